@@ -48,7 +48,7 @@ coverage: $(ENVS)/dev.done ## branch coverage of the test suite, subprocesses in
 versions: ## the tables of docs/versions.md, tried now; needs uv; hours. One part: make versions TABLE=hook ONLY=3.12
 	@$(PYTHON) tools/try_versions.py $(if $(TABLE),--table $(TABLE)) --only '$(ONLY)'
 
-lint: $(ENVS)/dev.done ## ruff with every rule on, and the word list of tools/prose.toml
+lint: $(ENVS)/dev.done ## ruff, and the word list of tools/prose.toml
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/check_prose.py

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm_profiler._version import __version__
-from sm_profiler.report.classes import Class
+from sm_profiler.diagnosis.classes import Class
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
 SCENARIOS = ("dataloader-slow", "healthy", "cpu-bottleneck", "step-outliers", "slow-init", "io-bottleneck")
@@ -75,7 +75,7 @@ def write_fleet(folder: Path, count: int, *, seed: int = 0, rules: dict | None =
     From 60 jobs on, there are a slow machine, a user whose loaders have no workers, steps that became slower, failures
     and interruptions. `rules` fills the reports up to their usual size.
     """
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)  # no secret
     planted = Planted(jobs=count)
     whole = count >= 60
     times = sorted(END_S - WEEKS * 7 * DAY * rng.random() for _ in range(count))
@@ -99,7 +99,7 @@ def write_fleet(folder: Path, count: int, *, seed: int = 0, rules: dict | None =
 
 
 class _Job:
-    def __init__(self, rng, name, stem, start, *, slow, lazy, hosts, whole) -> None:  # noqa: PLR0913 - one argument a fact
+    def __init__(self, rng, name, stem, start, *, slow, lazy, hosts, whole) -> None:  # one argument a fact
         self.rng, self.name, self.stem, self.start, self.slow, self.lazy = rng, name, stem, start, slow, lazy
         self.user = LAZY_USER if lazy else rng.choice(CAREFUL_USERS)
         self.machine = rng.choice(MACHINES)
@@ -216,7 +216,9 @@ class _Job:
         }  # fmt: skip
 
 
-def _finding(kind: str, headline: str, step: str, share: float, seconds: float, evidence: list | None = None) -> dict:  # noqa: PLR0913, PLR0917 - one argument a field
+def _finding(
+    kind: str, headline: str, step: str, share: float, seconds: float, evidence: list | None = None
+) -> dict:  # one argument a field
     saved = share * seconds
     gain = {"low": 0.7 * saved, "value": saved, "high": 1.2 * saved} if saved else None
     where = [

@@ -26,7 +26,7 @@ EVENTS_OF_A_STEP = 8
 RUN = """
 import json, resource, sys, time
 from sm_profiler.report import build_report
-from sm_profiler.report.scaling import folding, part
+from sm_profiler.metrics.scaling import folding, part
 from sm_profiler.source import open_source
 where, executor, parts = sys.argv[1], sys.argv[2], int(sys.argv[3])
 crossed, parts_s = [], []

@@ -24,7 +24,7 @@ import urllib.request
 from http.client import HTTPResponse
 from pathlib import Path
 
-from sm_profiler.report.page import page_parts
+from sm_profiler.render.page import page_parts
 from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.reading import JobReader
 

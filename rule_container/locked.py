@@ -5,7 +5,6 @@
 pip evaluates markers with the Python that it runs on, even if `--python-version` names another one.
 """
 
-# ruff: noqa: INP001 - a script
 from __future__ import annotations
 
 import re

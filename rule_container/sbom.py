@@ -5,7 +5,6 @@
 The output depends on the arguments, the lock file, the version of sm-profiler and SOURCE_DATE_EPOCH only.
 """
 
-# ruff: noqa: INP001 - a script
 from __future__ import annotations
 
 import argparse

@@ -17,9 +17,14 @@ def lazy_exports(
 
     Args:
         package: name of the package, its `__name__`.
-        modules: public names by the module that defines them; module names are relative to the package.
+        modules: public names by the module that defines them; names without `sm_profiler.` are relative to the package.
     """
-    defined_in = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+    top = __name__.partition(".")[0]
+    defined_in = {
+        name: module if module.startswith(f"{top}.") else f"{package}.{module}"
+        for module, names in modules.items()
+        for name in names
+    }
 
     def load(name: str) -> Any:
         if name not in defined_in:
@@ -47,7 +52,7 @@ def import_part(module: str, shown: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        from sm_profiler.extras import install_hint  # noqa: PLC0415 - needed only for a message
+        from sm_profiler.extras import install_hint  # needed only for a message
 
         hint = install_hint(error.name, module.split(".")[1])
         if hint is None:

@@ -76,7 +76,7 @@ MAX_TYPE = 100  # characters
 
 def relocated(path: str, root: str | os.PathLike[str]) -> Path:
     """Return a path with a leading `/opt/ml` replaced by `root`; other paths are returned as they are."""
-    from pathlib import Path  # noqa: PLC0415 - for a quick import of the facade
+    from pathlib import Path  # for a quick import of the facade
 
     if path == OPT_ML or path.startswith(OPT_ML + "/"):
         return Path(os.fspath(root) + path[len(OPT_ML) :])
@@ -102,7 +102,7 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
     Raises:
         ProfilerError: a variable is not set, is empty, or has the name of a secret; or a letter after % has no meaning.
     """
-    from sm_profiler.errors import ProfilerError  # noqa: PLC0415 - for a quick import of the facade
+    from sm_profiler.errors import ProfilerError  # for a quick import of the facade
 
     fields = {"%%": "%", "$$": "$", "%j": job, "%u": user, "%h": os.uname().nodename.partition(".")[0]}
 
@@ -123,7 +123,7 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
     if "$" not in text and "%" not in text and not text.startswith("~"):
         return text
     if text == "~" or text.startswith("~/"):
-        text = (environment.get("HOME") or os.path.expanduser("~")) + text[1:]  # noqa: PTH111 - a text
+        text = (environment.get("HOME") or os.path.expanduser("~")) + text[1:]  # a text
     return _VARIABLES.sub(value, text)
 
 
@@ -169,7 +169,7 @@ def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESO
 
     A damaged file or field leaves the defaults.
     """
-    import json  # noqa: PLC0415 - for a quick import of the facade
+    import json  # for a quick import of the facade
 
     try:
         found = json.loads(rooted(path, environment).read_text("utf-8-sig"))

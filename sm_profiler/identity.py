@@ -86,7 +86,7 @@ def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 def _login() -> str:
     try:
-        import pwd  # noqa: PLC0415 - only Unix has it
+        import pwd  # only Unix has it
 
         entry = pwd.getpwuid(os.getuid())
     except (ImportError, KeyError, OSError):

@@ -167,7 +167,7 @@ def core_list(text: str) -> frozenset[int]:
 
 def _quota(folder: Path) -> float | None:
     words = (_text(folder / "cpu.max") or "").split()
-    if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # noqa: PLR2004 - quota and period
+    if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # quota and period
         return int(words[0]) / int(words[1])
     quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
     return quota / period if quota and period else None

@@ -24,7 +24,7 @@ _LARGE_BYTES = 1 << 20
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-def start_module(  # noqa: PLR0913 - the options of Popen that our processes differ in
+def start_module(  # the options of Popen that our processes differ in
     module: str,
     arguments: Sequence[str] = (),
     *,
@@ -103,6 +103,13 @@ def read_exactly(stream: IO[bytes], size: int) -> bytes:
     if len(data) < size:
         raise EOFError
     return data
+
+
+def wait_for_starter(stream: int = 0) -> None:
+    """Wait until the process that started this one closes its end of a pipe, at the latest by its own end."""
+    with suppress(OSError):
+        while os.read(stream, 1024):
+            pass
 
 
 class StopWatch:
@@ -193,7 +200,7 @@ def trim_heap() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    import ctypes  # noqa: PLC0415 - only readers of long jobs need it
+    import ctypes  # only readers of long jobs need it
 
     with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
         library = ctypes.CDLL(None)

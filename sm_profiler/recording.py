@@ -45,7 +45,7 @@ class Recording:
         state = "recording to" if self in _running else "recorded in"
         return f"<sm_profiler: {state} {printable(self.folder)}>"
 
-    def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self comes with Python 3.11
+    def __enter__(self) -> Recording:  # typing.Self comes with Python 3.11
         return self
 
     def __exit__(
@@ -179,7 +179,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
 def _request(config: Any) -> dict[str, Any]:
     """Return a configuration as a JSON object."""
     if hasattr(config, "_to_request_dict"):
-        config = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
+        config = config._to_request_dict()  # the SDK's name for its wire form
     elif isinstance(config, (str, Path)):
         try:
             config = json.loads(Path(config).read_text("utf-8-sig"))

@@ -58,7 +58,7 @@ def default_config(folder: Path) -> Path:
         system_monitor_interval_millis=INTERVAL_MS,
         framework_profile_params=FrameworkProfile(local_path=escaped(str(folder))),
     )
-    request = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
+    request = config._to_request_dict()  # the SDK's name for its wire form
     for optional in ("PythonProfilingConfig", "HorovodProfilingConfig", "SMDataParallelProfilingConfig"):
         del request["ProfilingParameters"][optional]
     path = folder / "profilerconfig.json"

@@ -25,7 +25,7 @@ class ShuffledExecutor(Executor):
     def run(self):
         with self.lock:
             tasks, self.waiting = self.waiting, []
-        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+        random.Random(self.seed).shuffle(tasks)  # an order, not a secret
         for future, fn, args in tasks:
             if future.set_running_or_notify_cancel():
                 self.given.append(args)

@@ -30,6 +30,7 @@ EVERYWHERE = (
     "errors",
     "extras",
     "printable",
+    "formatting",
     "container",
     "limits",
     "processes",

@@ -164,10 +164,10 @@ def test_cells_have_their_number(monkeypatch):
 def test_the_sampler_and_the_report_show_a_cell_by_its_text(monkeypatch):
     import linecache
 
+    from sm_profiler.diagnosis.model import Location
     from sm_profiler.hook.other_threads import outwards
     from sm_profiler.hook.stacks import StackReader, source_line
-    from sm_profiler.report.flame import at_line
-    from sm_profiler.report.model import Location
+    from sm_profiler.render.flame import at_line
 
     file, text = "/tmp/ipykernel_1/99.py", "import sys\nframe = sys._getframe()\n"
     shell = type(sys)("IPython")

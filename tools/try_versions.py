@@ -53,7 +53,7 @@ class RowError(Exception):
     """A row failed; the message is its outcome."""
 
 
-class NotRun(Exception):  # noqa: N818 - it is no failure
+class NotRun(Exception):  # it is no failure
     """A row cannot be tried on this machine."""
 
 
@@ -242,7 +242,7 @@ def run_tests(row: Row, env: Path) -> str:
     if tested.returncode:
         print(tested.stdout[-SHOWN:], tested.stderr[-SHOWN:], file=sys.stderr)
         failed = re.findall(r"^(?:FAILED|ERROR) \S*::(\S+)", tested.stdout, re.MULTILINE)
-        raise RowError(f"{outcome}: {', '.join(failed[:4])}{' …' if len(failed) > 4 else ''}")  # noqa: PLR2004 - names shown
+        raise RowError(f"{outcome}: {', '.join(failed[:4])}{' …' if len(failed) > 4 else ''}")  # names shown
     return outcome
 
 

@@ -127,7 +127,7 @@ class Case:
 
     def varied(self, seed: int) -> Case:
         """Return the case with other sizes, the same for the same seed."""
-        draw = random.Random(f"{seed} {self.name}")  # noqa: S311 - sizes, no secret
+        draw = random.Random(f"{seed} {self.name}")  # sizes, no secret
         size = {
             key: value if key in FIXED else _near(value, *VARY.get(key, (0.8, 1.25)), draw)
             for key, value in self.size.items()

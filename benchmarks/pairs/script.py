@@ -194,7 +194,7 @@ def keras() -> None:
     turns = Turns()
 
     class Turn(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None) -> None:  # noqa: ARG002 - names that Keras passes
+        def on_train_batch_end(self, batch, logs=None) -> None:  # names that Keras passes
             self.model.stop_training = not turns.step()
 
     model = keras.Sequential([*(keras.layers.Dense(64, "relu") for _ in range(4)), keras.layers.Dense(1)])

@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "report")]
 
-from report_helpers import gpu_samples, report_from, training  # noqa: E402 - found in the line above
+from report_helpers import gpu_samples, report_from, training  # found in the line above
 
-from benchmarks.fleet import write_fleet  # noqa: E402 - as above
-from sm_profiler.fleet.building import build_fleet  # noqa: E402 - as above
-from sm_profiler.fleet.page import render_html as render_fleet  # noqa: E402 - as above
-from sm_profiler.report import build_report  # noqa: E402 - as above
-from sm_profiler.report.page import render_html  # noqa: E402 - as above
-from sm_profiler.source import open_source  # noqa: E402 - as above
+from benchmarks.fleet import write_fleet
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.page import render_html as render_fleet
+from sm_profiler.render.page import render_html
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
 
 NASTY = "</script><img src=x onerror=alert(1)>"
 

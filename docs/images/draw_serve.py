@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tests/serve"))
 
-from browser_helpers import Proxy, served  # noqa: E402 - of the tests
-from local_job import start_job  # noqa: E402 - as above
+from browser_helpers import Proxy, served  # of the tests
+from local_job import start_job
 
-from sm_profiler.local import LocalSageMaker  # noqa: E402 - as above
+from sm_profiler.local import LocalSageMaker
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}\u202etxt.exe"
 JOBS = {

@@ -71,7 +71,7 @@ class _Reader:
 
     def _figures(self) -> tuple[int, int, float, float, Callers]:
         """Read what belongs to a function."""
-        if self._container() != 5:  # noqa: PLR2004 - four numbers and the callers
+        if self._container() != 5:  # four numbers and the callers
             raise DamagedStatisticsError("figures of a function were expected")
         number = self._number
         figures = number(), number(), number(), number()
@@ -87,7 +87,7 @@ class _Reader:
             self.at += 1
             return None
         function = self._value()
-        if type(function) is tuple and len(function) == 3:  # noqa: PLR2004 - file, line and name
+        if type(function) is tuple and len(function) == 3:  # file, line and name
             file, line, name = function
             if type(file) is str and type(line) is int and type(name) is str:
                 return function
@@ -95,7 +95,7 @@ class _Reader:
 
     def _caller_figures(self) -> tuple[int, int, float, float]:
         figures = self._value()
-        if type(figures) is tuple and len(figures) == 4:  # noqa: PLR2004 - four numbers
+        if type(figures) is tuple and len(figures) == 4:  # four numbers
             for figure in figures:
                 if type(figure) is str:
                     break
@@ -145,7 +145,7 @@ class _Reader:
             number = len(self.objects)
             self.objects.append(_UNFINISHED)
         length = self._length(kind)
-        if not 3 <= length <= 4:  # noqa: PLR2004 - a function has three parts, a caller's figures four
+        if not 3 <= length <= 4:  # a function has three parts, a caller's figures four
             raise DamagedStatisticsError("a tuple has the wrong length")
         scalar = self._scalar
         value = tuple([scalar() for _ in range(length)])

@@ -28,7 +28,7 @@ def dask_frame(source: ProfileSource, kind: str, start_us: int) -> Any:
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is neither {FRAMEWORK!r} nor {SYSTEM!r}")
     try:
-        import dask.dataframe as frames  # noqa: PLC0415 - an extra
+        import dask.dataframe as frames  # an extra
     except ImportError:
         raise SourceError("to_dask() needs Dask: pip install 'sm-profiler[dask]'") from None
     dd: Any = frames

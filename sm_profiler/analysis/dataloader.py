@@ -26,7 +26,7 @@ _WORKER = (
 )
 
 
-class PT_dataloader_analysis:  # noqa: N801 - the known name
+class PT_dataloader_analysis:  # the known name
     """Print statistics of data loading and return outliers (twice the median or more) as frames.
 
     Attributes:
@@ -51,12 +51,12 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         self.initialize_metric = ask([event_names.DATALOADER_INITIALIZE])
         self.dataWorker_metric = ask([_WORKER])
 
-    def analyze_dataloaderIter_initialization(self) -> None:  # noqa: N802 - the known name
+    def analyze_dataloaderIter_initialization(self) -> None:  # the known name
         """Print how often iterators were initialized, with how many workers, and how long it took."""
         for kind in _ITERATORS:
             self._inspect(kind)
 
-    def analyze_dataloaderWorkers(self) -> pd.DataFrame | None:  # noqa: N802 - the known name
+    def analyze_dataloaderWorkers(self) -> pd.DataFrame | None:  # the known name
         """Print number and lifetime of worker processes.
 
         Returns:
@@ -160,7 +160,7 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
             SourceError: a time is not valid.
             ConfigError: a regular expression is not valid.
         """
-        from sm_profiler.analysis.timeline_charts import TimelineCharts  # noqa: PLC0415 - Bokeh is slow to load
+        from sm_profiler.analysis.timeline_charts import TimelineCharts  # Bokeh is slow to load
 
         return TimelineCharts(
             self.pd_data_frame.system_metrics_reader,

@@ -16,7 +16,7 @@ _TIME = re.compile(r"[0-9]{1,18}")
 
 def is_valid_tracefilename(filename: str) -> bool:
     """Return True for a trace file of the hook (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
-    return filename.endswith(".json") and "pevents" in filename and len(filename.split("_")) >= 3  # noqa: PLR2004 - the three parts
+    return filename.endswith(".json") and "pevents" in filename and len(filename.split("_")) >= 3  # the three parts
 
 
 def is_valid_tfprof_tracefilename(filename: str) -> bool:
@@ -74,7 +74,7 @@ def read_tf_profiler_metadata_file(file_path: str) -> tuple[str, str, str]:
         return _NO_METADATA
     for name in names:
         parts = PurePosixPath(name).name.removesuffix(layout.METADATA_SUFFIX).split("_")
-        if len(parts) == 3:  # noqa: PLR2004 - node, start and end
+        if len(parts) == 3:  # node, start and end
             return parts[0], parts[1], parts[2].split(".")[0]
     return _NO_METADATA
 

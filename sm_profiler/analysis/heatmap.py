@@ -27,16 +27,16 @@ class Heatmap(Chart):
 
     title = "System metrics"
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the known signature
+    def __init__(  # the known signature
         self,
         metrics_reader: SystemMetricsReader | ProfileLocation,
-        select_metrics: Sequence[str] = (),  # noqa: ARG002 - the known signature
+        select_metrics: Sequence[str] = (),  # the known signature
         starttime: float = 0,
         endtime: float | None = None,
         select_dimensions: Sequence[str] = _UTILIZATION,
         select_events: Sequence[str] = _ANY,
         plot_height: int = 350,
-        show_workers: bool = True,  # noqa: FBT001, FBT002
+        show_workers: bool = True,
     ) -> None:
         """Read and draw.
 

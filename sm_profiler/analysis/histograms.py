@@ -64,7 +64,7 @@ class StepHistogram(Chart):
         starttime: float = 0,
         endtime: float | None = None,
         select_metrics: Sequence[str] = _STEPS,
-        show_workers: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        show_workers: bool = True,  # the known signature
     ) -> None:
         """Read and draw.
 
@@ -139,7 +139,7 @@ class MetricsHistogram(Chart):
         endtime: float | None = None,
         select_dimensions: Sequence[str] = _ANY,
         select_events: Sequence[str] = _ANY,
-        show_workers: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        show_workers: bool = True,  # the known signature
     ) -> None:
         """Read and draw.
 
@@ -188,7 +188,7 @@ class MetricsHistogram(Chart):
 def _edges(values: Floats) -> Floats:
     """Return edges every two percent; for values beyond 100, such as rates, 51 edges up to the maximum."""
     greatest = float(values.max()) if len(values) else 0.0
-    return _PERCENT_EDGES if greatest <= 100 else np.linspace(0, greatest, 51)  # noqa: PLR2004 - percent
+    return _PERCENT_EDGES if greatest <= 100 else np.linspace(0, greatest, 51)  # percent
 
 
 def _bars(values: Floats, edges: Floats) -> dict[str, Floats]:

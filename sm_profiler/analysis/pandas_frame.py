@@ -49,7 +49,7 @@ class PandasFrame:
     def __init__(
         self,
         path: ProfileLocation,
-        use_in_memory_cache: bool = False,  # noqa: FBT001, FBT002 - the known signature
+        use_in_memory_cache: bool = False,  # the known signature
         scan_interval: int = SCAN_INTERVAL_US,
     ) -> None:
         """Open a profile.
@@ -129,7 +129,7 @@ class PandasFrame:
             SourceError: Dask is not installed, or the profile cannot be reached.
             ValueError: there are no such metrics.
         """
-        from sm_profiler.analysis.dask_frame import dask_frame  # noqa: PLC0415 - an extra
+        from sm_profiler.analysis.dask_frame import dask_frame  # an extra
 
         return dask_frame(self._source, metrics, self.start_time)
 
@@ -149,15 +149,15 @@ class PandasFrame:
         events = self._events()
         return dataloader_frame(_chosen(events, matching_events(events, selected_framework_metrics)), self.start_time)
 
-    def get_profiler_data_by_time(  # noqa: PLR0913, PLR0917 - the known signature
+    def get_profiler_data_by_time(  # the known signature
         self,
         start_time_us: float,
         end_time_us: float,
-        cache_metrics: bool = False,  # noqa: FBT001, FBT002
+        cache_metrics: bool = False,
         selected_framework_metrics: Sequence[str] = (),
         selected_system_metrics: Sequence[str] = (),
-        get_framework_metrics: bool = True,  # noqa: FBT001, FBT002
-        get_system_metrics: bool = True,  # noqa: FBT001, FBT002
+        get_framework_metrics: bool = True,
+        get_system_metrics: bool = True,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the system metrics in a time range and the events that overlap it.
 
@@ -195,7 +195,7 @@ class PandasFrame:
         self,
         start_step: int,
         end_step: int,
-        cache_metrics: bool = False,  # noqa: ARG002, FBT001, FBT002 - the known signature
+        cache_metrics: bool = False,  # the known signature
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return the events of a range of steps, and the system metrics from their first start to their last end.
 
@@ -293,7 +293,7 @@ class PandasFrame:
 
     def to_arrow(self) -> tuple[pa.Table, pa.Table]:
         """Return all system metrics and all trace events as two Arrow tables."""
-        import pyarrow as pa  # noqa: PLC0415 - only this method needs it
+        import pyarrow as pa  # only this method needs it
 
         frames = self.get_all_system_metrics(), self.get_all_framework_metrics()
         system, framework = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
@@ -305,7 +305,7 @@ class PandasFrame:
         Raises:
             ImportError: Polars is not installed.
         """
-        import polars as pl  # noqa: PLC0415 - optional
+        import polars as pl  # optional
 
         system, framework = self.to_arrow()
         return pl.DataFrame(system), pl.DataFrame(framework)

@@ -53,7 +53,7 @@ class TraceEventParser:
 
     kind: ClassVar[str] = layout.PYTHON_TIMELINE
 
-    def __init__(self, type: str = "") -> None:  # noqa: A002 - the known name
+    def __init__(self, type: str = "") -> None:  # the known name
         self.type = type
         self._trace_events: list[TraceEvent] = []
         self._processes: dict[Any, ProcessInfo] = {}
@@ -150,7 +150,7 @@ class TraceEventParser:
 class SMProfilerEvents(TraceEventParser):
     """Spans of the hook's own timelines."""
 
-    def __init__(self, type: str = "PythontimelineMetrics") -> None:  # noqa: A002 - the known name
+    def __init__(self, type: str = "PythontimelineMetrics") -> None:  # the known name
         super().__init__(type)
 
 

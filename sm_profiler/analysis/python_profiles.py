@@ -72,7 +72,7 @@ class PythonStatsReader:
         if not where.startswith("s3://") and not Path(where).is_dir():
             if "/" in where:
                 raise SourceError(f"{where} is not a folder")
-            from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 is slow to load
+            from sm_profiler.source.job import profiler_output  # boto3 is slow to load
 
             where = profiler_output(where)
         self._storage = open_storage(where)
@@ -213,7 +213,7 @@ class PythonProfileAnalysis(Generic[Result]):
         self.python_profile_stats: list[StepPythonProfileStats] = []
         self._refresh(wanted=True)
 
-    def fetch_profile_stats_by_step(  # noqa: PLR0913, PLR0917 - the known signature
+    def fetch_profile_stats_by_step(  # the known signature
         self,
         start_step: int,
         end_step: int | None = None,
@@ -221,7 +221,7 @@ class PythonProfileAnalysis(Generic[Result]):
         start_phase: StepPhase = StepPhase.STEP_START,
         end_phase: StepPhase = StepPhase.STEP_END,
         node_id: str = ANY,
-        refresh_stats: bool = True,  # noqa: FBT001, FBT002
+        refresh_stats: bool = True,
     ) -> Result | None:
         """Return the statistics of windows between two points of the training loop.
 
@@ -255,7 +255,7 @@ class PythonProfileAnalysis(Generic[Result]):
         start_time_since_epoch_in_secs: float,
         end_time_since_epoch_in_secs: float,
         node_id: str = ANY,
-        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        refresh_stats: bool = True,  # the known signature
     ) -> Result | None:
         """Return the statistics of windows that overlap a time range, in seconds since the epoch; see `fetch_profile_stats_by_step`."""
         start, end = start_time_since_epoch_in_secs * 1e6, end_time_since_epoch_in_secs * 1e6
@@ -266,20 +266,24 @@ class PythonProfileAnalysis(Generic[Result]):
         start_mode: PythonProfileModes,
         end_mode: PythonProfileModes,
         node_id: str = ANY,
-        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        refresh_stats: bool = True,  # the known signature
     ) -> Result | None:
         """Return the statistics of windows that start in one mode and end in another; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, lambda each: each.has_start_and_end_mode(start_mode, end_mode))
 
-    def fetch_pre_step_zero_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Result | None:  # noqa: FBT001, FBT002 - the known signature
+    def fetch_pre_step_zero_profile_stats(
+        self, node_id: str = ANY, refresh_stats: bool = True
+    ) -> Result | None:  # the known signature
         """Return the statistics of windows that start before the first step; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_pre_step_zero_profile_stats)
 
-    def fetch_post_hook_close_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Result | None:  # noqa: FBT001, FBT002 - the known signature
+    def fetch_post_hook_close_profile_stats(
+        self, node_id: str = ANY, refresh_stats: bool = True
+    ) -> Result | None:  # the known signature
         """Return the statistics of windows that end after the hook was closed; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_post_hook_close_profile_stats)
 
-    def list_profile_stats(self, refresh_stats: bool = True) -> pd.DataFrame:  # noqa: FBT001, FBT002 - the known signature
+    def list_profile_stats(self, refresh_stats: bool = True) -> pd.DataFrame:  # the known signature
         """Return one row per file, with the attributes of `StepPythonProfileStats` as columns; modes are names."""
         self._refresh(wanted=refresh_stats)
         if not self.python_profile_stats:
@@ -293,7 +297,7 @@ class PythonProfileAnalysis(Generic[Result]):
             frame[column] = [python_profile_mode_to_str(getattr(each, column)) for each in self.python_profile_stats]
         return frame
 
-    def list_available_node_ids(self, refresh_stats: bool = True) -> list[str]:  # noqa: FBT001, FBT002 - the known signature
+    def list_available_node_ids(self, refresh_stats: bool = True) -> list[str]:  # the known signature
         """Return the processes that have statistics, sorted."""
         self._refresh(wanted=refresh_stats)
         return sorted({each.node_id for each in self.python_profile_stats})
@@ -303,7 +307,9 @@ class PythonProfileAnalysis(Generic[Result]):
             found = self.python_stats_reader.load_python_profile_stats()
             self.python_profile_stats = [each for each in found if each.profiler_name == self.name]
 
-    def _fetch(self, node_id: str, refresh: bool, chosen: Callable[[StepPythonProfileStats], bool]) -> Result | None:  # noqa: FBT001 - passed on
+    def _fetch(
+        self, node_id: str, refresh: bool, chosen: Callable[[StepPythonProfileStats], bool]
+    ) -> Result | None:  # passed on
         """Combine the selected statistics of one process."""
         self._refresh(wanted=refresh)
         if node_id == ANY and self.python_profile_stats:
@@ -318,7 +324,7 @@ class PythonProfileAnalysis(Generic[Result]):
         raise NotImplementedError
 
 
-class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # noqa: N801 - the known name
+class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # the known name
     """Statistics of cProfile; each `fetch_…` method returns one `cProfileStats`, or None if there are none."""
 
     name = CPROFILE
@@ -326,7 +332,7 @@ class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # noqa: N801 - th
     def fetch_profile_stats_by_training_phase(
         self,
         node_id: str = ANY,
-        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        refresh_stats: bool = True,  # the known signature
     ) -> dict[tuple[PythonProfileModes, PythonProfileModes], cProfileStats]:
         """Return the statistics by the modes at the start and end of their windows."""
         self._refresh(wanted=refresh_stats)
@@ -341,7 +347,7 @@ class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # noqa: N801 - th
     def fetch_profile_stats_by_job_phase(
         self,
         node_id: str = ANY,
-        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+        refresh_stats: bool = True,  # the known signature
     ) -> dict[str, cProfileStats]:
         """Return the statistics of the job's `initialization`, `training_loop` and `finalization`; missing ones are left out."""
         phases: dict[str, pstats.Stats] = {}
@@ -384,7 +390,7 @@ def _readable(files: Sequence[File], load: Callable[[File], Loaded]) -> Iterator
     for file in files:
         try:
             yield load(file)
-        except SourceError as error:  # noqa: PERF203 - a damaged file must not affect the others
+        except SourceError as error:  # a damaged file must not affect the others
             _log.warning("left out: %s", error)
             errors.append(error)
     if errors and len(errors) == len(files):

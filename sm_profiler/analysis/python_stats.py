@@ -42,7 +42,7 @@ class StepPhase(Enum):
 
     START = "start"
     STEP_START = "stepstart"
-    FORWARD_PASS_END = "forwardpassend"  # noqa: S105 - not a password
+    FORWARD_PASS_END = "forwardpassend"  # not a password
     STEP_END = "stepend"
     END = "end"
 
@@ -167,7 +167,7 @@ class StepPythonProfileStats:
         return self.node_id == node_id
 
 
-class cProfileFunctionStats:  # noqa: N801 - the known name
+class cProfileFunctionStats:  # the known name
     """One function of cProfile's statistics.
 
     Attributes:
@@ -196,7 +196,7 @@ class cProfileFunctionStats:  # noqa: N801 - the known name
         }
 
 
-class cProfileStats:  # noqa: N801 - the known name
+class cProfileStats:  # the known name
     """cProfile's statistics of one or more windows.
 
     Attributes:

@@ -54,7 +54,7 @@ class MetricsReaderBase:
         source: the profile.
     """
 
-    def __init__(self, location: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # noqa: FBT001, FBT002 - the known signature
+    def __init__(self, location: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # the known signature
         """Open a profile.
 
         Args:
@@ -186,7 +186,7 @@ class AlgorithmMetricsReader(MetricsReaderBase):
         start_time: float,
         end_time: float,
         unit: TimeUnits = TimeUnits.MICROSECONDS,
-        event_type: str | None = None,  # noqa: ARG002 - trace events have no types
+        event_type: str | None = None,  # trace events have no types
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[TraceEvent]:
         """Return the spans that overlap a time range, both ends included.
@@ -241,7 +241,7 @@ def in_file_order(events: EventColumns) -> EventColumns:
     """Sort events by timeline (the hook's first) and keep the order of files within each."""
     kinds = {kind: number for number, kind in enumerate(TIMELINES)}
     rank = np.array([kinds.get(kind, len(kinds)) for kind in events.kind.values], np.int8)
-    if len(rank) < 2:  # noqa: PLR2004 - one timeline alone is in order
+    if len(rank) < 2:  # one timeline alone is in order
         return events
     ranks = rank[events.kind.codes]
     if (ranks[1:] >= ranks[:-1]).all():  # as `ProfileSource.events` returns them

@@ -213,7 +213,9 @@ class PandasFrameAnalysis:
         """
         devices = _resources(device, (Resource.CPU, Resource.GPU))
         ranges = list(_RANGES) if utilization_ranges is None else utilization_ranges
-        if devices is None or not isinstance(ranges, list) or not ranges or any(len(pair) != 2 for pair in ranges):  # noqa: PLR2004 - a pair has two
+        if (
+            devices is None or not isinstance(ranges, list) or not ranges or any(len(pair) != 2 for pair in ranges)
+        ):  # a pair has two
             _log.warning(
                 "device must be a Resource, not %r; utilization_ranges a list of pairs, not %r",
                 device,
@@ -230,7 +232,7 @@ class PandasFrameAnalysis:
         if inside.empty:
             return pd.DataFrame()
         groups = inside.groupby(["type", "nodeID", which[which >= 0]], observed=True)
-        counted = groups.size().unstack(fill_value=0)  # noqa: PD010 - one level becomes columns
+        counted = groups.size().unstack(fill_value=0)  # one level becomes columns
         pairs = [tuple(ranges[int(number)]) for number in counted.columns.tolist()]
         order = sorted(range(len(pairs)), key=lambda place: pairs[place])
         counted = counted.iloc[:, order]
@@ -264,7 +266,9 @@ def _described(frame: pd.DataFrame, keys: list[str], column: str) -> pd.DataFram
     if frame.empty:
         return pd.DataFrame(columns=[*keys, *_STATISTICS])
     groups = frame.groupby(keys, observed=True)[column]
-    quantiles = groups.quantile(np.array(list(_QUANTILES))).unstack().rename(columns=_QUANTILES)  # noqa: PD010 - one level becomes columns
+    quantiles = (
+        groups.quantile(np.array(list(_QUANTILES))).unstack().rename(columns=_QUANTILES)
+    )  # one level becomes columns
     described = groups.agg(["mean", "min", "max"]).join(quantiles).astype(float)
     return described.reset_index()
 

@@ -14,7 +14,7 @@ from sm_profiler.formats import event_names
 _COLUMNS = ["process", "stage", "ms_per_element", "ms_per_batch", "parallelism", "file", "line", "function"]
 
 
-class TF_dataloader_analysis(PT_dataloader_analysis):  # noqa: N801 - like its model
+class TF_dataloader_analysis(PT_dataloader_analysis):  # like its model
     """Print statistics of tf.data pipelines: the wait for each batch, and the time of each stage.
 
     The methods for batches are those of `PT_dataloader_analysis`; tf.data has threads instead of worker processes, so

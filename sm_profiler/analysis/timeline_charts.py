@@ -62,7 +62,7 @@ class TimelineCharts(Chart):
 
     title = "System metrics"
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the known signature
+    def __init__(  # the known signature
         self,
         system_metrics_reader: SystemMetricsReader | ProfileLocation,
         framework_metrics_reader: AlgorithmMetricsReader | ProfileLocation | None = None,
@@ -71,7 +71,7 @@ class TimelineCharts(Chart):
         select_dimensions: Sequence[str] = _ANY,
         select_events: Sequence[str] = _ANY,
         x: int = 1000,
-        show_workers: bool = True,  # noqa: FBT001, FBT002
+        show_workers: bool = True,
     ) -> None:
         """Read and draw.
 

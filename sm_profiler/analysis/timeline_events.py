@@ -114,7 +114,7 @@ def span_section(events: EventColumns, tracks: TrackIds, clocks: dict[str, Clock
     return Section(metadata, _spans(events, order, process, row, overlapping, offset))
 
 
-def _spans(  # noqa: PLR0913, PLR0917 - columns of one table
+def _spans(  # columns of one table
     events: EventColumns,
     order: NDArray[Any],
     process: NDArray[Any],

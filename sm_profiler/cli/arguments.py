@@ -28,7 +28,7 @@ def newest_run(where: str, *, running: bool = False) -> str:
     where = given(where)
     if "://" in where or not Path(where).is_dir():
         return where
-    from sm_profiler.jobs.folders import jobs_below, last_written
+    from sm_profiler.jobs.finding import jobs_below, last_written
     from sm_profiler.monitor.run_state import read_state
 
     found = [one for one in jobs_below(Path(where)) if Path(one.where) != Path(where)]

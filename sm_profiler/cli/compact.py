@@ -32,8 +32,8 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Compact, and print what was done."""
         from sm_profiler.compact import athena_ddl, compact
+        from sm_profiler.formatting import plural
         from sm_profiler.report.build import job_name
-        from sm_profiler.report.formatting import plural
         from sm_profiler.source import open_source
         from sm_profiler.storage import open_storage
 

@@ -14,9 +14,9 @@ from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
+    from sm_profiler.render.markdown import Summary
     from sm_profiler.report.compare import Comparison
     from sm_profiler.report.gpu.compare import TraceComparison
-    from sm_profiler.report.markdown import Summary
 
 EXAMPLE = """\
 example, in CI:
@@ -121,7 +121,7 @@ def compared_traces(before: str, after: str) -> Compared:
 
 def write_markdown(path: Path, summary: Summary, failure: str) -> None:
     """Write the summary as Markdown."""
-    from sm_profiler.report.markdown import to_markdown
+    from sm_profiler.render.markdown import to_markdown
 
     try:
         path.write_text(to_markdown(summary, failure), encoding="utf-8")

@@ -57,8 +57,7 @@ class Command:
         import attrs
 
         from sm_profiler.cli.report import default_folder, is_issue
-        from sm_profiler.exporters.destination import open_destination
-        from sm_profiler.exporters.ledger import Ledger
+        from sm_profiler.exporters.destination import Ledger, open_destination
         from sm_profiler.printable import printable
         from sm_profiler.report import JobInfo, build_report
         from sm_profiler.source import open_source
@@ -90,7 +89,7 @@ class Command:
                 failed.append(str(error))
                 continue
             if exporter.once:
-                ledger.note(report, text)
+                ledger.record(report, text)
             print(f"{kind}: sent {sent}")
         if failed:
             raise SourceError("; ".join(failed))

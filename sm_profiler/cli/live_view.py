@@ -13,7 +13,8 @@ import attrs
 
 from sm_profiler.processes import start_module, wait_for
 
-NEEDED = {"below": ("numpy", "jinja2"), "beside": ("numpy", "jinja2", "starlette", "uvicorn")}
+NEEDED_TO_WATCH = ("numpy", "jinja2")
+NEEDED_TO_OPEN = (*NEEDED_TO_WATCH, "starlette", "uvicorn")
 FIRST_PAGE_S = 30.0  # the script does not wait longer for the page's address
 LAST_LINES_S, LAST_PAGE_S = 30.0, 40.0
 WHOLE_SCREEN = "\x1b7\x1b[r\x1b8"
@@ -39,7 +40,7 @@ class LiveView:
         Raises:
             ModuleNotFoundError: names the first one that is missing.
         """
-        wanted = [*(NEEDED["below"] if self.watch else ()), *(NEEDED["beside"] if self.open else ())]
+        wanted = [*(NEEDED_TO_WATCH if self.watch else ()), *(NEEDED_TO_OPEN if self.open else ())]
         for name in wanted:
             if find_spec(name) is None:
                 raise ModuleNotFoundError(name, name=name)
@@ -51,12 +52,12 @@ class LiveView:
             self._start_page(where)
         if self.watch:
             with contextlib.suppress(OSError):
-                self._lines = start_module("sm_profiler.serve.below", [where])
+                self._lines = start_module("sm_profiler.serve.terminal", [where])
 
     def _start_page(self, where: str) -> None:
         pipe = subprocess.PIPE
         try:
-            self._page = start_module("sm_profiler.serve.beside", [where], stdin=pipe, stdout=pipe, new_session=True)
+            self._page = start_module("sm_profiler.serve.run_page", [where], stdin=pipe, stdout=pipe, new_session=True)
         except OSError:
             return
         if self._page.stdout is None:

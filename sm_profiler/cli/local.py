@@ -51,7 +51,8 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Serve until Ctrl-C or SIGTERM."""
-        from sm_profiler.local.server import Endpoint, environment_at, interrupt_at
+        from sm_profiler.local.endpoint import environment_at, interrupt_at
+        from sm_profiler.local.server import Endpoint
 
         if options.interrupt:
             interrupt_at(options.port, options.interrupt)

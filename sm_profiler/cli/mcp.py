@@ -30,8 +30,7 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Serve until the client is gone, or Ctrl-C."""
-        from sm_profiler.exporters.mcp.finding import jobs_of, survey
-        from sm_profiler.exporters.mcp.library import Library
+        from sm_profiler.exporters.mcp.library import Library, jobs_of, survey
         from sm_profiler.exporters.mcp.server import build_server
 
         with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:

@@ -42,7 +42,7 @@ class Command:
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""
-        from sm_profiler.report.formatting import plural
+        from sm_profiler.formatting import plural
 
         processes = "1 process" if done.processes == 1 else f"{done.processes:,} processes"
         print(

@@ -247,7 +247,7 @@ def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str |
 
 def default_folder(name: str) -> str:
     """Return the folder of a job's report."""
-    return os.path.join("profiler-report", name)  # noqa: PTH118 - as the user sees it, not normalized
+    return os.path.join("profiler-report", name)  # as the user sees it, not normalized
 
 
 def write(report: Report, out: str) -> str:
@@ -263,7 +263,7 @@ def write_speedscope(report: Report, path: Path) -> None:
     import json
 
     from sm_profiler.errors import SourceError
-    from sm_profiler.report.flame import to_speedscope
+    from sm_profiler.render.flame import to_speedscope
     from sm_profiler.report.write import finite
 
     try:

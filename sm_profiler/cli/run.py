@@ -21,7 +21,7 @@ import attrs
 
 from sm_profiler.cli.live_view import LiveView
 from sm_profiler.errors import ProfilerError
-from sm_profiler.jobs.folders import last_written
+from sm_profiler.jobs.finding import last_written
 from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable

@@ -12,7 +12,7 @@ from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TOKEN_VARIABLE = "SM_PROFILER_SERVE_TOKEN"  # noqa: S105 - the name of the variable
+TOKEN_VARIABLE = "SM_PROFILER_SERVE_TOKEN"  # the name of the variable
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs

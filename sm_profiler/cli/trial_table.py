@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
-from sm_profiler.report.formatting import duration, percent
 from sm_profiler.trial.plan import BUSY, ENOUGH, Outcome, Setting, Trial
 
 HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")

@@ -28,8 +28,8 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Upload, and print what was done."""
+        from sm_profiler.formatting import plural
         from sm_profiler.monitor.left_profile import upload_left
-        from sm_profiler.report.formatting import plural
 
         done = upload_left(options.folder, options.to)
         failed = f", {done.failed} failed: {printable(done.error)}" if done.failed else ""

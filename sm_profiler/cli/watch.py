@@ -31,7 +31,7 @@ class Command:
         from sm_profiler.serve.terminal import watch
 
         where = newest_run(options.source, running=True)
-        name = job_name(os.path.realpath(where) if os.path.isdir(where) else where)  # noqa: PTH112 - may be a URI
+        name = job_name(os.path.realpath(where) if os.path.isdir(where) else where)  # may be a URI
         colour = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         watch(LiveJob(where), name, out=sys.stdout, colour=colour)
         return DONE

@@ -11,8 +11,8 @@ import numpy as np
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.formats.event_names import SAMPLES
-from sm_profiler.report.sample_fold import decode_stacks
-from sm_profiler.report.step_fold import GC, MODES, StepFold, column, each_process
+from sm_profiler.metrics.sample_fold import decode_stacks
+from sm_profiler.metrics.step_fold import GC, MODES, StepFold, column, each_process
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.schema import SCHEMAS
 

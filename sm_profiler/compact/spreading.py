@@ -12,8 +12,8 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Pool, run_tasks
 from sm_profiler.formats.outcome import READ, Outcome
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
-from sm_profiler.report.scaling import codec
-from sm_profiler.report.scaling.reading import DIFFERENT
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.metrics.scaling.reading import DIFFERENT
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
 from sm_profiler.source.listed import ListedStorage

@@ -91,7 +91,7 @@ def decode_config(source: object) -> dict[str, Any]:
 
 
 def _parse_json(text: str | bytes) -> object:
-    import json  # noqa: PLC0415 - keeps `import sm_profiler` quick
+    import json  # keeps `import sm_profiler` quick
 
     try:
         return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff"))

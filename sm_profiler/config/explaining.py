@@ -198,9 +198,9 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
                 yield f"{wire}: its window ended at {_time(start + duration)}, in the past"
             elif isinstance(limit, int) and limit < start - now:
                 yield f"{wire}: its window starts at {_time(start)}, after the job's time limit of {_seconds(limit)} from now"
-        if start is not None and start > 1e11:  # noqa: PLR2004 - year 5138 in seconds, 1973 in milliseconds
+        if start is not None and start > 1e11:  # year 5138 in seconds, 1973 in milliseconds
             yield f"{wire}: StartTimeInSecSinceEpoch {start:g} looks like milliseconds"
-        if name == "detailed" and (collector.num_steps or 0) > 100:  # noqa: PLR2004 - each step takes megabytes
+        if name == "detailed" and (collector.num_steps or 0) > 100:  # each step takes megabytes
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
         if name == "dataloader" and not any(map(NamePattern(collector.metrics_regex).matches, _LOADER_NAMES)):
             yield f"{wire}: MetricsRegex {collector.metrics_regex!r} matches none of PyTorch's data loader events"
@@ -293,7 +293,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _milliseconds(number: int) -> str:
-    return f"{number} ms" if number < 1000 else _seconds(number / 1000)  # noqa: PLR2004 - milliseconds in a second
+    return f"{number} ms" if number < 1000 else _seconds(number / 1000)  # milliseconds in a second
 
 
 def _count(number: int, what: str) -> str:

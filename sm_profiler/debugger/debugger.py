@@ -107,7 +107,7 @@ class ProfilerRule(_RuleBase):
         object.__setattr__(self, name, value)
 
     @classmethod
-    def sagemaker(  # noqa: PLR0913, PLR0917 - the SDK's signature
+    def sagemaker(  # the SDK's signature
         cls,
         base_config: Any,
         name: str | None = None,
@@ -149,7 +149,7 @@ class ProfilerRule(_RuleBase):
         )
 
     @classmethod
-    def custom(  # noqa: PLR0913, PLR0917 - the SDK's signature
+    def custom(  # the SDK's signature
         cls,
         name: str,
         image_uri: str,

@@ -56,7 +56,7 @@ class FrameworkProfile(SdkCompatible):
 
     profiling_parameters: dict[str, str]
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the SDK's signature
+    def __init__(  # the SDK's signature
         self,
         local_path: str = BASE_FOLDER_DEFAULT,
         file_max_size: int = MAX_FILE_SIZE_DEFAULT,

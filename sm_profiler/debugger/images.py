@@ -18,7 +18,7 @@ KEY = "rule_image"
 
 def settings_path() -> Path:
     """Return the path of the settings file: `SM_PROFILER_SETTINGS`, or else `~/.config/sm-profiler/config.json`."""
-    from pathlib import Path  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
+    from pathlib import Path  # keeps `import sm_profiler.debugger` quick
 
     named = os.environ.get("SM_PROFILER_SETTINGS")
     if named:
@@ -54,7 +54,7 @@ def _region_of_environment() -> str | None:
 
 
 def _settings() -> dict[str, Any]:
-    import json  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
+    import json  # keeps `import sm_profiler.debugger` quick
 
     path = settings_path()
     try:

@@ -141,7 +141,7 @@ class _Collected(MetricsConfigBase):
         num_steps: int | None,
         start_unix_time: int | None,
         duration: float | None,
-        profile_default_steps: bool,  # noqa: FBT001 - the order is the SDK's
+        profile_default_steps: bool,  # the order is the SDK's
     ) -> None:
         require(isinstance(profile_default_steps, bool), ErrorMessages.INVALID_PROFILE_DEFAULT_STEPS)
         if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
@@ -160,7 +160,7 @@ class DetailedProfilingConfig(_Collected):
         num_steps: int | None = None,
         start_unix_time: int | None = None,
         duration: float | None = None,
-        profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
+        profile_default_steps: bool = False,  # the SDK's signature
     ) -> None:
         """Set the window, by steps or by time.
 
@@ -188,13 +188,13 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
     collector: ClassVar[CollectorSpec] = COLLECTORS["dataloader"]
     metrics_regex: str
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the SDK's signature
+    def __init__(  # the SDK's signature
         self,
         start_step: int | None = None,
         num_steps: int | None = None,
         start_unix_time: int | None = None,
         duration: float | None = None,
-        profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
+        profile_default_steps: bool = False,  # the SDK's signature
         metrics_regex: str = ".*",
     ) -> None:
         """Set the window, by steps or by time, and the filter.
@@ -231,13 +231,13 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
     python_profiler: PythonProfiler
     cprofile_timer: cProfileTimer | None
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the SDK's signature
+    def __init__(  # the SDK's signature
         self,
         start_step: int | None = None,
         num_steps: int | None = None,
         start_unix_time: int | None = None,
         duration: float | None = None,
-        profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
+        profile_default_steps: bool = False,  # the SDK's signature
         python_profiler: PythonProfiler = PythonProfiler.CPROFILE,
         cprofile_timer: cProfileTimer = cProfileTimer.TOTAL_TIME,
     ) -> None:
@@ -281,7 +281,7 @@ class HorovodProfilingConfig(_Collected):
         num_steps: int | None = None,
         start_unix_time: int | None = None,
         duration: float | None = None,
-        profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
+        profile_default_steps: bool = False,  # the SDK's signature
     ) -> None:
         """Set the window, by steps or by time.
 
@@ -309,7 +309,7 @@ class SMDataParallelProfilingConfig(_Collected):
         num_steps: int | None = None,
         start_unix_time: int | None = None,
         duration: float | None = None,
-        profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
+        profile_default_steps: bool = False,  # the SDK's signature
     ) -> None:
         """Set the window, by steps or by time.
 

@@ -28,8 +28,8 @@ class Profiler(SdkCompatible):
     """
 
     profiling_parameters: dict[str, str]
-    instanceType: str  # noqa: N815 - the SDK's name
-    volumeSizeInGB: int  # noqa: N815 - the SDK's name
+    instanceType: str  # the SDK's name
+    volumeSizeInGB: int  # the SDK's name
 
     def __init__(
         self,

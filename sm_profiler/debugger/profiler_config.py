@@ -45,7 +45,7 @@ class ProfilerConfig(SdkCompatible):
         system_monitor_interval_millis: Any = None,
         framework_profile_params: FrameworkProfile | None = None,
         profile_params: Profiler | None = None,
-        disable_profiler: Any = False,  # noqa: FBT002 - the SDK's signature
+        disable_profiler: Any = False,  # the SDK's signature
     ) -> None:
         """Configure a job's profiler.
 
@@ -142,7 +142,7 @@ class ProfilerConfig(SdkCompatible):
             job: the rest of the CreateTrainingJob request, of which the time limit, network isolation and checkpoints are
                 taken into account.
         """
-        from sm_profiler.config.explaining import explain  # noqa: PLC0415 - training containers never need it
+        from sm_profiler.config.explaining import explain  # training containers never need it
 
         requests = [rule.to_profiler_rule_config_dict() for rule in rules]
         return explain(self._to_request_dict(), requests, job=job, now=time.time())

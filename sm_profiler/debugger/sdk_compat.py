@@ -121,7 +121,7 @@ def sdk_name(name: str, module: str) -> Any:
 
 def _is_from_import() -> bool:
     """Return True if `from … import` looks the name up, which replaces the message of an AttributeError by its own."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() would format every frame
+    frame = sys._getframe(1)  # inspect.stack() would format every frame
     for _ in range(_LOOKUP_FRAMES):
         if frame.f_back is None:
             return False
@@ -136,8 +136,8 @@ def is_missing_sdk(error: ModuleNotFoundError) -> bool:
 
 def _load_from_file(source: str) -> Any:
     """Load an SDK module from its file if its name in `sys.modules` leads to this package."""
-    from importlib.util import find_spec, module_from_spec, spec_from_file_location  # noqa: PLC0415 - rarely needed
-    from pathlib import Path  # noqa: PLC0415 - rarely needed
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location  # rarely needed
+    from pathlib import Path  # rarely needed
 
     package, _, rest = source.partition(".")
     import_module(package)  # may load the same module
@@ -185,7 +185,7 @@ class _DeprecationFilter:
 
 def _caller_has_our_profile() -> bool:
     """Return True if the SDK code that logs holds our FrameworkProfile, as `Estimator.update_profiler` does."""
-    frame = sys._getframe()  # noqa: SLF001 - inspect.stack() would format every frame
+    frame = sys._getframe()  # inspect.stack() would format every frame
     for _ in range(_MAX_FRAMES):
         if frame.f_back is None:
             break
@@ -203,7 +203,7 @@ _FILTER = _DeprecationFilter()
 
 def drop_deprecation_warnings(*, everywhere: bool = False) -> None:
     """Drop the two messages if they are about our objects, or, with `everywhere`, in any case."""
-    import logging  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
+    import logging  # keeps `import sm_profiler.debugger` quick
 
     _FILTER.everywhere |= everywhere
     logging.getLogger(_LOGGER).addFilter(_FILTER)  # has no effect the second time

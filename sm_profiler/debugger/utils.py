@@ -89,7 +89,7 @@ class PythonProfiler(_Choice):
     PYINSTRUMENT = "pyinstrument"
 
 
-class cProfileTimer(_Choice):  # noqa: N801 - the SDK's name
+class cProfileTimer(_Choice):  # the SDK's name
     """Time that cProfile measures: wall time, CPU time or time off the CPU; `DEFAULT` rotates through the three."""
 
     TOTAL_TIME = "total_time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -10,23 +11,44 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 
 from sm_profiler._version import __version__
-from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.printable import one_line
 from sm_profiler.storage.api_client import create_api_client
+from sm_profiler.storage.s3_client import credentials_problem, reason_of
+
+
+@contextlib.contextmanager
+def one_line_errors(refused: str) -> Iterator[None]:
+    """Turn errors of AWS calls into a ProfilerError of one line.
+
+    Args:
+        refused: opening of the message if the service refuses a call.
+
+    Raises:
+        ProfilerError: a call in the block failed.
+    """
+    try:
+        yield
+    except ClientError as error:
+        raise ProfilerError(credentials_problem(error) or f"{refused}: {one_line(error)}") from error
+    except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint in the settings that is not a URL
+        raise ProfilerError(reason_of(error)) from error
+
 
 REPOSITORY = re.compile(r"(?=.{2,256}$)([a-z0-9]+([._-][a-z0-9]+)*/)*[a-z0-9]+([._-][a-z0-9]+)*")
 RECIPE = Path("rule_container", "build.sh")
 
 
-def deploy_image(  # noqa: PLR0913 - keyword arguments, each an independent choice
+def deploy_image(  # keyword arguments, each an independent choice
     repository: str,
     *,
     tag: str = __version__,

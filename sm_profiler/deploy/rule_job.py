@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 
 from sm_profiler.container import JOB_NAME_VARIABLE, KMS_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
-from sm_profiler.deploy.aws import one_line_errors
+from sm_profiler.deploy.image import one_line_errors
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.launch.rule_requests import local_source, source_uri, upload_source
+from sm_profiler.launch.request import local_source, source_uri, upload_source
 from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
@@ -50,7 +50,7 @@ class StartedRules:
     request: dict[str, Any]
 
 
-def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choice
+def start_rules(  # keyword arguments, each an independent choice
     job: str,
     *,
     image: str,
@@ -75,7 +75,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         image: URI of the rule image, as `deploy_image` returns it.
         role: ARN of the role that the container runs under, with few permissions (docs/deploying.md); None reuses the
             training job's role, which usually can do far more than read a profile.
-        rule: the rule whose condition decides the status: `ProfilerReport` for all, or the name of one of them.
+        rule: the rule whose condition decides the status: `ProfilerReport` for all, or that rule's name.
         source: file with a custom rule, whose class `rule` names: an s3:// URI, or a local file, which is uploaded next to
             the profile.
         parameters: parameters of the rules; values become strings.
@@ -147,7 +147,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
 
 
 def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force: bool) -> str:
-    """Return the URI of a job's profile, or where it will be; without one, a processing job would be paid for nothing.
+    """Return the URI of a job's profile, or where it will be; without a profile, a processing job would be paid for nothing.
 
     Raises:
         SourceError: there is none, with the reason and what to do.

@@ -1,6 +1,9 @@
 """The numbers that decide a verdict, each with its reason."""
 
-FLOOR = 0.05  # of the time that a repair certainly saves: less is not worth an engineer's hour, and healthy jobs lose as much
+from sm_profiler.metrics.thresholds import FLOOR as _FLOOR
+
+FLOOR = _FLOOR  # which long steps must reach, too
+
 SURELY = 2  # times the floor; what is closer to it may not be worth it in another run
 MIN_STEPS = 10  # fewer give no median that a single odd step cannot move
 RARE = 0.25  # of the steps: exceptions; more are how the loop works

@@ -165,8 +165,8 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
         SourceError: it is damaged, or holds more than tables do in as many bytes.
     """
     try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa  # an extra
+        import pyarrow.parquet as pq
     except ImportError:
         raise SourceError("a Parquet table needs pyarrow: pip install 'sm-profiler[analysis]'") from None
     damage = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)

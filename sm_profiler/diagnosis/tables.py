@@ -361,7 +361,7 @@ def _windows(rows: _Rows) -> dict[int, float]:
 
 
 def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
-    assert rows.code is not None  # noqa: S101 - for the type checker
+    assert rows.code is not None  # for the type checker
     seconds: dict[str, Floats] = {}
     for code in np.unique(rows.code[at]).tolist():
         of_code = rows.code[at] == code
@@ -373,7 +373,7 @@ def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]
 
 def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
     """Return seconds by activity, each moment counted once: computation hides communication, and what began later is inner."""
-    assert rows.code is not None  # noqa: S101 - for the type checker
+    assert rows.code is not None  # for the type checker
     activities = [activity_of(name) for name in rows.operations]
     keys = sorted(set(activities))
     table = np.zeros((len(keys), steps))

@@ -14,7 +14,7 @@ from typing import Any
 
 from sm_profiler.container import SCHEDULER_VARIABLE, Resources
 from sm_profiler.errors import SourceError
-from sm_profiler.executors.opening import CONNECT_S, Pool, check_versions, connect, end_process, pool_of
+from sm_profiler.executors.pools import CONNECT_S, Pool, check_versions, connect, end_process, pool_of
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import processors, start_module
 
@@ -44,7 +44,7 @@ def workers_here(resources: Resources, environment: Mapping[str, str] = os.envir
 
 
 class HostCluster:
-    """The workers of all hosts, as seen from the first one.
+    """The workers of all hosts, as seen from the first.
 
     Attributes:
         missing: hosts that had no worker when `join` returned.
@@ -72,7 +72,7 @@ class HostCluster:
         while len(client.nthreads()) < wanted and time.monotonic() < until and not stopped():
             time.sleep(POLL_S)
         check_versions(client)
-        joined = {_host_of(str(one["name"])) for one in client.scheduler_info(n_workers=-1)["workers"].values()}
+        joined = {_host_of(str(worker["name"])) for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
         self.missing = tuple(name for name in self._resources.hosts if name not in joined)
         for name in self.missing:
             log.warning("%s has not joined: the others do its work", name)
@@ -83,7 +83,7 @@ class HostCluster:
         while True:
             try:
                 return connect(address, CONNECT_S)
-            except SourceError:  # noqa: PERF203 - once a second
+            except SourceError:  # once a second
                 if self._scheduler.poll() is not None or time.monotonic() > until:
                     raise
 

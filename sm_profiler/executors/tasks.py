@@ -11,10 +11,10 @@ from types import TracebackType
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.executors.opening import Pool
+from sm_profiler.executors.pools import Pool
 from sm_profiler.printable import one_line
 
-AHEAD = 4  # tasks of a worker that are submitted at once: the next ones wait here, not in a scheduler's memory
+AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
 REDRAWN_S = 1.0
 _LONGEST = 300  # characters of an error
 
@@ -44,7 +44,7 @@ def run_tasks(
 ) -> Generator[TaskResult, None, None]:
     """Call a function of this package once for each task, and yield the results as they arrive.
 
-    A task whose worker is killed runs again in another one, up to three times, so a task may run twice: the function
+    A task whose worker is killed runs again in another, up to three times, so a task may run twice: the function
     must do no harm then. Tasks that have not begun when the caller stops reading never do.
 
     Args:
@@ -79,7 +79,7 @@ def run_tasks(
 def _submitted(pool: Pool, function: Callable[[bytes], bytes], task: bytes) -> Future[bytes]:
     try:
         return pool.executor.submit(function, task)
-    except Exception as error:  # noqa: BLE001 - every executor has errors of its own
+    except Exception as error:  # every executor has errors of its own
         raise SourceError(f"the workers cannot be reached: {_described(error)}") from None
 
 
@@ -88,7 +88,7 @@ def _result(number: int, future: Future[bytes]) -> TaskResult:
         return TaskResult(number, future.result())
     except CancelledError:
         raise SourceError("the workers cannot be reached: the connection to the scheduler is lost") from None
-    except Exception as error:  # noqa: BLE001 - of the function, or of an executor, which has errors of its own
+    except Exception as error:  # of the function, or of an executor, which has errors of its own
         return TaskResult(number, error=_described(error))
 
 
@@ -115,7 +115,7 @@ class Meter:
         self._started = time.monotonic()
         self._done = self._rows = 0
 
-    def __enter__(self) -> Meter:  # noqa: PYI034 - typing.Self comes with Python 3.11
+    def __enter__(self) -> Meter:  # typing.Self comes with Python 3.11
         self.draw()
         return self
 
@@ -148,4 +148,4 @@ class Meter:
 
 def _duration(seconds: float) -> str:
     whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min"  # noqa: PLR2004 - two minutes
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"  # two minutes

@@ -1,13 +1,23 @@
-"""Requests to AWS's services, with errors in one line."""
+"""Destinations in AWS: messages to an SNS topic, events on an EventBridge bus, metrics in CloudWatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sm_profiler.errors import SourceError
-from sm_profiler.exporters.deadline import within
+import attrs
+
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.exporters.destination import within
+from sm_profiler.exporters.message import message_of
+from sm_profiler.printable import printable
+from sm_profiler.report import Report
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError
@@ -39,3 +49,187 @@ def request(call: Callable[..., Any], **parameters: Any) -> Any:
         return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
         raise SourceError(f"{call.__name__}: {reason_of(error)}") from error
+
+
+_ARN = re.compile(r"arn:[\w-]+:sns:(?P<region>[\w-]+):\d{12}:[\w-]+(\.fifo)?")
+_SUBJECT = 99  # characters, all ASCII: SNS takes fewer than 100
+
+
+@attrs.define(eq=False)
+class Topic:
+    """Publishes the verdict as text, with class and confidence as attributes that subscriptions can filter by."""
+
+    arn: str
+    client: Any
+    once: bool = True
+
+    def send(self, report: Report) -> str:
+        """Publish the message."""
+        message, main = message_of(report), report.verdict.main
+        subject = message.title.encode("ascii", "replace").decode()[:_SUBJECT]
+        values = {"class": main.kind.value, "confidence": main.confidence}
+        attributes = {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
+        extra = {}
+        if self.arn.endswith(".fifo"):
+            extra = {"MessageGroupId": "sm-profiler", "MessageDeduplicationId": _id_of(message.detail)}
+        request(
+            self.client.publish, TopicArn=self.arn, Subject=subject, Message=message.text,
+            MessageAttributes=attributes, **extra,
+        )  # fmt: skip
+        return f"the verdict to {self.arn.rpartition(':')[2]}"
+
+
+def _id_of(detail: dict[str, Any]) -> str:
+    same = {"job": detail["job"], "source": detail["source"], "class": detail["verdict"]["class"]}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+
+def open_topic(place: str) -> Topic:
+    """Return the exporter.
+
+    Raises:
+        ConfigError: it is not the ARN of a topic.
+    """
+    found = _ARN.fullmatch(place)
+    if not found:
+        raise ConfigError(f"--to sns:{printable(place)[:100]}: expected sns:arn:aws:sns:REGION:ACCOUNT:TOPIC")
+    return Topic(place, client_of("sns", found["region"]))
+
+
+SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
+_BUS = re.compile(r"[\w./:-]{1,256}", re.ASCII)
+
+
+@attrs.define(eq=False)
+class Bus:
+    """Puts an event for each verdict, healthy ones included: rules choose by `detail.verdict.class`."""
+
+    name: str
+    client: Any
+    once: bool = True
+
+    def send(self, report: Report) -> str:
+        """Put the event."""
+        entry = {
+            "Source": SOURCE, "DetailType": DETAIL_TYPE, "EventBusName": self.name,
+            "Detail": json.dumps(message_of(report).detail, allow_nan=False),
+        }  # fmt: skip
+        answer = request(self.client.put_events, Entries=[entry])
+        if answer.get("FailedEntryCount"):
+            failed = answer["Entries"][0]
+            raise SourceError(f"put_events: {failed.get('ErrorMessage') or failed.get('ErrorCode')}")
+        return f"an event to {self.name}"
+
+
+def open_bus(place: str) -> Bus:
+    """Return the exporter.
+
+    Raises:
+        ConfigError: it is not the name of a bus.
+    """
+    if not _BUS.fullmatch(place or "default"):
+        raise ConfigError(f"--to eventbridge:{printable(place)[:100]}: expected the name or ARN of a bus")
+    return Bus(place or "default", client_of("events"))
+
+
+NAMESPACE = "sm-profiler"
+DEFAULT_GROUP = "/sm-profiler"
+_GROUP = re.compile(r"[\w./#-]{1,512}", re.ASCII)
+_NAME = re.compile(r"[^\w./-]+", re.ASCII)
+_MAX_RANKS = 256
+_EVENTS = 500  # a request; its limits are 10,000 and a megabyte
+
+
+@attrs.frozen
+class Metric:
+    """A metric: its name in CloudWatch and its unit there."""
+
+    name: str
+    unit: str
+
+
+STEP_TIME, STEPS = Metric("StepTime", "Milliseconds"), Metric("StepsPerSecond", "Count/Second")
+LOST, COST = Metric("LostTime", "Percent"), Metric("ProfilingCost", "Percent")
+GPU, CPU = Metric("GPUUtilization", "Percent"), Metric("CPUUtilization", "Percent")
+
+
+@attrs.define(eq=False)
+class Logs:
+    """Writes a job's metrics to a log group, in a stream of the job's name."""
+
+    group: str
+    client: Any
+    clock: Callable[[], float] = time.time
+    once: bool = False
+
+    def send(self, report: Report) -> str:
+        """Write the events."""
+        stream = _NAME.sub("-", report.metrics.name)[:400] or "job"
+        self._create(self.client.create_log_group, logGroupName=self.group)
+        self._create(self.client.create_log_stream, logGroupName=self.group, logStreamName=stream)
+        now_ms = int(self.clock() * 1000)
+        events = [{"timestamp": now_ms, "message": json.dumps(event)} for event in documents(report, now_ms)]
+        for first in range(0, len(events), _EVENTS):
+            request(
+                self.client.put_log_events, logGroupName=self.group, logStreamName=stream,
+                logEvents=events[first : first + _EVENTS],
+            )  # fmt: skip
+        return f"{len(events)} events with metrics to {self.group}"
+
+    def _create(self, create: Callable[..., Any], **parameters: Any) -> None:
+        try:
+            create(**parameters)
+        except self.client.exceptions.ResourceAlreadyExistsException:
+            return
+        except Exception:  # reported in one line
+            request(create, **parameters)
+
+
+def documents(report: Report, now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield an event for the job and for each rank.
+
+    Dimensions are the job and, for a rank, its name: a metric of CloudWatch costs money for each combination.
+    """
+    metrics, main = report.metrics, report.verdict.main
+    job = printable(metrics.name)[:250] or "job"
+    steps = [rank.iterations.length for rank in metrics.ranks[:_MAX_RANKS]]
+    lost = 0.0 if main.kind.is_healthy else 100 * main.share_of_time
+    yield _document(
+        now_ms, {"Job": job},
+        {
+            STEPS: metrics.steps_per_second, LOST: lost, COST: None if metrics.overhead is None else 100 * metrics.overhead,
+            GPU: metrics.mean_of("gpu"), CPU: metrics.mean_of("cpu"),
+        },
+        {"Verdict": main.kind.value, "Confidence": main.confidence, "Headline": main.headline},
+    )  # fmt: skip
+    for rank, lengths in zip(metrics.ranks, steps, strict=False):
+        if len(lengths):
+            mean = 1e3 * float(lengths.mean())
+            yield _document(now_ms, {"Job": job, "Rank": printable(rank.name)[:250]}, {STEP_TIME: mean}, {})
+
+
+def _document(
+    now_ms: int, dimensions: dict[str, str], values: dict[Metric, float | None], texts: dict[str, str]
+) -> dict[str, Any]:
+    known = {metric: value for metric, value in values.items() if value is not None and math.isfinite(value)}
+    directive = {
+        "Namespace": NAMESPACE,
+        "Dimensions": [list(dimensions)],
+        "Metrics": [{"Name": metric.name, "Unit": metric.unit} for metric in known],
+    }
+    return {
+        "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]},
+        **dimensions, **texts, **{metric.name: value for metric, value in known.items()},
+    }  # fmt: skip
+
+
+def open_log_group(place: str) -> Logs:
+    """Return the exporter.
+
+    Raises:
+        ConfigError: it is not the name of a log group.
+    """
+    group = place or DEFAULT_GROUP
+    if not _GROUP.fullmatch(group):
+        raise ConfigError(f"--to cloudwatch:{printable(place)[:100]}: expected the name of a log group")
+    return Logs(group, client_of("logs"))

@@ -1,26 +1,34 @@
-"""Destinations of findings: `KIND` or `KIND:PLACE`, such as `eventbridge` or `webhook:https://…`."""
+"""Destinations of findings, `KIND` or `KIND:PLACE` such as `webhook:https://…`, and the list of what was sent to them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import threading
+from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from sm_profiler.errors import ConfigError
+import attrs
+
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.exporters.message import place_of
 from sm_profiler.printable import printable
 from sm_profiler.report import Report
+from sm_profiler.storage import MissingFileError, Storage
 
-# kind → module with a function `open_exporter(place)`, and what the place is
+# kind → module and function that opens it, and what the place is
 KINDS = {
-    "mlflow": ("mlflow_runs", "URI of a tracking server; default: MLFLOW_TRACKING_URI"),
-    "webhook": ("webhook", "URL of a Slack-compatible webhook"),
-    "sns": ("sns", "ARN of a topic"),
-    "eventbridge": ("eventbridge", "name of a bus; default: default"),
-    "cloudwatch": ("cloudwatch", "log group of the metrics; default: /sm-profiler"),
+    "mlflow": ("mlflow_runs:open_exporter", "URI of a tracking server; default: MLFLOW_TRACKING_URI"),
+    "webhook": ("webhook:open_exporter", "URL of a Slack-compatible webhook"),
+    "sns": ("aws:open_topic", "ARN of a topic"),
+    "eventbridge": ("aws:open_bus", "name of a bus; default: default"),
+    "cloudwatch": ("aws:open_log_group", "log group of the metrics; default: /sm-profiler"),
 }
 
 
 class Exporter(Protocol):
-    """Sends a report to one place."""
+    """Sends a report to a place."""
 
     once: bool
     """The same finding is sent once only."""
@@ -43,6 +51,94 @@ def open_destination(text: str) -> Exporter:
     kind, _, place = text.partition(":")
     if kind not in KINDS:
         raise ConfigError(f"--to {printable(text)[:100]}: expected {', '.join(KINDS)}, each with :PLACE")
-    module = import_module(f"sm_profiler.exporters.{KINDS[kind][0]}")
-    exporter: Exporter = module.open_exporter(place)
+    module, _, function = KINDS[kind][0].partition(":")
+    exporter: Exporter = getattr(import_module(f"sm_profiler.exporters.{module}"), function)(place)
     return exporter
+
+
+ATTEMPT_S = 60.0
+_Answer = TypeVar("_Answer")
+
+
+def within(seconds: float, action: Callable[[], _Answer]) -> _Answer:
+    """Return the result of an action, or raise its error.
+
+    The action runs in a thread, which is abandoned at the deadline; it ends with the process.
+
+    Raises:
+        SourceError: it takes longer.
+    """
+    results: list[_Answer] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:  # raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="sm-profiler-export", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise SourceError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+FILE = "sent.json"
+MAX_BYTES = 4_000_000
+
+
+@attrs.define(eq=False)
+class Ledger:
+    """The list next to a job's report: keys of findings that were sent, so that each is sent once.
+
+    A process that is killed after sending, but before it has recorded that, sends once more the next time.
+    """
+
+    storage: Storage
+    _sent: set[str] | None = None
+
+    def has(self, report: Report, destination: str) -> bool:
+        """Return whether the report's verdict was sent to a destination."""
+        return key_of(report, destination) in self._keys()
+
+    def prepare(self) -> None:
+        """Write the list as it is: if that failed after sending, the same would be sent each time.
+
+        Raises:
+            SourceError: the list cannot be written.
+        """
+        self._write(self._keys())
+
+    def record(self, report: Report, destination: str) -> None:
+        """Record that it was sent.
+
+        Raises:
+            SourceError: the list cannot be written.
+        """
+        self._write(self._keys() | {key_of(report, destination)})
+
+    def _write(self, keys: set[str]) -> None:
+        self.storage.write(FILE, (json.dumps({"sent": sorted(keys)}, indent=1) + "\n").encode())
+        self._sent = keys
+
+    def _keys(self) -> set[str]:
+        if self._sent is None:
+            try:
+                found = json.loads(self.storage.read(FILE)[:MAX_BYTES])
+            except MissingFileError:
+                found = {}
+            except (ValueError, RecursionError):
+                raise SourceError(f"{self.storage.uri}/{FILE} is damaged: remove it to send everything again") from None
+            sent = found.get("sent") if isinstance(found, dict) else None
+            self._sent = {key for key in sent if isinstance(key, str)} if isinstance(sent, list) else set()
+        return self._sent
+
+
+def key_of(report: Report, destination: str) -> str:
+    """Return the key of a report's verdict at a destination; the destination's address, often a secret, stays out of it."""
+    text = f"{destination}\0{place_of(report)}\0{report.metrics.name}\0{report.verdict.kind.value}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""A finding as a message: a title, a few lines, and the data behind them."""
+"""A finding as a message: a title, a few lines and the data behind them; and long series, shortened."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
+from sm_profiler.diagnosis.model import SCHEMA_VERSION
+from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import printable
+from sm_profiler.render.gain_text import gain_of_finding
+from sm_profiler.render.terminal import OF_ENDS
 from sm_profiler.report import Report
-from sm_profiler.report.gain_text import gain_of_finding
-from sm_profiler.report.model import SCHEMA_VERSION
-from sm_profiler.report.terminal import OF_ENDS
 from sm_profiler.report.write import finite
 
 MAX_NAME = 200
@@ -69,8 +71,8 @@ def message_of(report: Report) -> Message:
         "end": ending.as_dict(),
         "verdict": {**found, "evidence": found["evidence"][:MAX_ALSO]},
         "also": [
-            {"class": one.kind.value, "headline": one.headline, "share_of_time": one.share_of_time}
-            for one in report.verdict.also[:MAX_ALSO]
+            {"class": finding.kind.value, "headline": finding.headline, "share_of_time": finding.share_of_time}
+            for finding in report.verdict.also[:MAX_ALSO]
         ],
     }
     return Message(
@@ -78,3 +80,21 @@ def message_of(report: Report) -> Message:
         tuple(printable(line)[:MAX_LINE] for line in lines if line),
         finite(detail),
     )
+
+
+def group_length(count: int, points: int) -> int:
+    """Return how many values become one, so that at most `points` are left."""
+    return max(-(-count // max(points, 1)), 1)
+
+
+def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
+    """Return the means of equal groups of values, the last of what is left, and the index of each group's first value.
+
+    Args:
+        values: the series; shape (n,).
+        points: the most groups.
+    """
+    starts = np.arange(0, len(values), group_length(len(values), points))
+    if not len(starts):
+        return starts, np.zeros(0)
+    return starts, np.add.reduceat(values, starts) / np.diff(np.append(starts, len(values)))

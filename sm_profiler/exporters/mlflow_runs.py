@@ -14,12 +14,12 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
-from sm_profiler.exporters.deadline import within
-from sm_profiler.exporters.message import place_of
-from sm_profiler.exporters.series import group_means
+from sm_profiler.exporters.destination import within
+from sm_profiler.exporters.message import group_means, place_of
 from sm_profiler.formats.columns import Floats
+from sm_profiler.metrics import parts
 from sm_profiler.printable import one_line, printable
-from sm_profiler.report import Report, parts, write_report
+from sm_profiler.report import Report, write_report
 
 try:
     from mlflow.entities import Metric, RunTag
@@ -87,7 +87,7 @@ class Tracking:
         return within(REQUEST_S, partial(call, *arguments, **options))
 
     def _run(self, report: Report) -> str:
-        """Return the run of this job, a new one if there is none."""
+        """Return the run of this job, a new run if there is none."""
         name = os.environ.get(EXPERIMENT_NAME) or EXPERIMENT
         experiment = self._ask(self.client.get_experiment_by_name, name)
         number = experiment.experiment_id if experiment else self._ask(self.client.create_experiment, name)
@@ -121,7 +121,7 @@ def tags_of(report: Report) -> dict[str, str]:
         "sm_profiler.confidence": main.confidence,
         "sm_profiler.headline": main.headline,
         "sm_profiler.next_step": main.next_step,
-        "sm_profiler.also": ", ".join(one.kind.value for one in report.verdict.also),
+        "sm_profiler.also": ", ".join(finding.kind.value for finding in report.verdict.also),
     }
     if main.where:
         found["sm_profiler.where"] = f"{main.where[0].file}:{main.where[0].line}"

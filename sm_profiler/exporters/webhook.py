@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters.deadline import ATTEMPT_S, within
+from sm_profiler.exporters.destination import ATTEMPT_S, within
 from sm_profiler.exporters.message import message_of
 from sm_profiler.report import Report
 
@@ -65,7 +65,7 @@ class Webhook:
                 return f"the verdict to {host}"
             if wait is None or attempt == ATTEMPTS:
                 break
-            self.sleep(wait if wait > 0 else 2.0**attempt * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            self.sleep(wait if wait > 0 else 2.0**attempt * random.uniform(0.5, 1.0))  # no secret
         raise SourceError(f"webhook at {host}: {error}")
 
     def _post(self, request: urllib.request.Request) -> tuple[str, float | None]:
@@ -104,7 +104,7 @@ def open_exporter(place: str) -> Webhook:
         good = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
     except ValueError:
         good = False
-    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in place):  # noqa: PLR2004 - printable ASCII
+    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in place):  # printable ASCII
         raise ConfigError("--to webhook:URL: the address has a space, or a character that is not ASCII")
     if not good or not parts.hostname:
         raise ConfigError("--to webhook:URL needs an https:// address (http:// on this machine only)")

@@ -27,7 +27,7 @@ from sm_profiler.fleet.sums import (
 GROUP_BY = tuple(ATTRIBUTES)
 
 
-def assemble(  # noqa: PLR0913 - keyword arguments, one an independent choice
+def assemble(  # keyword arguments, one an independent choice
     jobs: Iterable[FleetJob],
     *,
     group_by: Sequence[str] = GROUP_BY,

@@ -24,8 +24,8 @@ from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
+from sm_profiler.formatting import percent, plural
 from sm_profiler.printable import one_line
-from sm_profiler.report.formatting import percent, plural
 from sm_profiler.source.naming import is_account, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
@@ -55,7 +55,7 @@ class Choice:
         return all(job.tags.get(key) == value for key, value in self.tags.items())
 
 
-def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
+def build_fleet(  # keyword arguments, one an independent choice
     sources: Sequence[str],
     *,
     since: float | None = None,
@@ -134,11 +134,11 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
 def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
     kinds = sorted({row.instance_type for row in rows if row.price is None and row.instance_type})
     if kinds:
-        more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # noqa: PLR2004 - as many as a line holds
+        more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # as many as a line holds
         yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
     billed = {kind for row in rows if row.bill_usd is not None for kind in (row.types or (row.instance_type,))}
     if rough := sorted(kind for kind in billed if prices.is_estimated(kind)):
-        more = f" and {len(rough) - 3} more" if len(rough) > 3 else ""  # noqa: PLR2004 - as above
+        more = f" and {len(rough) - 3} more" if len(rough) > 3 else ""
         yield f"Estimated, because no list price is known: the price of {', '.join(rough[:3])}{more}."
     largest = max(rows, key=lambda row: row.instance_hours, default=None)
     whole = sum(row.instance_hours for row in rows)
@@ -191,8 +191,8 @@ class _Run:
 
     def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
         if is_account(source):
-            from sm_profiler.fleet.account import candidates_of  # noqa: PLC0415 - boto3 takes a third of a second to load
-            from sm_profiler.jobs.account import Account  # noqa: PLC0415 - as above
+            from sm_profiler.fleet.account import candidates_of  # boto3 takes a third of a second to load
+            from sm_profiler.jobs.account import Account
 
             account = Account.open(split_account(source)[0])
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")

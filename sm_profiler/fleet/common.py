@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
 from sm_profiler.fleet.chance import drawn_at_least
 from sm_profiler.fleet.model import CommonCause, FleetJob
 from sm_profiler.fleet.page_words import Amounts
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
-from sm_profiler.report.classes import Class
 
 ALL = "all jobs"
 MOST = 50
@@ -55,7 +55,7 @@ def _causes(job: FleetJob) -> set[str]:
     }
 
 
-def _common(  # noqa: PLR0913, PLR0917 - one argument a part of the sentence
+def _common(  # one argument a part of the sentence
     key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
 ) -> CommonCause:
     losses = [(job, one) for job in jobs for one in job.losses if one.cause == cause]

@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import texts
-from sm_profiler.report.startup import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.startup import MAX_SECONDS, MIN_SECONDS
 
 MAX_BYTES = 4 << 20
 MAX_INSTANCES = 100_000
@@ -193,4 +193,4 @@ def _duration(value: object) -> float | None:
 
 
 def _is_hash(text: str) -> bool:
-    return len(text) == 40 and all(letter in "0123456789abcdef" for letter in text)  # noqa: PLR2004 - of SHA-1
+    return len(text) == 40 and all(letter in "0123456789abcdef" for letter in text)  # of SHA-1

@@ -12,11 +12,11 @@ from statistics import median
 
 import attrs
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
 from sm_profiler.fleet.chance import at_least
 from sm_profiler.fleet.model import FleetJob, SlowHost
-from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import percent
+from sm_profiler.formatting import percent
 
 MOST_NAMES = 20
 
@@ -46,7 +46,7 @@ def slow_hosts(jobs: Sequence[FleetJob]) -> tuple[SlowHost, ...]:
 def _add_nodes(job: FleetJob, draws: dict[str, list[_Draw]]) -> None:
     """Add the draws of a job of several nodes, if one of them delays the others."""
     hosts = {node.host for node in job.nodes if node.host}
-    if len(job.nodes) < 2 or len(hosts) < 2 or not any(node.slow for node in job.nodes):  # noqa: PLR2004 - two to compare
+    if len(job.nodes) < 2 or len(hosts) < 2 or not any(node.slow for node in job.nodes):  # two to compare
         return
     lost = sum(one.seconds for one in job.losses if one.cause == Class.STRAGGLER.value)
     for host in hosts:
@@ -68,7 +68,7 @@ def _add_peers(jobs: Sequence[FleetJob], draws: dict[str, list[_Draw]]) -> None:
         by_host: dict[str, list[float]] = {}
         for host, step, _ in some:
             by_host.setdefault(host, []).append(step)
-        if len(by_host) < 2:  # noqa: PLR2004 - two to compare
+        if len(by_host) < 2:  # two to compare
             continue
         # machines weigh alike, however many jobs they ran
         typical = {host: median(steps) for host, steps in by_host.items()}

@@ -64,7 +64,7 @@ def read_index(storage: Storage, key: str = NAME) -> tuple[dict[str, Entry], str
     except _OtherVersionError:
         return {}, f"{where} was written by another version of sm-profiler: all jobs are read again."
     # Arrow raises errors of many kinds on damaged files
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return {}, f"{where} is damaged and is made anew ({one_line(error)[:100]})."
 
 

@@ -76,9 +76,9 @@ def _report(task: Task) -> bytes:
             f"sm-profiler is {task.version} where the fleet is made and {__version__} on a worker: install the same version"
         )
     # here, a process that only sends tasks does without these imports
-    from sm_profiler.report import JobInfo, build_report  # noqa: PLC0415
-    from sm_profiler.report.write import to_json  # noqa: PLC0415
-    from sm_profiler.source import open_source  # noqa: PLC0415
+    from sm_profiler.report import JobInfo, build_report
+    from sm_profiler.report.write import to_json
+    from sm_profiler.source import open_source
 
     source = open_source(task.profile, cache=False, progress=False, processes=1)
     job = JobInfo(

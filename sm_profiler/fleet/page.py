@@ -27,12 +27,11 @@ from sm_profiler.fleet.page_words import (
     monday,
     money,
 )
-from sm_profiler.report import charts
-from sm_profiler.report.blocks import Picture, Table, cut_table
-from sm_profiler.report.charts import ChartPart
-from sm_profiler.report.formatting import duration, percent, plural
-from sm_profiler.report.page import Link, render_page
-from sm_profiler.report.svg import shorten
+from sm_profiler.formatting import duration, percent, plural, shorten
+from sm_profiler.render import charts
+from sm_profiler.render.blocks import Picture, Table, cut_table
+from sm_profiler.render.charts import ChartPart
+from sm_profiler.render.page import Link, render_page
 
 MAX_CAUSES = 6  # in the bar; the others are summed
 MAX_GROUPS = 12  # rows a key

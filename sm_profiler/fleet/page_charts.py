@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from sm_profiler.report.charts import ticks
-from sm_profiler.report.svg import drawing, element, text
+from sm_profiler.render.charts import ticks
+from sm_profiler.render.svg import drawing, element, text
 
 WIDTH, HEIGHT = 1000.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0

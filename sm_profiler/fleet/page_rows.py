@@ -24,8 +24,8 @@ from sm_profiler.fleet.page_words import (
     money,
     result,
 )  # fmt: skip
+from sm_profiler.formatting import clean, shorten
 from sm_profiler.jobs.listing import PAGE
-from sm_profiler.report.svg import clean, shorten
 
 PLAIN_ROWS = 100  # rows that the page has without its script
 ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
@@ -142,7 +142,7 @@ def link(job: FleetJob, out: str) -> str:
         return quote(f"{job.report.rstrip('/')}/{PAGE}", safe="/:?=&%-._~")
     if "://" in job.report or "://" in out:
         return ""  # a browser opens no s3:// address
-    path = os.path.join(job.report, PAGE)  # noqa: PTH118 - text, which relpath returns as well
+    path = os.path.join(job.report, PAGE)  # text, which relpath returns as well
     return quote(os.path.relpath(path, out or os.curdir), safe="/-._~")
 
 

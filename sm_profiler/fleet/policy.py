@@ -1,6 +1,6 @@
 """Every number that the fleet's analysis depends on, each with its reason."""
 
-from sm_profiler.report.policy import Threshold as T  # noqa: N817 - as short as there
+from sm_profiler.metrics.thresholds import Threshold as T  # noqa: N817 - as short as there
 
 CHANCE = T(0.01, "probability, times the number of tests; one wrong name in a hundred fleets")
 SLOW_HOST = T(1.05, "of the other nodes' time; less is the usual difference between machines of a type")

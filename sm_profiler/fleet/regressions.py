@@ -11,7 +11,7 @@ import attrs
 
 from sm_profiler.fleet import policy
 from sm_profiler.fleet.model import FleetJob, Regression
-from sm_profiler.report.formatting import percent
+from sm_profiler.formatting import percent
 
 NORMAL = 1.4826  # of a median deviation, for the standard deviation of a normal distribution
 LINEAGE_TAGS = ("model", "experiment", "project", "pipeline", "job-family")  # tags that name what a job trains

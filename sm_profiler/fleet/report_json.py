@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from sm_profiler.diagnosis.model import SCHEMA_VERSION
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES
 from sm_profiler.printable import one_line
-from sm_profiler.report.model import SCHEMA_VERSION
 
 CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
 MAX_BYTES = 32 << 20  # of a report.json: one of 10,000 ranks has 6 MB
@@ -178,7 +178,7 @@ def _implausible(report: ReportJson, now: float) -> str:
         last = job.end if job.end is not None else max(now, job.start)
         longest = min(longest, max(last - job.start, 0.0) + CLOCKS_S)
     lengths: list[tuple[str, float | None]] = [("duration", job.duration_s)]
-    if job.loop and len(job.loop) == 2:  # noqa: PLR2004 - start and end
+    if job.loop and len(job.loop) == 2:  # start and end
         lengths.append(("training loop", job.loop[1] - job.loop[0]))
     for rank in job.ranks:
         lengths += [("training loop of a rank", rank.loop_s), ("downtime of a rank", rank.interrupted_s)]

@@ -9,14 +9,14 @@ from statistics import median
 
 import attrs
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import texts
 from sm_profiler.fleet.description import Facts
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
 from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
-from sm_profiler.report.classes import Class
-from sm_profiler.report.startup import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.startup import MAX_SECONDS, MIN_SECONDS
 
 MOST_LINES, MOST_NODES = 3, 512
 MOST_WAITED = 0.99  # share of a step
@@ -185,7 +185,9 @@ def _lost_seconds(finding: Finding, report: ReportJson) -> float:
     if finding is not report.verdict:
         return 0.0  # its time may be another finding's
     loop = report.job.loop
-    whole = loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s  # noqa: PLR2004 - start and end
+    whole = (
+        loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s
+    )  # start and end
     return (_positive(whole) or 0.0) * _share(finding.share_of_time)
 
 
@@ -203,7 +205,7 @@ def _stages(report: ReportJson) -> dict[str, float]:
         parts[part.part] = parts.get(part.part, 0.0) + (_positive(part.seconds) or 0.0)
     found = {stage: sum(parts.get(key, 0.0) for key in keys) for stage, keys in _PART_OF_STAGE.items()}
     loop = report.job.loop
-    if loop and len(loop) == 2:  # noqa: PLR2004 - start and end
+    if loop and len(loop) == 2:  # start and end
         found["training"] = _positive(loop[1] - loop[0]) or 0.0
     return {stage: seconds for stage, seconds in found.items() if seconds > 0}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from sm_profiler.fleet.model import Fleet, Sums, TopJob
 from sm_profiler.fleet.page_words import Amounts, coverage, hours, money
 from sm_profiler.fleet.rows import LABELS
-from sm_profiler.report.formatting import plural
+from sm_profiler.formatting import plural
 
 LINES = 3  # of each list; the page has the others
 TOP = 5

@@ -27,7 +27,7 @@ def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[s
     storage: Storage = open_storage(where) if isinstance(where, (str, os.PathLike)) else where
     storage.write(JSON, fleet.to_json())
     storage.write(TABLE, to_parquet(fleet.jobs))
-    from sm_profiler.fleet.page import render_html  # noqa: PLC0415 - templates take time to load
+    from sm_profiler.fleet.page import render_html  # templates take time to load
 
     storage.write(HTML, render_html(fleet, storage.uri).encode())
     return [HTML, JSON, TABLE]

@@ -32,11 +32,11 @@ class _Structs:
 
     def _varint(self) -> int:
         value = shift = 0
-        while shift < 70:  # noqa: PLR2004 - ten bytes of seven bits
+        while shift < 70:  # ten bytes of seven bits
             byte = self.data[self.at]
             self.at += 1
             value |= (byte & 127) << shift
-            if byte < 128:  # noqa: PLR2004 - the last byte
+            if byte < 128:  # the last byte
                 return value
             shift += 7
         raise ValueError("a page's header is damaged")

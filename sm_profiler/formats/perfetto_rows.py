@@ -62,7 +62,7 @@ def _varints(numbers: Ints, width: int) -> Bytes:
     made = np.empty((len(numbers), width), np.uint8)
     for place in range(width):
         rest = numbers >> 7 * place
-        made[:, place] = rest & 0x7F | (rest > 0x7F) << 7  # noqa: PLR2004 - seven bits a byte
+        made[:, place] = rest & 0x7F | (rest > 0x7F) << 7  # seven bits a byte
     return made
 
 

@@ -158,7 +158,7 @@ class PerfettoSink:
         named = self._tracks[process, thread] = whole(_UUID, number)
         self._ends[process, thread] = data(_EVENT, named + whole(_TYPE, _END)) + _NEEDED_FLAG
 
-    def slice(  # noqa: PLR0913, PLR0917 - one argument a field
+    def slice(  # one argument a field
         self,
         process: int,
         thread: int,
@@ -303,7 +303,7 @@ class PerfettoSink:
         lines, used = perfetto_rows.counters(rows, self._origin, kinds, packets)
         self._write_rows(lines, used, written)
 
-    def close(self, about: Mapping[str, Any]) -> None:  # noqa: ARG002 - the format has no place for such facts
+    def close(self, about: Mapping[str, Any]) -> None:  # the format has no place for such facts
         """Write what is left."""
         self._flush()
 

@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 def _encoded(number: int) -> bytes:
     out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+    while number > 0x7F:  # seven bits a byte
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)

@@ -104,7 +104,7 @@ def _salvage(data: bytes, tally: Tally) -> list[_Record]:
     for item in objects(clean(data, tally), tally):
         try:
             records.append(_DECODER.decode(item))
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # noqa: PERF203 - damaged files only
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # damaged files only
             tally.drop("no measurement of a known form")
     if not records and not tally.dropped:
         tally.mend("no records")

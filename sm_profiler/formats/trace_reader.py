@@ -131,7 +131,7 @@ class _Records:
             room = self._most - self.count
             if len(records) > room:
                 tally.drop(f"more than {self._most} records", len(records) - room)
-                records = records[:room]  # noqa: PLW2901 - the whole list may be needed again
+                records = records[:room]  # the whole list may be needed again
             self.count += len(records)
             yield records
 

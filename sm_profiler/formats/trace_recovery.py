@@ -45,19 +45,40 @@ def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool |
         stopped: whether the job was asked to stop before these processes ended, for their records: a process that left a
             file open did not exit by itself. None for copies of files whose processes may be alive.
     """
-    kills = oom_kills() if stopped is False else None
-    ending, count = f".json{TEMPORARY}", 0
-    for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
-        parts = path.name.removesuffix(ending).rsplit("_", 3)
-        if len(parts) != 4 or _alive(parts[1]):  # noqa: PLR2004 - the parts of a writer's name
-            continue
-        source, _, kind = parts[0].partition("_")
-        if node is not None and not source.endswith(f"-{node}"):
-            continue
+    kills, count = oom_kills() if stopped is False else None, 0
+    for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
     return count + _recover_exits(Path(root), node, stopped=bool(stopped))
+
+
+def are_traces_held(root: Path | str, node: str | None = None) -> bool:
+    """Return whether a trace file of an ended process is still locked, so that `recover_traces` has left it out.
+
+    A process that was killed counts as ended once its main thread is gone; the kernel closes its files after the last one.
+    """
+    for path, _, _ in _left_open(Path(root), node):
+        try:
+            with _claimed(path):
+                pass
+        except BlockingIOError:
+            return True
+        except OSError:  # finished by another process
+            pass
+    return False
+
+
+def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
+    """Yield the open trace files of processes that have ended: path, source and kind."""
+    ending = f".json{TEMPORARY}"
+    for path in sorted((root / TRACE_FOLDER).glob(f"*{ending}")):
+        parts = path.name.removesuffix(ending).rsplit("_", 3)
+        if len(parts) != 4 or _alive(parts[1]):  # the parts of a writer's name
+            continue
+        source, _, kind = parts[0].partition("_")
+        if node is None or source.endswith(f"-{node}"):
+            yield path, source, kind
 
 
 def _recover_exits(root: Path, node: str | None, *, stopped: bool) -> int:

@@ -156,7 +156,7 @@ def whole(value: Any, key: str = "") -> int | None:
         return int(value) if isinstance(value, bool) else None
     if isinstance(value, str):
         try:
-            value = int(value) if len(value) <= 20 else None  # noqa: PLR2004 - more digits than 64 bits have
+            value = int(value) if len(value) <= 20 else None  # more digits than 64 bits have
         except ValueError:
             return None
     elif isinstance(value, float) and value.is_integer():

@@ -96,7 +96,7 @@ class PlaneEvents:
         self._column = np.full(max(wanted, default=0) + 2, -1, np.int8)  # the last is for all larger ids
         self._column[list(wanted)] = list(wanted.values())
 
-    def add(self, line: Field, row: int) -> Generator[Field]:  # noqa: C901 - calls would take as long as the rest
+    def add(self, line: Field, row: int) -> Generator[Field]:  # calls would take as long as the rest
         """Take the events of a line; yield its other fields."""
         view, tally = self._shared.view, self._shared.tally
         starts, ends = self._starts, self._ends
@@ -106,7 +106,7 @@ class PlaneEvents:
         while at < end:
             # One event after another, as fast as Python can: a tag of one byte, a length of one or two.
             for _ in range(_CHUNK - len(starts)):
-                if end - at < 3 or view[at] != _EVENT_TAG:  # noqa: PLR2004 - what the fast way needs
+                if end - at < 3 or view[at] != _EVENT_TAG:  # what the fast way needs
                     break
                 size = view[at + 1]
                 after = at + 2

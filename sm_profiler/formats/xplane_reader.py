@@ -336,4 +336,4 @@ def _device(plane: str) -> int:
     """Return the number of a device: `/device:GPU:1` is 1."""
     kind, _, rest = plane.removeprefix("/").partition(":")
     number = rest.rpartition(":")[2].partition(" ")[0]
-    return int(number) if kind == "device" and number.isdecimal() and len(number) < 6 else HOST  # noqa: PLR2004
+    return int(number) if kind == "device" and number.isdecimal() and len(number) < 6 else HOST

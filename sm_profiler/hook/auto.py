@@ -25,8 +25,8 @@ def arm() -> None:
 
 def _loaded(framework: Framework) -> None:
     try:
-        from sm_profiler.hook.entry import install  # noqa: PLC0415 - too heavy for processes that never train
+        from sm_profiler.hook.entry import install  # too heavy for processes that never train
 
         install(framework)
-    except Exception as error:  # noqa: BLE001 - the framework's import must succeed regardless
+    except Exception as error:  # the framework's import must succeed regardless
         sys.stderr.write(f"sm-profiler: the hook is off: {error}\n")

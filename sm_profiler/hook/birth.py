@@ -53,5 +53,5 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
         inside = input_config.is_dir()
         host = host_id(in_container=inside, proc=proc)
         return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
-    except Exception:  # noqa: BLE001 - fail open; the report does without
+    except Exception:  # fail open; the report does without
         return Birth()

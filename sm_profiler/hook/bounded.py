@@ -26,7 +26,7 @@ def run_bounded(action: Callable[[], Result], seconds: float, message: str) -> R
     def run() -> None:
         try:
             outcome.extend((True, action()))
-        except Exception as error:  # noqa: BLE001 - raised again by the caller's thread
+        except Exception as error:  # raised again by the caller's thread
             outcome.extend((False, error))
 
     thread = threading.Thread(target=run, name="sm-profiler-bounded", daemon=True)

@@ -29,7 +29,7 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
     Args:
         frame: frame to start from; by default the caller's.
     """
-    frame = frame or sys._getframe(1)  # noqa: SLF001 - inspect.currentframe() is the same with a call more
+    frame = frame or sys._getframe(1)  # inspect.currentframe() is the same with a call more
     for _ in range(MAX_DEPTH):
         if frame is None:
             break
@@ -57,7 +57,7 @@ def _targets() -> tuple[str, ...]:
     The folder of the script is none, even if packages are installed beside it.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    own = {_real(os.path.dirname(script)), _real(os.curdir)}  # noqa: PTH120 - as text
+    own = {_real(os.path.dirname(script)), _real(os.curdir)}  # as text
     folders = [one for one in sys.path[:MAX_PATHS] if isinstance(one, str) and _real(one) not in own]
     return tuple(one.rstrip(os.sep) + os.sep for one in folders if _holds_packages(one))
 

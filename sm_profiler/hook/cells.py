@@ -40,7 +40,7 @@ def _number(file: str) -> int | None:
     """Return the number of the execution that compiled the cell's code; IPython keeps it for its tracebacks."""
     try:
         shell = sys.modules["IPython"].get_ipython()
-        number = shell.compile._filename_map.get(file)  # noqa: SLF001 - nothing public has it
+        number = shell.compile._filename_map.get(file)  # nothing public has it
     except (KeyError, AttributeError, TypeError):
         return None
     return number if isinstance(number, int) else None

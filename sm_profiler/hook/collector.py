@@ -33,7 +33,7 @@ class Collector:
     def leave(self, step: int) -> None:
         """Stop collecting: the first step after the window begins, or the session closes (`step` is -1)."""
 
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - for subclasses
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # for subclasses
         """React to the start of a step, on the training thread.
 
         Args:

@@ -39,7 +39,7 @@ class DetailedWindow(Collector):
         """True while the profiler runs."""
         raise NotImplementedError
 
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
         """Note the start of a step; end a window that is too long."""
         if not self.is_open:
             return True

@@ -82,14 +82,14 @@ class Hook:
         try:
             tracker.claim(SCRIPT)
             tracker.begin_step(time.perf_counter_ns(), gradients=tracker.forced_mode is not ModeKeys.EVAL)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             session.fail(error)
         try:
             yield
         finally:
             try:
                 tracker.end_step(time.perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
     @contextmanager
@@ -104,7 +104,7 @@ class Hook:
             try:
                 declared.pop()
                 self.session.append_span(name, start, time.perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self.session.fail(error)
 
     def record_trace_events(
@@ -132,7 +132,7 @@ class Hook:
             text = json.dumps(args, default=str) if args else ""
             event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
             session.append_event(event)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.session.guard.failed("user events", error)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def install(framework: Framework | None = None) -> Hook | None:
             logger.warning("sm-profiler: the hook is off: %s", error)
             _refused.append(True)
             return None
-        except Exception as error:  # noqa: BLE001 - the training must start regardless
+        except Exception as error:  # the training must start regardless
             pass_on(error)
             logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
             _refused.append(True)
@@ -216,7 +216,7 @@ def _arm(session: Session, framework: Framework) -> None:
         session.armed.append(framework.module)
         module, _, name = framework.adapter.partition(":")
         session.arm(getattr(import_module(module), name)(session), first=first)
-    except Exception as error:  # noqa: BLE001 - the framework's import must succeed regardless
+    except Exception as error:  # the framework's import must succeed regardless
         session.guard.failed(framework.title, error)
 
 

@@ -76,9 +76,9 @@ def uninterrupted(body: Callable[[Any], None]) -> Callable[..., Any]:
             try:
                 value = yield 0
                 body(value)
-            except GeneratorExit:  # noqa: PERF203 - it lasts as long as the process
+            except GeneratorExit:  # it lasts as long as the process
                 raise
-            except BaseException as error:  # noqa: BLE001 - raised again once Python does not ignore it
+            except BaseException as error:  # raised again once Python does not ignore it
                 deliver(error)
 
     taker = take()
@@ -96,11 +96,11 @@ def deliver(error: BaseException) -> None:
 def _set(ident: int, error: BaseException) -> None:
     time.sleep(_DELIVERY_SECONDS)  # the callback has returned by then; otherwise it delivers the exception again
     try:
-        import ctypes  # noqa: PLC0415 - hardly ever needed
+        import ctypes  # hardly ever needed
 
         again = type(
             type(error).__name__, (type(error),), {"__new__": lambda _cls: error, "__init__": lambda _self: None}
         )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(again))
-    except Exception:  # noqa: BLE001 - a class that cannot be derived from, or a Python without ctypes
+    except Exception:  # a class that cannot be derived from, or a Python without ctypes
         _thread.interrupt_main()

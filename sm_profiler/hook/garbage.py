@@ -100,13 +100,13 @@ class GarbageCollector(Collector):
         if self._on_collection is not None and not own:
             try:
                 self._on_collection(_collecting(), (now - self._began) / 1e9)
-            except Exception as error:  # noqa: BLE001 - an extra
+            except Exception as error:  # an extra
                 pass_on(error)
 
 
 def _collecting() -> FrameType | None:
     """Return the frame in which the collection began: the one outside of the hook."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the caller's line
+    frame: FrameType | None = sys._getframe(1)  # the caller's line
     while frame is not None and frame.f_code.co_filename in _OWN:
         frame = frame.f_back
     return frame

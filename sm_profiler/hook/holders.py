@@ -93,7 +93,7 @@ def _owner(attributes: dict[Any, Any]) -> Any:
 def _attributes(one: Any) -> Any:
     try:
         return object.__getattribute__(one, "__dict__")
-    except Exception:  # noqa: BLE001 - an object without attributes
+    except Exception:  # an object without attributes
         return None
 
 
@@ -160,7 +160,7 @@ def _functions(file: str) -> list[tuple[ast.AST, str]]:
     return found
 
 
-def _lines(  # noqa: PLR0913 - one argument a restriction
+def _lines(  # one argument a restriction
     scope: ast.AST, file: str, function: str, names: set[str], kind: type, *, attributes: bool = True
 ) -> Iterator[tuple[str, int, str]]:
     """Yield the lines of a function, without those of functions in it, that add to one of some names."""

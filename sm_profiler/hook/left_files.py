@@ -23,7 +23,7 @@ def complete_at_exit() -> None:
 
 def complete(root: Path, node: str) -> None:
     """Complete the files of this node's processes that have ended."""
-    from sm_profiler.formats.trace_recovery import recover_traces  # noqa: PLC0415 - every Python process loads this module
+    from sm_profiler.formats.trace_recovery import recover_traces  # every Python process loads this module
 
     recover_traces(root, node, stopped=False)
 
@@ -32,14 +32,14 @@ def _complete_after_children(pid: int) -> None:
     if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss:
         return
     try:
-        from sm_profiler.config import load_profile  # noqa: PLC0415
-        from sm_profiler.container import read_resources  # noqa: PLC0415
-        from sm_profiler.hook.settings import find_config  # noqa: PLC0415
-        from sm_profiler.monitor.place import find  # noqa: PLC0415
+        from sm_profiler.config import load_profile
+        from sm_profiler.container import read_resources
+        from sm_profiler.hook.settings import find_config
+        from sm_profiler.monitor.place import find
 
         source = find_config()
         root = find(load_profile(source.text)) if source is not None else None
         if root is not None:
             complete(root, read_resources().node)
-    except Exception:  # noqa: BLE001, S110 - fail open, and pip's output or torchrun's is no place for our errors
+    except Exception:  # noqa: S110 - fail open, and pip's output or torchrun's is no place for our errors
         pass

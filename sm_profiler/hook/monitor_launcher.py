@@ -33,12 +33,12 @@ def accompany(profile: Profile) -> None:
         return  # the parent of a worker is registered already
     if not is_agent_job(profile, os.environ, rooted(PROFILER_CONFIG)):
         return
-    from sm_profiler.monitor.start import join  # noqa: PLC0415 - not needed in jobs of the service
+    from sm_profiler.monitor.start import join  # not needed in jobs of the service
 
     task = task_of(profile, job_name(os.environ))
     try:
         registration = join(task)
-    except Exception as error:  # noqa: BLE001 - the training and its hook continue regardless
+    except Exception as error:  # the training and its hook continue regardless
         pass_on(error)
         logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
         return

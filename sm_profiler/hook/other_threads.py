@@ -21,7 +21,7 @@ from sm_profiler.hook.tracked import without_collections
 MAX_DEPTH = 2000  # frames read
 Stack = list[FrameType]  # the innermost frame first
 Frames = Callable[[], dict[int, FrameType]]
-current_frames: Frames = sys._current_frames  # noqa: SLF001 - the only way to another thread's stack
+current_frames: Frames = sys._current_frames  # the only way to another thread's stack
 
 
 def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:

@@ -32,7 +32,7 @@ class OverheadController:
         others: return the CPU seconds of the hook's other threads.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+    def __init__(  # each is a part that tests replace
         self,
         tracker: StepTracker,
         windows: Mapping[str, Window],

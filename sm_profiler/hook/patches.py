@@ -30,7 +30,7 @@ class Patches:
             if self._on:
                 try:
                     action()
-                except Exception as error:  # noqa: BLE001 - an import of the program must not fail
+                except Exception as error:  # an import of the program must not fail
                     self._failed(error)
 
         when_loaded(module, guarded)

@@ -87,7 +87,7 @@ class PythonStarter(Collector):
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def profile_changed(self, profile: Profile) -> None:  # noqa: ARG002 - the session has it
+    def profile_changed(self, profile: Profile) -> None:  # the session has it
         """Add the collector if the changed profile has a Python window."""
         self.add()
 
@@ -170,16 +170,16 @@ class PythonCollector(Collector):
 
     # the window
 
-    def enter(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+    def enter(self, step: int) -> None:  # the life cycle's
         """Open the window at the start of a step."""
         self._is_open = True
         self._steps = 0
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+    def leave(self, step: int) -> None:  # the life cycle's
         """Close the window at the start of the next step."""
         self._is_open = False
 
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - profiles carry the mode's own number
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # profiles carry the mode's own number
         """Stop the running profiler; start the next one if the window is open."""
         here = Point(mode.name.lower(), self._session.tracker.number, "stepstart", self._now_us())
         was_running = self._profiler is not None

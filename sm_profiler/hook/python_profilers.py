@@ -99,7 +99,7 @@ class TimeLimit:
 
     def _answered(self, _: Any) -> int:
         """Run on the main thread, as a pending call."""
-        if in_profiler(sys._getframe()):  # noqa: SLF001 - only the stack shows it
+        if in_profiler(sys._getframe()):  # only the stack shows it
             self._tries += 1  # the callback returns after a few instructions
             if self._tries % MAX_TRIES and self._add(self._call, None) == 0:
                 return 0
@@ -160,7 +160,7 @@ class Pyinstrument:
     name = "pyinstrument"
 
     def __init__(self) -> None:
-        from pyinstrument import Profiler  # noqa: PLC0415 - an optional dependency
+        from pyinstrument import Profiler  # an optional dependency
 
         self._profiler: Any = Profiler(async_mode="disabled")
         self._session: Any = None

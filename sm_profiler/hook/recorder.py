@@ -47,7 +47,7 @@ class Recorder:
         tasks: work that is too slow for the training thread.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+    def __init__(  # each is a part that tests replace
         self,
         writer: TraceWriter,
         timebase: Timebase,
@@ -157,7 +157,7 @@ class Recorder:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._guard.failed("recording", error)
 
     def _finish(self) -> None:
@@ -197,7 +197,7 @@ class Recorder:
             task = self.tasks.popleft()
             try:
                 self._limited(TASK_SECONDS, task)
-            except Exception as error:  # noqa: BLE001 - one failed task must not stop recording
+            except Exception as error:  # one failed task must not stop recording
                 self._guard.failed("writing of a window", error)
 
     def _control_overhead(self) -> None:

@@ -20,8 +20,8 @@ def convert(order: Mapping[str, Any]) -> None:
     Raises:
         OSError: a file cannot be read or written.
     """
-    from pyinstrument.renderers import HTMLRenderer, JSONRenderer  # noqa: PLC0415 - an optional dependency
-    from pyinstrument.session import Session  # noqa: PLC0415 - as above
+    from pyinstrument.renderers import HTMLRenderer, JSONRenderer  # an optional dependency
+    from pyinstrument.session import Session
 
     for raw, page_of in order["sessions"]:
         source, target = Path(raw), Path(page_of)

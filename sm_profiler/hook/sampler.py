@@ -74,7 +74,7 @@ class Sampler(Collector):
 
     name = SAMPLER
 
-    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+    def __init__(  # each is a part that tests replace
         self,
         append: Callable[[Record], None],
         tracker: StepTracker,
@@ -105,7 +105,7 @@ class Sampler(Collector):
         self.sources: list[Source] = []
         self.reader = StackReader()
         self.cpu_seconds = 0.0
-        self._random = random.Random()  # noqa: S311 - not a secret; the script's own generator must not be touched
+        self._random = random.Random()  # not a secret; the script's own generator must not be touched
         self._prompt = Prompt()
         self._reset()
 
@@ -164,7 +164,7 @@ class Sampler(Collector):
         try:
             with self._work():
                 self._loop(stop)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._on_error(self, error)
         finally:
             self._helpers.close()

@@ -143,7 +143,7 @@ class Session(StepObserver):
         """
         try:
             adapter.install()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.guard.failed(adapter.framework, error)
             self.disarm(adapter)
             return
@@ -214,7 +214,7 @@ class Session(StepObserver):
         """Call a method of a collector; if it raises, switch the collector off and return False."""
         try:
             action(*args)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.switch_off(collector, error)
             return False
         return True
@@ -236,7 +236,7 @@ class Session(StepObserver):
         """Switch a collector off if the body raises."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.guard.failed(collector, error)
 
     def note(self, collector: str, text: str) -> None:
@@ -425,7 +425,7 @@ class Session(StepObserver):
             if not self.guard.is_off(collector.name):
                 try:
                     settled = collector.step_begins(step, mode) and settled
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     self.switch_off(collector, error)
         self.slowdown.windows_turned(tracker.step_start)
         if not settled:
@@ -545,7 +545,7 @@ class Session(StepObserver):
             self.schedule.windows.clear()
             self.schedule.configure(self.profile.collectors)
             self._notify("forked", also_failed=True)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.fail(error)
 
     def describe(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _from_s3(uri: str) -> ConfigText:
     """Read a configuration from S3; an endpoint that does not answer must not hold up the training."""
 
     def read() -> str:
-        from sm_profiler.storage import open_storage  # noqa: PLC0415 - loads boto3
+        from sm_profiler.storage import open_storage  # loads boto3
 
         prefix, _, key = uri.rpartition("/")
         return open_storage(prefix).read(key).decode()

@@ -116,7 +116,7 @@ class StackReader:
     def _show(self, name: str) -> str:
         """Return a file's name as the report shows it: below the working folder, relative to it."""
         try:
-            folder = os.getcwd() + os.sep  # noqa: PTH109 - as text, once a file
+            folder = os.getcwd() + os.sep  # as text, once a file
         except OSError:  # the folder was removed
             folder = os.sep
         if cell := cell_name(name):
@@ -281,5 +281,5 @@ def source_line(file: str, line: int) -> str:
         if file not in linecache.cache and (file.startswith("…") or Path(file).stat().st_size > MAX_SOURCE_BYTES):
             return ""
         return masked(linecache.getline(file, line).strip()[:MAX_SECRET])[:MAX_TEXT]
-    except Exception:  # noqa: BLE001 - a source in an odd encoding; the line is an extra
+    except Exception:  # a source in an odd encoding; the line is an extra
         return ""

@@ -84,7 +84,7 @@ class Standby:
             if self._ready is not None and not self._ended.is_set() and not in_framework():
                 self._ended.set()
                 self._start(*self._ready)
-        except Exception as error:  # noqa: BLE001 - no caller could handle it, and the training continues
+        except Exception as error:  # no caller could handle it, and the training continues
             logger.warning("sm-profiler: the hook is off: %s", error)
         self._asked.set()
         return 0

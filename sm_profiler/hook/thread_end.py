@@ -24,6 +24,6 @@ def at_thread_end(action: Callable[[], None]) -> None:
     """Call an action at the end of this thread, on it; a further action replaces the first."""
     last = getattr(_local, "last", None)
     if last is not None:
-        last._action = action  # noqa: SLF001 - of this module; deleting it would call it
+        last._action = action  # of this module; deleting it would call it
     else:
         _local.last = _Last(action)

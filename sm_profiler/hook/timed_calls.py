@@ -180,7 +180,7 @@ class TimedCalls(Collector):
                 else:
                     self._ended(short, start, length, _path(path, args, kwargs))
 
-        timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - breaks a graph without a warning
+        timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
         return timed
 
     def _ended(self, short: _Sum, start: int, length: int, paths: list[str]) -> None:
@@ -192,7 +192,7 @@ class TimedCalls(Collector):
             else:
                 self._note(short.phase, short.name, start, start + length, paths + self._paths)
             self._paths.clear()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.switch_off(self, error)
 
     def _note(self, phase: str, title: str, start: int, end: int, paths: list[str]) -> None:

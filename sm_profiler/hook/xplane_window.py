@@ -91,7 +91,7 @@ class XplaneWindow(DetailedWindow):
             self._first_step, self._steps = step, []
             self._make_way()
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+    def leave(self, step: int) -> None:  # the life cycle's
         """Stop the profiler, and schedule the conversion of its trace."""
         with self._session.work.doing(f"{DETAILED} window stops"), self._changing:
             running, folder = self._take()
@@ -146,7 +146,7 @@ class XplaneWindow(DetailedWindow):
                     collector._session.note(DETAILED, "cut short: the script started to profile")
                     collector.leave(-1)
                     collector._session.schedule.end(DETAILED)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     collector._session.guard.failed(DETAILED, error)
                 return original(*args, **kwargs)
 

@@ -1,1 +1,1 @@
-"""The jobs that a source holds: a folder, a prefix, a data set in Parquet, an account, or one job."""
+"""The jobs that a source holds: a folder, a prefix, a data set in Parquet, an account, or a single job."""

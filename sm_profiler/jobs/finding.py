@@ -1,42 +1,81 @@
-"""Find the jobs of a source."""
+"""Find the jobs of a source: a folder, a prefix, a data set in Parquet, an account, or a single job."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import unquote
 
-from sm_profiler.jobs.folders import jobs_below
-from sm_profiler.jobs.job import Job, State
+import attrs
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
+from sm_profiler.monitor.run_state import STATE_FILE, read_state
 from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
-from sm_profiler.storage import Storage, open_storage
+from sm_profiler.source.open_files import profile_folder
+from sm_profiler.source.parquet.paths import DATA, FILES
+from sm_profiler.storage import LocalStorage, Storage, open_storage
 
 if TYPE_CHECKING:
     from sm_profiler.jobs.account import Account
 
 MAX_OF_ACCOUNT = 200  # the newest: two requests
-UPLOADED_S = 900.0  # a profile on S3 whose files are older is taken for one of a job that no longer runs
+UPLOADED_S = 900.0  # a profile on S3 whose files are older is taken for that of a job that no longer runs
+SILENT_S = 180.0  # the same for a profile on this machine
+MAX_DEPTH = 5  # of folders in which profiles are searched
+MAX_FOLDERS = 5000  # inspected; a whole disk is not searched
+REPORTS = ("report.json", "profiler-report/report.json", "rule-output/ProfilerReport/profiler-output/report.json")
+State = Literal["running", "ended", ""]
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_PARTITION = "job="
+
+
+def _no_report() -> bytes | None:
+    return None
+
+
+@attrs.frozen
+class Job:
+    """A job of a source.
+
+    Attributes:
+        name: its name; may contain any characters.
+        where: its location, as `source.open_source` takes it.
+        changed: when its files changed last, seconds since the epoch; 0 if that is not known.
+        state: `running`, `ended`, or "" if that is not known.
+        identity: a text that changes with its report.
+        read_report: returns the bytes of its report.json, None if it has none; raises SourceError.
+    """
+
+    name: str
+    where: str
+    changed: float = 0.0
+    state: State = ""
+    identity: str = attrs.field(default="", eq=False)
+    read_report: Callable[[], bytes | None] = attrs.field(default=_no_report, eq=False, repr=False)
 
 
 def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Account] | None = None) -> Iterator[Job]:
-    """Yield the jobs of a source: itself, if it is one, else those below the folder or prefix.
+    """Yield the jobs of a source: itself if it is a job, else those below the folder or prefix.
 
     Args:
         source: a folder, an s3:// prefix, `account:REGION`, `account:REGION/JOB`, or the name of a training job.
         expected: take a folder that does not exist yet for a job.
-        accounts: accounts that are open, by region; a new one is added.
+        accounts: accounts that are open, by region; new ones are added.
 
     Raises:
         SourceError: it cannot be listed, or does not exist.
     """
     if is_account(source):
-        yield from _of_account(source, {} if accounts is None else accounts)
+        yield from _in_account(source, {} if accounts is None else accounts)
     elif "://" in source:
         yield from _below_prefix(open_storage(source))
     elif Path(source).is_dir():
@@ -63,7 +102,7 @@ def _below_prefix(storage: Storage) -> Iterator[Job]:
             place.newest,
             state,
             identity=f"{place.report.etag or place.report.mtime}" if place.report else "",
-            read_report=partial(read_report, storage, place),
+            read_report=partial(_uploaded_report, storage, place),
         )
     if not places and not any(True for _ in storage.list()):  # a job that has written nothing yet
         yield Job(job_name(storage.uri), storage.uri)
@@ -77,38 +116,133 @@ def _location(root: str, place: Place) -> str:
     return f"{root}/{below}" if below else root
 
 
-def _of_account(source: str, accounts: dict[str, Account]) -> Iterator[Job]:
+def _in_account(source: str, accounts: dict[str, Account]) -> Iterator[Job]:
     region, name = split_account(source)
     if name:
         yield Job(name, source)
         return
     if region not in accounts:
-        from sm_profiler.jobs.account import Account as Opened  # noqa: PLC0415 - boto3 takes a third of a second to load
+        from sm_profiler.jobs.account import Account as Opened  # boto3 takes a third of a second to load
 
         accounts[region] = Opened.open(region)
     account = accounts[region]
-    for one in islice(account.jobs(), MAX_OF_ACCOUNT):
+    for job in islice(account.jobs(), MAX_OF_ACCOUNT):
         yield Job(
-            one.name,
-            f"{ACCOUNT}{account.region}/{one.name}",
-            one.created,
-            "ended" if one.ended else "running",
-            identity=one.modified,
-            read_report=partial(_report_in_account, account, one.name),
+            job.name,
+            f"{ACCOUNT}{account.region}/{job.name}",
+            job.created,
+            "ended" if job.ended else "running",
+            identity=job.modified,
+            read_report=partial(_report_in_account, account, job.name),
         )
 
 
 def _report_in_account(account: Account, name: str) -> bytes | None:
     found = account.place(account.describe(name), name)
-    return read_report(*found) if found else None
+    return _uploaded_report(*found) if found else None
 
 
-def read_report(storage: Storage, place: Place) -> bytes | None:
-    """Return the report.json of a job; None without one.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
+def _uploaded_report(storage: Storage, place: Place) -> bytes | None:
     if place.report is None:
         return None
     return storage.read(place.report.key, 0, MAX_REPORT_BYTES + 1)
+
+
+def jobs_below(folder: Path) -> Iterator[Job]:
+    """Yield the folder itself if it is a job, else the jobs below it; of a data set in Parquet, all of its jobs."""
+    if found := list(_jobs_at(folder)):
+        yield from found
+        return
+    level, inspected = [folder], 0
+    for _ in range(MAX_DEPTH):
+        below = []
+        for parent in level:
+            with contextlib.suppress(OSError), os.scandir(parent) as entries:
+                below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        level = []
+        for child in sorted(below):
+            inspected += 1
+            if inspected > MAX_FOLDERS:
+                return
+            if found := list(_jobs_at(child)):
+                yield from found
+            elif not child.name.startswith("."):
+                level.append(child)
+
+
+def has_end_marker(folder: Path) -> bool:
+    """Return whether a local profile is marked as complete."""
+    base = profile_folder(folder)
+    return any((base / marker).exists() for marker in END_MARKERS)
+
+
+def last_written(folder: Path) -> float:
+    """Return when a file of a folder's profile was last written, in seconds since the epoch; 0 if it has none."""
+    found = (
+        file.mtime
+        for base in (folder, folder / OUTPUTS[0])
+        for kind in ("system", "framework")
+        for file in LocalStorage(base).list(f"{kind}/")
+        if file.key not in END_MARKERS
+    )
+    with contextlib.suppress(SourceError):  # reported when it is read
+        return max(found, default=0.0)
+    return 0.0
+
+
+def _jobs_at(folder: Path) -> Iterator[Job]:
+    """Yield what a folder is: the jobs of a data set, a profile or the folder around it, or a run without data so far."""
+    tables = list((folder / FILES).glob(f"{_PARTITION}*/{DATA}"))
+    if tables:
+        yield from (_dataset_job(folder, path) for path in sorted(tables))
+        return
+    base = profile_folder(folder)
+    if any((base / kind).is_dir() for kind in ("system", "framework")) or read_state(folder) is not None:
+        yield _profile_job(folder, base)
+
+
+def _dataset_job(root: Path, table: Path) -> Job:
+    name = table.parent.name
+    changed = _changed([table])
+    return Job(unquote(name.removeprefix(_PARTITION)), f"{root}/{name}", changed, "ended", identity=str(changed))
+
+
+def _profile_job(folder: Path, base: Path) -> Job:
+    run, newest = read_state(folder), _changed(_latest(base))
+    begun = _changed([folder / STATE_FILE])
+    over = run.is_over if run is not None else has_end_marker(folder) or time.time() - newest > SILENT_S
+    identity = " ".join(str(_changed([folder / report])) for report in REPORTS)
+    return Job(
+        job_name(str(folder.resolve())),
+        str(folder),
+        newest if newest or over else begun,
+        "ended" if over else "running",
+        identity=identity,
+        read_report=partial(_read_report, folder),
+    )
+
+
+def _latest(base: Path) -> Iterator[Path]:
+    """Yield folders whose times change with a new file: the last hours of both kinds."""
+    yield from (base, base / "system", base / "framework")
+    for folder in (base / "system" / "incremental", base / "framework" / "pevents"):
+        yield folder
+        hours = sorted(folder.glob("[0-9]*")) if folder.is_dir() else []
+        yield from hours[-1:]
+
+
+def _changed(paths: Iterable[Path]) -> float:
+    """Return when the latest of some files changed; 0 if there is none."""
+    times = [0.0]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _read_report(folder: Path) -> bytes | None:
+    """Return the first of the reports in a job's folder; None if there is none."""
+    for place in REPORTS:
+        if (folder / place).is_file():
+            return LocalStorage(folder).read(place, end=MAX_REPORT_BYTES)
+    return None

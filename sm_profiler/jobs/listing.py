@@ -79,15 +79,16 @@ class Place:
     @property
     def identity(self) -> str:
         """Text that changes if a file of the job changes."""
-        beside = [
-            f"{one.key} {one.size} {one.etag or one.mtime}" if one else "" for one in (self.report, self.description)
+        others = [
+            f"{file.key} {file.size} {file.etag or file.mtime}" if file else ""
+            for file in (self.report, self.description)
         ]
-        return "|".join([*beside, str(self.files), f"{self._digest:x}"])
+        return "|".join([*others, str(self.files), f"{self._digest:x}"])
 
     @property
     def changed(self) -> float:
         """Last change of any of its files."""
-        return max(self.newest, *(one.mtime for one in (self.report, self.description) if one), 0.0)
+        return max(self.newest, *(file.mtime for file in (self.report, self.description) if file), 0.0)
 
 
 @attrs.frozen
@@ -211,7 +212,7 @@ def _joined(places: list[Place], reports: Iterable[FileInfo], descriptions: Iter
         folder = info.key.rpartition("/")[0]
         under = below.get(folder, ())
         owner = _above(folder, by_folder) or (under[0] if len(under) == 1 else None)
-        if owner is None:  # a job that was described and left no data, as many failed ones
+        if owner is None:  # a job that was described and left no data, as many failed jobs
             owner = by_folder[folder] = alone[folder] = Place(folder)
         if owner.description is None or info.mtime > owner.description.mtime:
             owner.description = info
@@ -239,7 +240,7 @@ def _by_ancestors(places: dict[str, Place]) -> dict[str, list[Place]]:
 
 
 def _above(folder: str, places: dict[str, Place]) -> Place | None:
-    """Return the place at a folder or the nearest one above it."""
+    """Return the place at a folder or the nearest above it."""
     while True:
         if folder in places:
             return places[folder]

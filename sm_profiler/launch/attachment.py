@@ -1,19 +1,259 @@
-"""`attach`: one call for every launcher, and its result, which can be undone."""
+"""`attach`: one call for every launcher, and its result, which can be undone.
+
+An Estimator of SDK v2 has attributes for the configuration. A ModelTrainer of SDK v3 has none, and builds every request in
+one method, `_create_training_job_args`, for `train()`, for pipelines and for the Batch queue: that method is replaced for
+the one instance.
+"""
 
 from __future__ import annotations
 
+import copy
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
+from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
+from sm_profiler.debugger import ProfilerConfig, ProfilerRule
+from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.clients import attach_client, attach_session
-from sm_profiler.launch.environment import require_uploadable
-from sm_profiler.launch.estimator import attach_estimator
-from sm_profiler.launch.model_trainer import attach_model_trainer
-from sm_profiler.launch.request import checked_rules, config_request, require_accepted
+from sm_profiler.launch.clients import attach_client, attach_session, warn_of_tuning, warn_of_tuning_in
+from sm_profiler.launch.environment import agent_environment, require_uploadable
+from sm_profiler.launch.request import (
+    TESTED,
+    build_request,
+    checked_rules,
+    config_request,
+    request_to_shapes,
+    require_accepted,
+    require_managed_profiling,
+    sdk_version,
+)
+
+LOCAL_MODES = ("local", "local_gpu")
+
+
+def attach_estimator(
+    estimator: Any, profiler_config: Any, rules: Sequence[Any], backend: str
+) -> tuple[str, list[Callable[[], object]]]:
+    """Set an Estimator's attributes as if the configuration had been passed to its constructor.
+
+    Returns:
+        A description, and functions that undo it.
+
+    Raises:
+        ConfigError: the service would reject the configuration.
+    """
+    others = [rule for rule in estimator.rules or [] if not is_kind(rule, ProfilerRule)]
+    dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
+    if dropped:
+        warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
+    _require_docker_in_local_mode(estimator, backend)
+    before = estimator.profiler_config
+    defaults = {"S3OutputPath", "DisableProfiler"}  # the SDK fills these in
+    if before is not None and config_request(before).keys() - defaults:
+        warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
+    if backend == "agent":
+        values = {
+            "environment": agent_environment(
+                profiler_config,
+                estimator.environment,
+                s3_output_path=_output_path(estimator),
+                kms_key_id=estimator.output_kms_key,
+                network_isolation=bool(estimator.enable_network_isolation()),
+                checkpoint_path=(estimator.checkpoint_local_path or CHECKPOINTS)
+                if estimator.checkpoint_s3_uri
+                else None,
+            ),
+            "disable_profiler": True,
+            "profiler_config": None,
+            "rules": others or None,
+        }
+        description = "the configuration is passed in the environment, and the managed service is switched off"
+    else:
+        require_managed_profiling(estimator.sagemaker_session.boto_region_name, estimator.instance_type)
+        config = profiler_config if profiler_config is not None else ProfilerConfig()
+        _check(config, rules)
+        environment = dict(estimator.environment or {})
+        if getattr(config, "framework_profile_params", None) is not None:
+            environment.setdefault(AUTO_VARIABLE, "1")
+        values = {
+            "environment": environment or None,
+            "disable_profiler": config.disable_profiler is True,
+            "profiler_config": copy.copy(config),
+            "rules": [*others, *(copy.copy(rule) for rule in rules)] or None,
+        }
+        description = "the configuration is sent with the job's request"
+    undo: list[Callable[[], object]] = [_set_attributes(estimator, values)]
+    client = getattr(estimator.sagemaker_session, "sagemaker_client", None)
+    if backend == "service" and hasattr(client, "meta"):
+        undo.append(warn_of_tuning(client))
+    return description, undo
+
+
+def _set_attributes(target: object, values: dict[str, Any]) -> Callable[[], None]:
+    """Set attributes and return a function that restores them."""
+    before = {name: getattr(target, name) for name in values}
+
+    def restore() -> None:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+    for name, value in values.items():
+        setattr(target, name, value)
+    return restore
+
+
+def _check(config: Any, rules: Sequence[Any]) -> None:
+    if not is_kind(config, ProfilerConfig):
+        raise ConfigError(f"an Estimator takes a ProfilerConfig, not {type(config).__name__}")
+    for rule in rules:
+        if not is_kind(rule, ProfilerRule):
+            raise ConfigError(f"rules must be ProfilerRule objects, not {type(rule).__name__}")
+    request = {
+        "ProfilerConfig": config_request(config),
+        "ProfilerRuleConfigurations": [rule.to_profiler_rule_config_dict() for rule in rules],
+    }
+    require_accepted(request)
+
+
+def _require_docker_in_local_mode(estimator: Any, backend: str) -> None:
+    """Refuse the SDK's local mode where it cannot profile.
+
+    Raises:
+        ConfigError: Docker is missing, or the managed service would have to profile a container on this machine.
+    """
+    if estimator.instance_type not in LOCAL_MODES:
+        return
+    if shutil.which("docker") is None:
+        raise ConfigError(
+            "local mode of the SDK needs Docker, which is not installed: run the job on 'sm-profiler local'"
+        )
+    if backend == "service":
+        raise ConfigError("local mode of the SDK has no managed service: attach with backend='agent'")
+
+
+def _output_path(estimator: Any) -> Any:
+    """Return the S3 URI of the job's results, as the Estimator chooses it when it starts the job."""
+    if estimator.output_path is not None:
+        return estimator.output_path
+    session = estimator.sagemaker_session
+    parts = [session.default_bucket(), getattr(session, "default_bucket_prefix", None)]
+    return "s3://" + "/".join(part for part in parts if part) + "/"
+
+
+METHOD = "_create_training_job_args"
+
+
+def attach_model_trainer(
+    trainer: Any, profiler_config: Any, rules: Sequence[Any], backend: str
+) -> tuple[str, list[Callable[[], object]]]:
+    """Add the configuration to every request of a ModelTrainer.
+
+    Returns:
+        A description, and functions that undo it.
+
+    Raises:
+        ConfigError: the method that builds the request is missing, or returns something else than in the tested version.
+    """
+    kind = type(trainer)
+    if not callable(getattr(trainer, METHOD, None)):
+        raise _unknown(f"ModelTrainer has no {METHOD}")
+    add = _add_to_environment if backend == "agent" else _add_to_request
+
+    def build(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        request = getattr(kind, METHOD)(self, *arguments, **keywords)
+        add(_Request(request), self, profiler_config, rules)
+        return request
+
+    # A subclass for this one instance, since a copy of the ModelTrainer would share a wrapped method and send the
+    # original's requests.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: build}
+    object.__setattr__(trainer, "__class__", _new_class(kind, names))
+
+    def restore() -> None:
+        object.__setattr__(trainer, "__class__", kind)
+
+    undo: list[Callable[[], object]] = [restore]
+    session = getattr(getattr(trainer, "sagemaker_session", None), "boto_session", None)
+    if hasattr(session, "events"):
+        undo.append(warn_of_tuning_in(session))
+    carrier = "environment" if backend == "agent" else "request"
+    return f"the configuration is passed in the {carrier} of every job that this ModelTrainer starts", undo
+
+
+def _new_class(kind: type, names: dict[str, Any]) -> type:
+    metaclass: Any = type(kind)  # pydantic's
+    subclass: type = metaclass(kind.__name__, (kind,), names)
+    return subclass
+
+
+class _Request:
+    """A request in one of two forms: snake_case with shapes, or boto3's."""
+
+    def __init__(self, request: Any) -> None:
+        if not isinstance(request, dict) or not {"output_data_config", "OutputDataConfig"} & request.keys():
+            raise _unknown(f"ModelTrainer.{METHOD} does not return a request")
+        self.request = request
+        self.pascal = "OutputDataConfig" in request
+
+    def get(self, name: str, inner: str | None = None) -> Any:
+        """Return a parameter by its API name, or a member of it; None if it is not set."""
+        value = self.request.get(name if self.pascal else _SNAKE[name])
+        if inner is not None:
+            value = value.get(inner) if isinstance(value, dict) else getattr(value, _SNAKE[inner], None)
+        return None if type(value).__name__ == "Unassigned" else value
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a parameter by its API name."""
+        self.request[name if self.pascal else _SNAKE[name]] = value
+
+
+def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules: Sequence[Any]) -> None:
+    session = getattr(trainer.sagemaker_session, "boto_session", None)
+    require_managed_profiling(getattr(session, "region_name", None), request.get("ResourceConfig", "InstanceType"))
+    added = build_request(
+        profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
+    )
+    if "ProfilingParameters" in added["ProfilerConfig"]:
+        request.set("Environment", {AUTO_VARIABLE: "1", **(request.get("Environment") or {})})
+    request.request.update(added if request.pascal else request_to_shapes(added))
+
+
+def _add_to_environment(request: _Request, trainer: Any, profiler_config: Any, _rules: Sequence[Any]) -> None:
+    del trainer
+    checkpoints = request.get("CheckpointConfig")
+    environment = agent_environment(
+        profiler_config,
+        request.get("Environment"),
+        s3_output_path=request.get("OutputDataConfig", "S3OutputPath"),
+        kms_key_id=request.get("OutputDataConfig", "KmsKeyId"),
+        network_isolation=request.get("EnableNetworkIsolation") is True,
+        checkpoint_path=(request.get("CheckpointConfig", "LocalPath") or CHECKPOINTS) if checkpoints else None,
+    )
+    request.set("Environment", environment)
+
+
+_SNAKE = {
+    "OutputDataConfig": "output_data_config",
+    "S3OutputPath": "s3_output_path",
+    "KmsKeyId": "kms_key_id",
+    "CheckpointConfig": "checkpoint_config",
+    "LocalPath": "local_path",
+    "ResourceConfig": "resource_config",
+    "InstanceType": "instance_type",
+    "Environment": "environment",
+    "EnableNetworkIsolation": "enable_network_isolation",
+}
+
+
+def _unknown(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} in SageMaker SDK {sdk_version()}: attach works with {TESTED}; use TrainingJob.create(**to_shapes(…))"
+    )
+
 
 BACKENDS = ("service", "agent")
 # classes by name, so that no SDK is imported to recognize its objects
@@ -41,7 +281,7 @@ class Attachment:
         while self._undo:
             self._undo.pop()()
 
-    def __enter__(self) -> Attachment:  # noqa: PYI034 - Self came with Python 3.11
+    def __enter__(self) -> Attachment:  # Self came with Python 3.11
         """Return the attachment itself."""
         return self
 

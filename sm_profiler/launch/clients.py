@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from sm_profiler.config.api import MAX_VARIABLES, MAX_VARIABLES_TUNING
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
@@ -61,8 +63,12 @@ def _cached_by_sdk3(session: Any) -> list[Any]:
     """Return the SageMaker clients of a session that SDK v3 caches for the process."""
     maker = getattr(sys.modules.get("sagemaker.core.utils.utils"), "SageMakerClient", None)
     kept = getattr(type(maker), "_instances", {}).get(maker)
-    makers = list(kept.values()) if isinstance(kept, dict) else [kept]  # one for the whole process before 3.27
-    return [one.sagemaker_client for one in makers if one is not None and getattr(one, "session", session) is session]
+    makers = list(kept.values()) if isinstance(kept, dict) else [kept]  # a single one before 3.27
+    return [
+        maker.sagemaker_client
+        for maker in makers
+        if maker is not None and getattr(maker, "session", session) is session
+    ]
 
 
 def warn_of_tuning(client: Any) -> Callable[[], object]:
@@ -108,7 +114,8 @@ def _tuning_is_not_profiled(**_request: Any) -> None:
 def _trainer_is_not_asked(params: Mapping[str, Any], **_more: Any) -> None:
     several = params.get("TrainingJobDefinitions")
     definitions = [params.get("TrainingJobDefinition"), *(several if isinstance(several, list) else ())]
-    if any(AUTO_VARIABLE in (one.get("Environment") or ()) for one in definitions if isinstance(one, Mapping)):
+    environments = [trial.get("Environment") or () for trial in definitions if isinstance(trial, Mapping)]
+    if any(AUTO_VARIABLE in environment for environment in environments):
         return  # the session is attached, too, or these are the user's own variables
     logger.warning(
         "sm-profiler: a tuner does not take the configuration that is attached to its ModelTrainer, so its trials are not "
@@ -116,17 +123,15 @@ def _trainer_is_not_asked(params: Mapping[str, Any], **_more: Any) -> None:
     )
 
 
+@attrs.define(eq=False)
 class _Adder:
-    """Handlers that add one configuration to the parameters of a request before botocore validates them."""
+    """Handlers that add a configuration to the parameters of a request before botocore validates them."""
 
-    def __init__(
-        self, profiler_config: Any, rules: Sequence[Any], backend: str, region: str | None, session: Any
-    ) -> None:
-        self.profiler_config = profiler_config
-        self.rules = rules
-        self.backend = backend
-        self.region = region
-        self.session = session
+    profiler_config: Any
+    rules: Sequence[Any]
+    backend: str
+    region: str | None
+    session: Any
 
     def register(self, events: Any) -> Callable[[], object]:
         """Register the handlers and return a function that unregisters them."""
@@ -149,7 +154,9 @@ class _Adder:
         added = build_request(
             self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
         )
-        if _member(params, "ProfilerConfig", "ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
+        if _member(
+            params, "ProfilerConfig", "ProfilingParameters"
+        ):  # a bare ProfilerConfig is an SDK v2 Estimator's default
             logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached one")
         ours = added.get("ProfilerRuleConfigurations", [])
         names = [rule["RuleConfigurationName"] for rule in ours]
@@ -178,7 +185,7 @@ class _Adder:
         if "TrainingJobDefinition" in params:
             changed["TrainingJobDefinition"] = self._definition(params["TrainingJobDefinition"])
         if isinstance(params.get("TrainingJobDefinitions"), list):
-            changed["TrainingJobDefinitions"] = [self._definition(one) for one in params["TrainingJobDefinitions"]]
+            changed["TrainingJobDefinitions"] = [self._definition(trial) for trial in params["TrainingJobDefinitions"]]
         return changed
 
     def _definition(self, definition: Any) -> Any:

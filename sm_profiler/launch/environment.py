@@ -26,7 +26,7 @@ _S3_URI = re.compile(r"s3://([a-zA-Z0-9._-]{1,255}|arn:[^/\s]+)(/|\Z)")
 _OURS = re.compile(rf"({CONFIG_VARIABLE}(_\d+)?|{AUTO_VARIABLE})\Z")
 
 
-def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
+def agent_environment(  # one argument for each setting of a job
     profiler_config: Any,
     environment: Mapping[str, Any] | None = None,
     *,

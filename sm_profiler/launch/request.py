@@ -1,18 +1,141 @@
-"""Convert a configuration to keyword arguments of `create_training_job` and `update_training_job`."""
+"""Convert a configuration and rules to boto3's keyword arguments and to SDK v3's shapes.
+
+As an SDK v2 Estimator does, images of rules are resolved, and local sources of rules are uploaded.
+"""
 
 from __future__ import annotations
 
 import os
+import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems
+from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.debugger import ProfilerConfig
+from sm_profiler.debugger.debugger import get_rule_container_image_uri
+from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.rule_requests import rule_request
-from sm_profiler.launch.service_model import check_request
+from sm_profiler.launch.service_model import check_request, is_pipeline_variable
 from sm_profiler.printable import printable
+
+
+def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: str | None) -> dict[str, Any]:
+    """Return a rule's entry in the request's `ProfilerRuleConfigurations`; the rule is not changed.
+
+    Args:
+        rule: a ProfilerRule of this package or of the SDK.
+        region: region of the job; needed for AWS's own image.
+        session: boto3 session for uploading a local rule source.
+        s3_output_path: S3 URI that a local rule source is uploaded to; the session's default bucket if it is None.
+
+    Raises:
+        ConfigError: the image cannot be resolved, or the source cannot be uploaded.
+    """
+    request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
+    if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
+        _resolve_image(request, region)
+    parameters = request.get("RuleParameters")
+    source = (parameters or {}).get("source_s3_uri")
+    if isinstance(source, str) and not source.startswith("s3://"):
+        uploaded = _upload(source, request["RuleConfigurationName"], session, s3_output_path)
+        request["RuleParameters"] = {**(parameters or {}), "source_s3_uri": uploaded}
+    return request
+
+
+def _resolve_image(request: dict[str, Any], region: str | None) -> None:
+    name = request["RuleConfigurationName"]
+    detailed = isinstance(name, str) and name.startswith(DETAILED)
+    own = None if detailed else registered_image(region)
+    if own:
+        request["RuleEvaluatorImage"] = own
+        return
+    if not region:
+        raise ConfigError(
+            f"rule {name}: its image depends on the region: pass region=, or register an image with "
+            "SM_PROFILER_RULE_IMAGE"
+        )
+    try:
+        request["RuleEvaluatorImage"] = get_rule_container_image_uri(name, region)
+    except ConfigError:
+        raise
+    except ValueError as error:  # the SDK lists no image for the region
+        line = " ".join(str(error).split())
+        raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
+    if not detailed:  # AWS chooses the machines of its own rules
+        request.pop("InstanceType", None)
+        request.pop("VolumeSizeInGB", None)
+
+
+def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
+    """Upload a local rule source and return its S3 URI."""
+    path = local_source(source, name)
+    if session is None:
+        raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")
+    with _upload_errors(source, name):
+        bucket, prefix = _destination(session, s3_output_path)
+        uri = source_uri(f"s3://{bucket}/{prefix}", name, path)
+        upload_source(path, uri, name, session.client("s3"))
+    return uri
+
+
+def local_source(source: str, name: str) -> Path:
+    """Return the path of a local rule source.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    path = Path(source.removeprefix("file://"))
+    try:
+        exists = path.is_file()
+    except OSError:  # for example a name that is too long
+        exists = False
+    if not exists:
+        raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a local file")
+    return path
+
+
+def source_uri(prefix: str, name: str, path: Path) -> str:
+    """Return a new S3 URI below a prefix for a rule's source."""
+    return f"{prefix.rstrip('/')}/{name}/{uuid.uuid4()}/{path.name}"
+
+
+def upload_source(path: Path, uri: str, name: str, client: Any) -> None:
+    """Upload a rule's source.
+
+    Raises:
+        ConfigError: that failed.
+    """
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    kms_key = os.environ.get(KMS_VARIABLE)
+    encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
+    with _upload_errors(str(path), name):
+        client.upload_file(str(path), bucket, key, **encrypted)
+
+
+@contextmanager
+def _upload_errors(source: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # boto3's errors and S3 transfer's have no common base
+        line = " ".join(str(error).split())
+        raise ConfigError(f"rule {name}: its source {source} could not be uploaded: {line}") from error
+
+
+def _destination(session: Any, s3_output_path: str | None) -> tuple[str, str]:
+    if s3_output_path and not is_pipeline_variable(s3_output_path):
+        parts = urlsplit(s3_output_path)
+        return parts.netloc, parts.path.strip("/")
+    account = session.client("sts").get_caller_identity()["Account"]
+    return f"sagemaker-{session.region_name}-{account}", ""
+
 
 _KEYS = ("ProfilerConfig", "ProfilerRuleConfigurations")
 _PARTS = {
@@ -107,7 +230,7 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
         request = dict(profiler_config)
     else:
         try:
-            request = dict(profiler_config._to_request_dict())  # noqa: SLF001 - the SDK's objects have no public method
+            request = dict(profiler_config._to_request_dict())  # the SDK's objects have no public method
         except AttributeError:
             kind = type(profiler_config).__name__
             hint = _PARTS.get(kind, "")
@@ -162,3 +285,95 @@ def require_accepted(request: Mapping[str, Any]) -> None:
     problems += check_request("CreateTrainingJob", request, only=_KEYS)
     if problems:
         raise ConfigError(printable("the service would reject this: " + "; ".join(problems)))
+
+
+TESTED = "3.27.0"
+
+
+def to_shapes(
+    profiler_config: Any = None,
+    rules: Sequence[Any] | None = None,
+    *,
+    region: str | None = None,
+    session: Any = None,
+    s3_output_path: str | None = None,
+) -> dict[str, Any]:
+    """Return keyword arguments for SDK v3's `TrainingJob.create(…, **to_shapes(…))` and `TrainingJob.update`.
+
+    Args:
+        profiler_config: a ProfilerConfig of this package or of the SDK, or the API's object; None records system metrics
+            only.
+        rules: ProfilerRule objects.
+        region: region of the job; taken from the session or the environment by default.
+        session: boto3 or SDK session, for the region and for uploading a local rule source.
+        s3_output_path: S3 URI that the profile is stored under if the configuration has none.
+
+    Raises:
+        ConfigError: the service would reject the request, or SDK v3 is not installed or incompatible.
+    """
+    request = build_request(profiler_config, rules, region=region, session=session, s3_output_path=s3_output_path)
+    warn_of_missing_path(request)
+    return request_to_shapes(request)
+
+
+def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the profiler's part of a request as `profiler_config` and `profiler_rule_configurations`.
+
+    Raises:
+        ConfigError: SDK v3 is not installed or incompatible.
+    """
+    try:
+        shapes = import_module("sagemaker.core.shapes")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "sagemaker":
+            raise
+        raise ConfigError(
+            "shapes need the SageMaker SDK v3, which is not installed: pip install 'sagemaker>=3.27'"
+        ) from None
+    config = request["ProfilerConfig"]
+    try:
+        # one object that both create (ProfilerConfig) and update (ProfilerConfigForUpdate) accept
+        kind = type("ProfilerConfig", (shapes.ProfilerConfig, shapes.ProfilerConfigForUpdate), {"__module__": __name__})
+        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
+        rules = request.get("ProfilerRuleConfigurations")
+        if rules:
+            converted["profiler_rule_configurations"] = [
+                shapes.ProfilerRuleConfiguration(**_snake(rule, _RULE)) for rule in rules
+            ]
+    except (AttributeError, TypeError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(
+            f"the shapes of SDK {sdk_version()} differ from those of {TESTED}, the tested version: {line}"
+        ) from error
+    return converted
+
+
+def sdk_version() -> str:
+    """Return the installed SDK's version, for messages."""
+    from importlib.metadata import PackageNotFoundError, version  # needed only for a message
+
+    try:
+        return version("sagemaker")
+    except PackageNotFoundError:
+        return "(unknown)"
+
+
+_CONFIG = {
+    "S3OutputPath": "s3_output_path",
+    "DisableProfiler": "disable_profiler",
+    "ProfilingIntervalInMilliseconds": "profiling_interval_in_milliseconds",
+    "ProfilingParameters": "profiling_parameters",
+}
+_RULE = {
+    "RuleConfigurationName": "rule_configuration_name",
+    "RuleEvaluatorImage": "rule_evaluator_image",
+    "InstanceType": "instance_type",
+    "VolumeSizeInGB": "volume_size_in_gb",
+    "LocalPath": "local_path",
+    "S3OutputPath": "s3_output_path",
+    "RuleParameters": "rule_parameters",
+}
+
+
+def _snake(request: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names[key]: value for key, value in request.items()}

@@ -39,9 +39,9 @@ def check_request(operation: str, params: Mapping[str, Any], *, only: Collection
 @cache
 def _operation(name: str) -> Any:
     try:
-        from botocore.exceptions import UnknownServiceError  # noqa: PLC0415 - optional dependency
-        from botocore.loaders import Loader  # noqa: PLC0415
-        from botocore.model import OperationNotFoundError, ServiceModel  # noqa: PLC0415
+        from botocore.exceptions import UnknownServiceError  # optional dependency
+        from botocore.loaders import Loader
+        from botocore.model import OperationNotFoundError, ServiceModel
     except ModuleNotFoundError:
         raise ConfigError("checking a request needs botocore: pip install 'sm-profiler[aws]'") from None
     try:
@@ -95,7 +95,7 @@ def _string(shape: Any, value: str, path: str) -> Iterator[str]:
     bounds = list(_bounds(shape, len(value), path, "characters"))
     yield from bounds
     if shape.enum and value not in shape.enum:
-        some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # noqa: PLR2004 - fits one line
+        some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # fits one line
         yield f"{path}: {shown(value, 60)} is not one of {some}"
     pattern = shape.metadata.get("pattern")
     if pattern and not bounds and not _matches(pattern, value):  # a pattern may take long on a long value

@@ -7,6 +7,6 @@ from sm_profiler._lazy import lazy_exports
 __all__ = ["LocalSageMaker"]
 
 if TYPE_CHECKING:
-    from sm_profiler.local.handle import LocalSageMaker
+    from sm_profiler.local.endpoint import LocalSageMaker
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, {"handle": ["LocalSageMaker"]})
+    __getattr__, __dir__ = lazy_exports(__name__, {"endpoint": ["LocalSageMaker"]})

@@ -12,6 +12,7 @@ import sys
 import threading
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.processes import wait_for_starter
 from sm_profiler.signals import SignalEvent
 
 
@@ -20,7 +21,7 @@ def main(port: str, folder: str) -> int:
     ended = SignalEvent()
     ended.set_on(signal.SIGTERM, signal.SIGINT)
     try:
-        from sm_profiler.local.server import Endpoint  # noqa: PLC0415 - a missing moto is reported in one line
+        from sm_profiler.local.server import Endpoint  # a missing moto is reported in one line
 
         endpoint = Endpoint(int(port), folder or None).start()
     except (ProfilerError, ModuleNotFoundError) as error:
@@ -39,8 +40,7 @@ def main(port: str, folder: str) -> int:
 
 
 def _watch_caller(ended: SignalEvent) -> None:
-    while os.read(0, 1024):
-        pass
+    wait_for_starter()
     ended.set()
 
 

@@ -1,12 +1,14 @@
-"""moto's SageMaker backend and responses, subclassed so that jobs run."""
+"""moto's SageMaker backend and responses, subclassed so that jobs run, and requests that the service refuses are refused."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import moto.iam.urls
 import moto.sagemaker.urls
@@ -18,6 +20,10 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
+from sm_profiler.config.api import interval_problem, rule_problems
+from sm_profiler.launch.service_model import check_request
+from sm_profiler.local.output import expression_problem
+from sm_profiler.local.processing import ProcessingRun
 from sm_profiler.local.records import (
     ENDED,
     JobRecord,
@@ -27,10 +33,135 @@ from sm_profiler.local.records import (
     TrainingJobRecord,
     path_component,
 )
-from sm_profiler.local.validation import check_create_training, check_update_training, refuse_invalid
+from sm_profiler.local.services import Services
+from sm_profiler.local.training import TrainingRun
 
-if TYPE_CHECKING:
-    from sm_profiler.local.jobs import Jobs
+CHECKED = (
+    *(f"{verb}TrainingJob" for verb in ("Create", "Describe", "Update", "Stop")),
+    *(f"{verb}ProcessingJob" for verb in ("Create", "Describe", "Stop")),
+    *("ListTrainingJobs", "ListProcessingJobs", "Search", "AddTags", "ListTags"),
+)
+NEEDED = ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig")
+
+
+def refuse_invalid(operation: str, request: JsonDict) -> None:
+    """Refuse a request that violates the service model: types, required keys, lengths, patterns, enumerations.
+
+    Raises:
+        AWSValidationException: with all problems, phrased as the service does.
+    """
+    if operation not in CHECKED:
+        return
+    refuse(check_request(operation, request))
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise the service's ValidationException if there are problems."""
+    if problems:
+        count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''} detected: "
+        raise AWSValidationException(count + "; ".join(problems))
+
+
+def check_profiler(config: JsonDict | None, rules: list[JsonDict], names: list[str]) -> list[str]:
+    """Return the problems of a profiler configuration beyond the service model."""
+    interval = interval_problem((config or {}).get("ProfilingIntervalInMilliseconds"))
+    problems = [interval] if interval is not None else []
+    return problems + rule_problems((config or {}).get("DisableProfiler"), rules, names)
+
+
+def check_create_training(request: JsonDict) -> None:
+    """Refuse an invalid new training job.
+
+    Raises:
+        AWSValidationException: with all problems.
+    """
+    problems = [f"{name}: required by the local endpoint" for name in NEEDED if name not in request]
+    problems += check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), [])
+    for number, channel in enumerate(request.get("InputDataConfig", [])):
+        if channel["ChannelName"] in (".", ".."):  # the service model's pattern allows both
+            problems.append(f"InputDataConfig[{number}].ChannelName: {channel['ChannelName']!r} is not a folder name")
+    for number, metric in enumerate(request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])):
+        if problem := expression_problem(metric["Regex"]):
+            problems.append(f"AlgorithmSpecification.MetricDefinitions[{number}].Regex: {problem}")
+    refuse(problems)
+
+
+def check_update_training(job: TrainingJobRecord, request: JsonDict) -> None:
+    """Refuse an invalid update.
+
+    Raises:
+        AWSValidationException: the job has ended, or the new configuration is invalid.
+    """
+    if job.status != "InProgress":
+        raise AWSValidationException(f"Training job {job.name} cannot be updated: its status is {job.status}")
+    config = {**(job.profiler_config or {}), **(request.get("ProfilerConfig") or {})}
+    rules = request.get("ProfilerRuleConfigurations", [])
+    refuse(check_profiler(config, rules, [rule.name for rule in job.rules]))
+
+
+CLOSE_S = 30.0
+
+
+class Jobs:
+    """The running jobs; calls do not wait for them, except `close`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock = threading.Lock()
+        self._training: dict[str, TrainingRun] = {}
+        self._processing: list[ProcessingRun] = []
+
+    def folder_for(self, kind: str, name: str) -> Path:
+        """Create and return a job's folder; the service model's pattern keeps separators out of its name."""
+        folder = self._services.folder / "jobs" / kind / name
+        number = 1
+        while folder.exists():  # the same name in another region
+            number += 1
+            folder = folder.with_name(f"{name}.{number}")
+        folder.mkdir(parents=True)
+        return folder
+
+    def start_training(self, job: TrainingJobRecord) -> None:
+        """Run a training job."""
+        with self._lock:
+            job.log_event = self._services.log_event
+            run = self._training[job.arn] = TrainingRun(self._services, job)
+            run.start()
+
+    def update_training(self, job: TrainingJobRecord, config: JsonDict | None, rules: list[RuleRecord]) -> None:
+        """Change the profiler of a running job."""
+        with job.lock:
+            if config is not None:
+                job.profiler_config = {**(job.profiler_config or {}), **config}
+            job.rules.extend(rules)
+        self._training[job.arn].update_profiler()
+
+    def interrupt_training(self, name: str) -> bool:
+        """Take a running training job's machines away; return False if there is no such job."""
+        with self._lock:
+            runs = [run for run in self._training.values() if run.job.name == name and run.job.status not in ENDED]
+        for run in runs:
+            run.interrupted.set()
+        return bool(runs)
+
+    def start_processing(self, job: ProcessingJobRecord) -> None:
+        """Run a processing job."""
+        with self._lock:
+            run = ProcessingRun(self._services, job)
+            self._processing.append(run)
+            run.start()
+
+    def close(self) -> None:
+        """Stop all jobs and wait for their end."""
+        with self._lock:
+            runs: list[Any] = [*self._training.values(), *self._processing]
+        for run in runs:
+            run.close()
+        for run in runs:
+            run.join(CLOSE_S)
+            for rule in getattr(run, "rules", ()):
+                rule.join(CLOSE_S)
+
 
 GONE = "Requested resource not found."
 

@@ -1,20 +1,152 @@
-"""Command of a training job, from a request of SDK v2, SDK v3 or boto3."""
+"""Command of a training job, from a request of SDK v2, SDK v3 or boto3, and the Python environment in which it runs.
+
+A job can import all packages of the endpoint's environment (torch, numpy, sm_profiler …). What it installs, from a
+requirements.txt or with pip in the script, goes to the job's folder; the endpoint's environment is never modified.
+
+On request, AWS's own training toolkit starts the scripts, as in its containers (`sagemaker-training` from PyPI):
+SM_PROFILER_LOCAL_TOOLKIT is the python of an environment that has the toolkit, and the packages that the jobs import.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+import sm_profiler
 from sm_profiler.container import CODE, INPUT_DATA
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.host import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
-from sm_profiler.local.toolkit import toolkit_command
-from sm_profiler.local.transfer import download, unpack
+from sm_profiler.local.services import download, unpack
+
+# The user's settings for pip: mirrors, proxies, certificates.
+PIP_VARIABLES = (
+    "PIP_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_",
+    "REQUESTS_CA_BUNDLE",
+    "HOME",
+    "XDG_CONFIG_",
+)
+# Line of the wheel's .pth file, for installations without it (editable ones).
+AUTO_START = (
+    "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
+)
+MAX_COMMAND = 65536  # bytes of a console script; they are small
+PYTHON = "SM_PROFILER_LOCAL_PYTHON"  # an interpreter whose packages the jobs get, instead of the endpoint's
+
+
+def create_overlay(folder: Path, python: str | None = None) -> Path:
+    """Create the environment, which takes some tens of milliseconds, and return its python.
+
+    Args:
+        folder: where.
+        python: the interpreter with the packages; by default that of `SM_PROFILER_LOCAL_PYTHON`, or the endpoint's.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: that interpreter does not run.
+    """
+    python = python or os.environ.get(PYTHON)
+    if python:
+        subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+        show = "import json, sys, sysconfig; print(json.dumps([sys.path, sysconfig.get_path('scripts')]))"
+        shown = subprocess.run([python, "-c", show], check=True, capture_output=True, text=True).stdout
+        paths, scripts = json.loads(shown)
+    else:
+        venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+        paths, scripts = sys.path, sysconfig.get_path("scripts")
+    site = next(folder.glob("lib/python3*/site-packages"))
+    below = [path for path in paths if Path(path).name in ("site-packages", "dist-packages")]
+    # addsitedir also reads .pth files, on which editable installations depend
+    lines = [f"import site; site.addsitedir({path!r})" for path in below]
+    lines.append(str(Path(sm_profiler.__file__).parents[1]))
+    (site / "_endpoint.pth").write_text("\n".join(lines) + "\n", "utf-8")
+    if not any(found for path in below for found in Path(path).glob("sm_profiler*.pth")):
+        (site / "sm_profiler_auto.pth").write_text(AUTO_START + "\n", "utf-8")
+    copy_commands(Path(scripts), folder / "bin")
+    return folder / "bin" / "python"
+
+
+def copy_commands(source: Path, target: Path) -> None:
+    """Copy the commands of Python packages (torchrun, accelerate, pip …) so that they run with the target's python.
+
+    Args:
+        source: the folder of the commands.
+        target: folder of another python, whose own files are kept.
+    """
+    shebang = re.compile(re.escape(os.fsencode(source)) + rb"/python[0-9.]*")
+    python = os.fsencode(target / "python")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(source):
+            with contextlib.suppress(OSError):  # a broken link
+                if not entry.is_file() or entry.stat().st_size > MAX_COMMAND or (target / entry.name).exists():
+                    continue
+                first, newline, rest = Path(entry.path).read_bytes().partition(b"\n")
+                # pip writes the interpreter into the second line if the first would be too long
+                second, newlines, rest = rest.partition(b"\n") if first == b"#!/bin/sh" else (b"", b"", rest)
+                head, count = shebang.subn(lambda _: python, first + newline + second)
+                if first.startswith(b"#!") and count:
+                    (target / entry.name).write_bytes(head + newlines + rest)
+                    (target / entry.name).chmod(0o755)
+
+
+def pip_environment(job: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a job's pip run: with the user's mirrors and proxies, and without the hook."""
+    own = {name: value for name, value in os.environ.items() if name.upper().startswith(PIP_VARIABLES)}
+    rest = {name: value for name, value in job.items() if not name.startswith("SM_PROFILER")}
+    return {**rest, **own, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+def install_command(python: Path, installs: Sequence[str]) -> list[str]:
+    """Return the pip command for packages and requirements files, given as pip's arguments."""
+    return [str(python), "-m", "pip", "install", "--progress-bar", "off", *installs]
+
+
+TOOLKIT = "SM_PROFILER_LOCAL_TOOLKIT"
+BASE_FOLDER = "SAGEMAKER_BASE_DIR"  # the toolkit's own variable for the counterpart of /opt/ml
+
+
+def toolkit_python(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the python whose toolkit starts the jobs; None if the endpoint starts them itself."""
+    return environment.get(TOOLKIT) or None
+
+
+def toolkit_command(python: Path, host: Host) -> list[str]:
+    """Return the command in place of the container's `train`."""
+    return [str(python), "-m", "sm_profiler.local.toolkit_start", str(host.port), *host.hosts]
+
+
+def start_environment(host: Host, found: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the toolkit's own process, which sets those of the script.
+
+    Args:
+        host: the machine.
+        found: the variables of any process of the job.
+    """
+    # pip runs inside: with the user's mirrors and proxies, but in the job's home folder
+    homes = {"HOME", "XDG_CONFIG_HOME"}
+    pip = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper().startswith(PIP_VARIABLES) and name not in homes
+    }
+    own = {name: value for name, value in found.items() if name != "PYTHONPATH"}
+    return {**pip, **own, BASE_FOLDER: str(host.ml), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
 
 DRIVERS = "sm_drivers"  # channel with the scripts by which SDK v3 starts the user's script
 PIPE = "Pipe"
@@ -73,7 +205,7 @@ def rewrite_drivers(folder: Path, host: Host) -> None:
             path.write_text(re.sub(r"(?m)^SM_MASTER_PORT = \d+$", f"SM_MASTER_PORT = {host.port}", text), "utf-8")
 
 
-def program_of(  # noqa: PLR0913 - what a command depends on
+def program_of(  # what a command depends on
     s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False
 ) -> Program:
     """Return the command of a job; downloads the source code that hyperparameters name.

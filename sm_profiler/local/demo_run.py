@@ -11,16 +11,19 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.local.overlay import PYTHON
+from sm_profiler.formatting import plural
+from sm_profiler.local.command import PYTHON
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
-from sm_profiler.local.transfer import download, s3_keys
-from sm_profiler.report.formatting import plural
+from sm_profiler.local.services import download, s3_keys
+
+if TYPE_CHECKING:
+    from sm_profiler.local.endpoint import EndpointBase
 
 PROFILE = "profiler-output"
 NEEDED = {"moto": "sm-profiler[local,sagemaker2]", "sagemaker": "sm-profiler[local,sagemaker2]"}
@@ -70,25 +73,8 @@ def check_packages(framework: str = "pytorch") -> None:
         raise ProfilerError("the demo needs version 2 of the SageMaker SDK: pip install 'sm-profiler[sagemaker2]'")
 
 
-class AnyEndpoint(Protocol):
-    """Interface of an endpoint that the demo uses."""
-
-    environment: dict[str, str]
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-
-    @property
-    def role(self) -> str:
-        """ARN of a role that exists."""
-
-    def client(self, service: str) -> Any:
-        """Return a boto3 client."""
-
-
 class Demo:
-    """One run of the demo.
+    """A run of the demo.
 
     Args:
         local: the running endpoint.
@@ -97,7 +83,7 @@ class Demo:
         launch: the launch script; examples/demo/launch.py by default.
     """
 
-    def __init__(self, local: AnyEndpoint, out: Path, show: Callable[[str], None], launch: Path | None = None) -> None:
+    def __init__(self, local: EndpointBase, out: Path, show: Callable[[str], None], launch: Path | None = None) -> None:
         self.local, self.out, self.show = local, out, show
         self.launch = launch or scripts_folder() / "launch.py"
         self._last_output = time.monotonic()
@@ -218,8 +204,8 @@ class Demo:
             source = f": {place['source']}" if place.get("source") else ""
             lines.append(f"where    {place['file']}:{place['line']} in {place['function']}{source}")
         if gain := verdict.get("gain"):
-            from sm_profiler.report.gain_text import factors  # noqa: PLC0415 - imports numpy
-            from sm_profiler.report.model import Interval  # noqa: PLC0415 - as above
+            from sm_profiler.diagnosis.model import Interval
+            from sm_profiler.render.gain_text import factors  # imports numpy
 
             faster = factors(Interval(**gain["speedup"]))
             lines.append(f"gain     after the repair, the loop runs {faster} times as fast")

@@ -54,19 +54,11 @@ def decode(value: str) -> Any:
 
 @attrs.frozen
 class Cluster:
-    """A group of equal instances; a job has one, or the groups of a heterogeneous cluster."""
+    """A group of equal instances, as in resourceconfig.json; a job has one, or the groups of a heterogeneous cluster."""
 
-    name: str
+    instance_group_name: str
     instance_type: str
     hosts: tuple[str, ...]
-
-    def as_dict(self) -> JsonDict:
-        """Return the object of resourceconfig.json."""
-        return {
-            "instance_group_name": self.name,
-            "instance_type": self.instance_type,
-            "hosts": list(self.hosts),
-        }
 
 
 def clusters_of(resources: JsonDict, names: Sequence[str]) -> tuple[Cluster, ...]:
@@ -138,9 +130,9 @@ class Host:
         return {
             "current_host": self.name,
             "current_instance_type": self.instance_type,
-            "current_group_name": self.cluster.name,
+            "current_group_name": self.cluster.instance_group_name,
             "hosts": list(self.hosts),
-            "instance_groups": [cluster.as_dict() for cluster in self.clusters],
+            "instance_groups": [attrs.asdict(cluster) for cluster in self.clusters],
             "network_interface_name": "lo",
         }
 

@@ -1,4 +1,4 @@
-"""Run processing jobs: rules as the rule container would run them, and scripts with an entry point of their own."""
+"""Run processing jobs: rules as the rule container would run them, and scripts with their own entry point."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from sm_profiler.container import (
     relocated_text,
 )
 from sm_profiler.errors import ProfilerError
+from sm_profiler.local.command import create_overlay
 from sm_profiler.local.host import MAX_HOSTS, free_port, host_names
-from sm_profiler.local.logs import PROCESSING_GROUP, LogStream
-from sm_profiler.local.overlay import create_overlay
+from sm_profiler.local.output import PROCESSING_GROUP, LogStream
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import (
     FINAL_RULE_STATUSES,
@@ -42,8 +42,7 @@ from sm_profiler.local.records import (
     TrainingJobRecord,
     now,
 )
-from sm_profiler.local.services import Services
-from sm_profiler.local.transfer import download, open_uploader
+from sm_profiler.local.services import Services, download, open_uploader
 from sm_profiler.monitor.uploader import Uploader
 from sm_profiler.rules.settings import STATUS_FILE
 
@@ -96,7 +95,7 @@ class ProcessingHost:
 
 
 class ProcessingRun(threading.Thread):
-    """Life of one processing job."""
+    """Life of a processing job."""
 
     def __init__(self, services: Services, job: ProcessingJobRecord) -> None:
         super().__init__(name=f"processing {job.name}", daemon=True)
@@ -116,7 +115,7 @@ class ProcessingRun(threading.Thread):
             status, reason = self._process()
         except ProfilerError as error:
             status, reason = "Failed", f"ClientError: {error}"
-        except Exception as error:  # noqa: BLE001 - clients wait for a final status
+        except Exception as error:  # clients wait for a final status
             status, reason = "Failed", f"InternalServerError: the local endpoint failed: {error!r}"
         with self.job.lock:
             self.job.failure = reason[:MAX_REASON]
@@ -188,7 +187,7 @@ class ProcessingRun(threading.Thread):
     def _prepare(self, host: ProcessingHost, s3: Any) -> None:
         (host.root.parent / "home").mkdir(parents=True)
         _write_json(host.root, PROCESSING_CONFIG, {**self.job.request, "ProcessingJobArn": self.job.arn})
-        names = [one.name for one in self.hosts]
+        names = [each.name for each in self.hosts]
         resources = {"current_host": host.name, "hosts": names, "network_interface_name": "lo"}
         _write_json(host.root, PROCESSING_RESOURCE_CONFIG, resources)
         for entry in self.job.request.get("ProcessingInputs", ()):
@@ -209,7 +208,7 @@ class ProcessingRun(threading.Thread):
 
     @property
     def is_rule(self) -> bool:
-        """True for a rule image or an environment that names a rule, without an entry point of its own."""
+        """True for a rule image or an environment that names a rule, without an entry point."""
         application = self.job.request["AppSpecification"]
         named = "rule_to_invoke" in self.job.request.get("Environment", {})
         return (named or bool(RULE_IMAGE.search(application["ImageUri"]))) and not application.get(
@@ -276,7 +275,7 @@ class RuleRun(threading.Thread):
         """Run the rule to a final status."""
         try:
             self._evaluate()
-        except Exception as error:  # noqa: BLE001 - clients wait for a final status
+        except Exception as error:  # clients wait for a final status
             self.rule.set("Error", f"InternalServerError: {error!r}")
         if self.rule.status not in FINAL_RULE_STATUSES:
             self.rule.set("Error", "InternalServerError: the rule ended without a status")

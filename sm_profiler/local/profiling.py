@@ -12,12 +12,12 @@ from typing import Any
 
 from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
+from sm_profiler.formatting import plural
 from sm_profiler.local.host import Host, machine_environment
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.monitor.uploader import Uploader, open_destination
-from sm_profiler.report.formatting import plural
 
 UPLOAD_EVERY_S = 1.0
 MAX_RESTARTS = 3
@@ -61,29 +61,13 @@ class Profiling:
     def _start_monitor(self, host: Host, interval_ms: int) -> JobProcess:
         folder = host.folder / "metrics"
         folder.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "sm_profiler",
-            "monitor",
-            "--out",
-            str(folder),
-            "--interval-ms",
-            str(interval_ms),
-        ]
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            **machine_environment(),
-            ROOT_VARIABLE: str(host.ml),
-        }
-        return JobProcess(
-            command,
-            environment,
-            folder,
-            lambda line: self._monitor_output.append(f"metrics of {host.name}: {line}"),
-            5.0,
-        )
+        options = ["--out", str(folder), "--interval-ms", str(interval_ms)]
+        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **machine_environment(), ROOT_VARIABLE: str(host.ml)}
+
+        def keep(line: str) -> None:
+            self._monitor_output.append(f"metrics of {host.name}: {line}")
+
+        return JobProcess([sys.executable, "-m", "sm_profiler", "monitor", *options], environment, folder, keep, 5.0)
 
     def _restart_ended_monitors(self) -> None:
         with self._lock:
@@ -136,7 +120,7 @@ class Profiling:
             self._round()
             markers = self._uploader(self._job.folder, uri)
             problem = "" if not ended or markers.put_markers() else markers.error
-        except Exception as error:  # noqa: BLE001 - uploads must not fail the training
+        except Exception as error:  # uploads must not fail the training
             problem = str(error)
         left = sum(uploader.remaining() for uploader in self._uploaders.values())
         if problem or left:

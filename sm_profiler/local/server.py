@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import logging
 import shutil
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from botocore.model import OperationNotFoundError
@@ -23,65 +21,18 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.backend import MalformedRequestError, swapped_urls
-from sm_profiler.local.endpoint_base import EndpointBase
-from sm_profiler.local.jobs import Jobs
-from sm_profiler.local.peers import is_own_client, is_own_listener
-from sm_profiler.local.services import CLIENT_VARIABLES, REGION, ROLE, Services
+from sm_profiler.local.backend import Jobs, MalformedRequestError, swapped_urls
+from sm_profiler.local.endpoint import ADDRESS, ENVIRONMENT_PATH, INTERRUPT_PATH, EndpointBase
+from sm_profiler.local.peers import is_own_client
+from sm_profiler.local.services import REGION, ROLE, Services
 from sm_profiler.printable import printable
 
-ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
 MAX_REQUEST = 10_000_000  # bytes of an API call; S3 objects are not limited
-MAX_ENVIRONMENT = 65_536  # bytes
 MAX_LOGGED = 500  # characters of an error
 STALLED_S = 120  # without a byte from a client
-ENVIRONMENT_PATH = "/_sm_profiler/environment"
-INTERRUPT_PATH = "/_sm_profiler/interrupt/"  # and the name of a training job
 OWN_PATHS = (ENVIRONMENT_PATH, INTERRUPT_PATH)
 SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
-
-
-def environment_at(port: int) -> dict[str, str] | None:
-    """Return the client environment of an endpoint that already serves this port; None if there is none.
-
-    Users let their shell evaluate it, and another user's program may listen on the port: only variables and addresses
-    that an endpoint sets are accepted.
-    """
-    if not is_own_listener(port):
-        return None
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
-    try:
-        connection.request("GET", ENVIRONMENT_PATH)
-        answer = connection.getresponse()
-        found = json.loads(answer.read(MAX_ENVIRONMENT)) if answer.status == HTTPStatus.OK else None
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-    if not isinstance(found, dict) or found.get("AWS_ENDPOINT_URL") != f"http://{ADDRESS}:{port}":
-        return None
-    return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
-
-
-def interrupt_at(port: int, name: str) -> None:
-    """Interrupt a training job of the endpoint that serves this port.
-
-    Raises:
-        ProfilerError: there is no endpoint of this user, or no such job runs there.
-    """
-    if not is_own_listener(port):
-        raise ProfilerError(f"no endpoint of yours serves port {port}")
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
-    try:
-        connection.request("POST", INTERRUPT_PATH + quote(name, safe=""), headers={"Content-Length": "0"})
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        raise ProfilerError(f"the endpoint on port {port} does not answer: {error}") from error
-    finally:
-        connection.close()
-    if status != HTTPStatus.OK:
-        raise ProfilerError(f"no training job {name} is running")
 
 
 class RequestGuard:
@@ -117,7 +68,7 @@ class RequestGuard:
             return _error(start_response, HTTPStatus.BAD_REQUEST, "SerializationException", str(error))
         except OperationNotFoundError as error:
             return _error(start_response, HTTPStatus.BAD_REQUEST, "UnknownOperationException", str(error))
-        except Exception as error:  # noqa: BLE001 - moto may fail on any input, and clients need an answer
+        except Exception as error:  # moto may fail on any input, and clients need an answer
             self._log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
             return _error(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", repr(error))
 
@@ -183,7 +134,7 @@ _only = threading.Lock()  # moto keeps its state in modules, so a process can ha
 
 
 class Endpoint(EndpointBase):
-    """An endpoint in this process; users want `LocalSageMaker`, which runs one in a process of its own.
+    """An endpoint in this process; users want `LocalSageMaker`, which runs it in a separate process.
 
     Args:
         port: port on 127.0.0.1; 0 picks a free one.
@@ -236,7 +187,7 @@ class Endpoint(EndpointBase):
         application = RequestGuard(
             DomainDispatcherApplication(create_backend_app),
             lambda: self.environment,
-            self._interrupt,
+            lambda job: self.jobs.interrupt_training(job),  # noqa: PLW0108 - `jobs` comes later
             self._log_event,
         )
         with socket.socket() as listener:
@@ -254,10 +205,9 @@ class Endpoint(EndpointBase):
         self._services = Services(f"http://{ADDRESS}:{self._server.port}", folder, log_event=self._log_event)
         self.jobs = Jobs(self.services)
         self._stack.callback(self.services.remove_temporary_folders)
-        for service in SERVICES:
-            cast("Any", backends.get_backend)(
-                service
-            ).reset()  # an earlier endpoint of this process may have left state
+        get_backend = cast("Any", backends.get_backend)
+        for service in SERVICES:  # an earlier endpoint of this process may have left state
+            get_backend(service).reset()
         self._stack.enter_context(swapped_urls(self.jobs))
         thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
@@ -272,12 +222,9 @@ class Endpoint(EndpointBase):
         self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
         self.environment = self.services.client_environment()
 
-    def _interrupt(self, job: str) -> bool:
-        return self.jobs.interrupt_training(job)
-
     def interrupt(self, job: str) -> None:
         """Take the machines of a running training job away."""
-        if not self._interrupt(job):
+        if not self.jobs.interrupt_training(job):
             raise ProfilerError(f"no training job {job} is running")
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ def main(port: str, *hosts: str) -> None:
     sys.argv = ["train"]
     # The first process of a container outlives SIGTERM; a handler, unlike SIG_IGN, is not inherited by the script.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - what `python -m` adds, and `train` does not
+    if sys.path and sys.path[0] in ("", os.getcwd()):  # what `python -m` adds, and `train` does not
         del sys.path[0]
     try:
         trainer = importlib.import_module("sagemaker_training.trainer")
@@ -60,35 +60,35 @@ def _start_torchrun_here(port: str) -> None:
 
 def _start_mpirun_here() -> None:
     mpi: Any = importlib.import_module("sagemaker_training.mpi")
-    mpi._start_sshd_daemon = lambda: None  # noqa: SLF001 - a container's server, for its other hosts
-    create = mpi.MasterRunner._create_command  # noqa: SLF001 - builds mpirun's arguments
+    mpi._start_sshd_daemon = lambda: None  # a container's server, for its other hosts
+    create = mpi.MasterRunner._create_command  # builds mpirun's arguments
 
     def create_command(runner: Any) -> Any:
-        hosts = runner._hosts  # noqa: SLF001 - mpirun would reach them by SSH
+        hosts = runner._hosts  # mpirun would reach them by SSH
         if len(hosts) > 1:
             sys.exit("MPI on several hosts needs their SSH servers; the local endpoint runs it on one host")
-        runner._hosts = ["localhost"]  # noqa: SLF001 - see above
+        runner._hosts = ["localhost"]  # see above
         try:
             words = create(runner)
         finally:
-            runner._hosts = hosts  # noqa: SLF001 - see above
+            runner._hosts = hosts  # see above
         preload = next((number for number, word in enumerate(words) if word.startswith(PRELOAD)), None)
         if preload is not None:  # a library that reads the host's name from a fixed path below /opt/ml
             del words[preload - 1 : preload + 1]
         return words
 
-    mpi.MasterRunner._create_command = create_command  # noqa: SLF001 - see above
+    mpi.MasterRunner._create_command = create_command  # see above
 
 
 def _name_this_machine(training: Any, port: str) -> None:
-    original = training._set_distributed_environment  # noqa: SLF001 - it sets the address of the first host
+    original = training._set_distributed_environment  # it sets the address of the first host
 
     @functools.wraps(original)
     def set_environment(*args: Any) -> None:
         original(*args)
         os.environ.update(MASTER_ADDR=ADDRESS, MASTER_PORT=port)
 
-    training._set_distributed_environment = set_environment  # noqa: SLF001 - see above
+    training._set_distributed_environment = set_environment  # see above
 
 
 def _before(owner: Any, name: str, action: Callable[[Any], None]) -> None:

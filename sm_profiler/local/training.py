@@ -14,7 +14,16 @@ from boto3.exceptions import S3UploadFailedError
 
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.command import Program, fetch_channels, program_of
+from sm_profiler.local.command import (
+    Program,
+    create_overlay,
+    fetch_channels,
+    install_command,
+    pip_environment,
+    program_of,
+    start_environment,
+    toolkit_python,
+)
 from sm_profiler.local.host import (
     MAX_HOSTS,
     Host,
@@ -25,16 +34,12 @@ from sm_profiler.local.host import (
     service_environment,
     toolkit_environment,
 )
-from sm_profiler.local.logs import TRAINING_GROUP, LogStream
-from sm_profiler.local.metrics import MetricMatcher
-from sm_profiler.local.overlay import create_overlay, install_command, pip_environment
+from sm_profiler.local.output import TRAINING_GROUP, LogStream, MetricMatcher
 from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.local.processing import RuleRun
 from sm_profiler.local.profiling import Profiling
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
-from sm_profiler.local.services import Services
-from sm_profiler.local.toolkit import start_environment, toolkit_python
-from sm_profiler.local.transfer import download, open_uploader, pack, s3_keys, upload_file
+from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
@@ -81,7 +86,7 @@ class TrainingRun(threading.Thread):
             ending, status = str(stop), "Stopped"
         except (ProfilerError, ScriptFailedError) as error:
             ending, status, reason = "Failed", "Failed", str(error)
-        except Exception as error:  # noqa: BLE001 - clients wait for a final status
+        except Exception as error:  # clients wait for a final status
             ending, status = "Failed", "Failed"
             reason = f"InternalServerError: the local endpoint failed: {error!r} at {_location(error)}"
         self._finish()
@@ -94,16 +99,13 @@ class TrainingRun(threading.Thread):
 
     def _train(self) -> None:
         """Run attempts until one is not interrupted."""
-        while not self._finishes_attempt():
-            self._prepare_next_attempt()
-
-    def _finishes_attempt(self) -> bool:
-        """Run an attempt; return False if it was interrupted."""
-        try:
-            self._attempt()
-        except JobInterruptedError:
-            return False
-        return True
+        while True:
+            try:
+                self._attempt()
+            except JobInterruptedError:
+                self._prepare_next_attempt()
+            else:
+                return
 
     def _prepare_next_attempt(self) -> None:
         """Begin anew after an interruption, as the service does: checkpoints and the profile on S3 are all that is left.
@@ -210,13 +212,9 @@ class TrainingRun(threading.Thread):
             found |= toolkit_environment(host, job.request, gpu_count())
         if job.profiling:
             found[AUTO_VARIABLE] = "1"
-        own = {
-            name: value
-            if name.startswith("SM_PROFILER")
-            else host.map(value)  # the hook itself applies SM_PROFILER_ROOT
-            for name, value in job.request.get("Environment", {}).items()
-        }
-        return {**found, **own}
+        for name, value in job.request.get("Environment", {}).items():  # the hook itself applies SM_PROFILER_ROOT
+            found[name] = value if name.startswith("SM_PROFILER") else host.map(value)
+        return found
 
     def _install(self, program: Program) -> None:
         command = install_command(self.pythons[0], program.installs)

@@ -25,7 +25,7 @@ import attrs
 from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE, METRICS_TARGETS_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
 from sm_profiler.monitor.board import Board, job_labels
 from sm_profiler.monitor.local_space import CHECK_SECONDS as SPACE_SECONDS
 from sm_profiler.monitor.local_space import DELETE_VARIABLE, LocalSpace, limit_of
@@ -50,6 +50,8 @@ END_SECONDS, TERM_SECONDS, KILLED_SECONDS = 60.0, 100.0, 20.0
 # ... and after the script has ended if no upload has ever succeeded, for example without credentials.
 UNREACHED_SECONDS = 5.0
 MARKER_SECONDS = 10.0
+CLOSING_SECONDS = 10.0  # wait for the kernel to close the files of killed processes
+CLOSING_POLL_SECONDS = 0.05
 
 
 @attrs.define(eq=False)
@@ -210,12 +212,20 @@ class Agent:
         while True:
             living = self.registry.living()
             if not living:
-                recover_traces(self.root, self.task.node, stopped=self.terminated)
+                self._recover(deadline)
             complete = self._drain(deadline)
             if not (self.terminated and living) or self.clock() >= deadline:
                 return complete
             self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
+
+    def _recover(self, deadline: float) -> None:
+        """Complete the open files of processes that were killed, once these are closed."""
+        until = min(deadline, self.clock() + CLOSING_SECONDS)
+        recover_traces(self.root, self.task.node, stopped=self.terminated)
+        while are_traces_held(self.root, self.task.node) and self.clock() < until:
+            self.sleep(CLOSING_POLL_SECONDS)
+            recover_traces(self.root, self.task.node, stopped=self.terminated)
 
     def _drain(self, deadline: float) -> bool:
         if not self.task.destination:
@@ -267,8 +277,8 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     text = environment.get(METRICS_PORT_VARIABLE)
     if not text:
         return None
-    from sm_profiler.monitor.exposition import Exposition  # noqa: PLC0415 - few jobs are scraped
-    from sm_profiler.monitor.step_counter import StepCounter  # noqa: PLC0415
+    from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
+    from sm_profiler.monitor.step_counter import StepCounter
 
     labels = job_labels(job, environment, _name_in_claim(root))
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
@@ -301,7 +311,7 @@ def keep_running(work: Callable[[threading.Event], None], stop: threading.Event)
     while True:
         try:
             work(stop)
-        except Exception as error:  # noqa: BLE001 - an internal error must not leave a job without samples and uploads
+        except Exception as error:  # an internal error must not leave a job without samples and uploads
             if not reported:
                 reported = True
                 logger.warning("sm-profiler: restarting after %s: %s", type(error).__name__, error)

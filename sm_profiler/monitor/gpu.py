@@ -140,7 +140,7 @@ def find_gpus(nvml: Any = None) -> list[NvmlGpu]:
 
 def _load() -> Any:
     try:
-        import pynvml  # noqa: PLC0415 - optional, and useless without a GPU
+        import pynvml  # optional, and useless without a GPU
     except ImportError:
         raise ImportError(NO_LIBRARY) from None
     return pynvml
@@ -227,7 +227,7 @@ class NvmlGpu:
             return None
         try:
             value = read()
-        except Exception as error:  # noqa: BLE001 - old drivers, MIG and passthrough fail in many ways; readings are independent
+        except Exception as error:  # old drivers, MIG and passthrough fail in many ways; readings are independent
             self._failed[name] = self._failed.get(name, 0) + 1
             refused = isinstance(error, AttributeError) or str(error) in REFUSALS
             if refused or self._failed[name] >= PATIENCE:

@@ -92,7 +92,7 @@ class Memory:
         self._limits = limits
         self._file = ProcFile(meminfo)
 
-    def measure(self, now: float) -> list[Measurement]:  # noqa: ARG002 - of the protocol
+    def measure(self, now: float) -> list[Measurement]:  # of the protocol
         """Return one row."""
         total, available = memory_bytes(self._file.read())
         used, limited = total - available, self._limits.memory()

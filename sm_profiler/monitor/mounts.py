@@ -49,7 +49,7 @@ def shared_mounts(proc: Path = Path("/proc")) -> dict[str, str]:
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
-        if len(place) > 4 and kind and is_shared(kind[0], kind[1] if len(kind) > 1 else ""):  # noqa: PLR2004 - the mount point
+        if len(place) > 4 and kind and is_shared(kind[0], kind[1] if len(kind) > 1 else ""):  # the mount point
             found[place[4].replace("\\040", " ")] = kind[0]
         if len(found) >= MAX_MOUNTS:
             break

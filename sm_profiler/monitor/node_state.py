@@ -154,7 +154,7 @@ class ProcessRegistry:
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self._folder)  # noqa: PTH208 - only names are needed, ten times a second
+            return os.listdir(self._folder)  # only names are needed, ten times a second
         except OSError:
             return []
 

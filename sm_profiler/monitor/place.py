@@ -176,7 +176,7 @@ def _candidates(given: Path, owner: Owner, *, uploads: bool) -> Iterator[Path]:
     if not _is_shared(given):
         yield given
     yield from _numbered(given / owner.folder)
-    import tempfile  # noqa: PLC0415 - rarely needed
+    import tempfile  # rarely needed
 
     # Files that are uploaded may disappear with the job; others must be found again.
     places = [Path(tempfile.gettempdir(), f"sm-profiler-{owner.folder}")]
@@ -230,7 +230,7 @@ def _refuse_planted(folder: Path) -> None:
     Raises:
         PermissionError: a part of the path belongs to another user.
     """
-    path = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay as they are
+    path = Path(os.path.abspath(folder))  # links stay as they are
     for part in (*reversed(path.parents), path):
         if not _is_shared(part.parent):
             continue

@@ -55,7 +55,7 @@ def core_times(stat: bytes) -> dict[int, tuple[int, int, int]]:
         name, *numbers = line.split()
         # user nice system idle iowait irq softirq steal; the guest times that follow are part of user and nice
         ticks = [int(number) for number in numbers[:8]]
-        cores[int(name[3:])] = (sum(ticks), ticks[3], ticks[4] if len(ticks) > 4 else 0)  # noqa: PLR2004 - column of iowait
+        cores[int(name[3:])] = (sum(ticks), ticks[3], ticks[4] if len(ticks) > 4 else 0)  # column of iowait
     return cores
 
 

@@ -130,7 +130,7 @@ class Sampler:
                 continue
             try:
                 rows = source.measure(self.monotonic())
-            except Exception as error:  # noqa: BLE001 - the other sources must go on
+            except Exception as error:  # the other sources must go on
                 self._failures[source.name] = failures + 1
                 if failures + 1 == MAX_FAILURES or isinstance(error, ImportError):
                     self._failures[source.name] = MAX_FAILURES

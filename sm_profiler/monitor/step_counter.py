@@ -84,7 +84,7 @@ class _Process:
             return None
         count = sum(row[0] for row in self.starts.values())
         span = max(row[2] for row in self.starts.values()) - min(row[1] for row in self.starts.values())
-        if count < 2 or span <= 0:  # noqa: PLR2004 - from one to the next
+        if count < 2 or span <= 0:  # from one to the next
             return None
         wait = min(sum(self.waits.values()) / span, 1.0) if self.has_waits and self.every == 1 else None
         return span / (count - 1) / 1e6, wait

@@ -46,8 +46,8 @@ def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = N
 
 
 def _otlp_reader() -> MetricReader:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - may be replaced
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # may be replaced
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
     silence_retries()
     return PeriodicExportingMetricReader(OTLPMetricExporter())

@@ -65,7 +65,7 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
     if scheme != "s3" or not bucket:
         raise ProfilerError(f"{uri}: not an s3:// URI")
     try:
-        from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - needs boto3, which sampling does without
+        from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without
     except SourceError as error:
         raise ProfilerError(str(error)) from None
     key = kms_key_id or os.environ.get(KMS_VARIABLE) or None
@@ -226,7 +226,7 @@ class Uploader:
             self.destination.read(END_MARKERS[0])
         except (MissingFileError, AccessDeniedError):  # a role may be allowed to write only
             pass
-        except Exception as error:  # noqa: BLE001 - boto3 raises many kinds
+        except Exception as error:  # boto3 raises many kinds
             self._fail(END_MARKERS[0], error)
             return False
         return True
@@ -236,7 +236,7 @@ class Uploader:
         try:
             for key in END_MARKERS:
                 self.destination.write(key, b"")
-        except Exception as error:  # noqa: BLE001 - boto3 raises many kinds
+        except Exception as error:  # boto3 raises many kinds
             self._fail(END_MARKERS[0], error)
             return False
         return True
@@ -294,7 +294,7 @@ class Uploader:
                 data = file.read()
                 if not earlier.endswith(data):
                     self.destination.write(info.key, data if data.startswith(earlier) else earlier + data)
-        except Exception as error:  # noqa: BLE001 - any failure is reported and retried
+        except Exception as error:  # any failure is reported and retried
             return error
         return None
 

@@ -11,19 +11,19 @@ from typing import Any, Literal
 
 import attrs
 
-from sm_profiler.report.formatting import plural
-from sm_profiler.report.gain_ranking import priced
-from sm_profiler.report.job_metrics import JobMetrics
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.loop_ledger import totals_of
-from sm_profiler.report.metric_folds import JobInfo, MetricFolds
-from sm_profiler.report.model import Finding, Report, Verdict
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.gain_ranking import priced
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.loop_ledger import totals_of
+from sm_profiler.diagnosis.model import Finding, Report, Verdict
+from sm_profiler.formatting import plural
+from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
+from sm_profiler.metrics.scaling import kept
+from sm_profiler.metrics.scaling.folding import fold_with
+from sm_profiler.metrics.scaling.part import new_folds
+from sm_profiler.metrics.scaling.put_away import put_away
 from sm_profiler.report.prices import cost_of
-from sm_profiler.report.scaling import kept
-from sm_profiler.report.scaling.folding import fold_with
-from sm_profiler.report.scaling.part import new_folds
-from sm_profiler.report.scaling.put_away import put_away
-from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.rules.engine import Slice, run_sliced
 from sm_profiler.rules.profiler_report import one_line
@@ -35,7 +35,7 @@ MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
 
 
-def build_report(  # noqa: PLR0913 - most are optional parts
+def build_report(  # most are optional parts
     source: Any,
     *,
     parameters: Mapping[str, object] | None = None,
@@ -151,15 +151,15 @@ def _with_windows(report: Report, source: Any) -> Report:
     """Return a report with what the raw traces of the detailed windows show of the GPUs."""
     if not source.files.detailed:
         return report
-    from sm_profiler.report.gpu.windows import add_windows  # noqa: PLC0415 - few profiles have such traces
+    from sm_profiler.report.gpu.windows import add_windows  # few profiles have such traces
 
     try:
         return add_windows(report, source)
-    except Exception as error:  # noqa: BLE001 - the rest of the report does not depend on it
+    except Exception as error:  # the rest of the report does not depend on it
         return attrs.evolve(report, broken={**report.broken, "detailed windows": one_line(error)})
 
 
-def report_of(  # noqa: PLR0913 - most are optional parts
+def report_of(  # most are optional parts
     metrics: JobMetrics,
     verdict: Verdict,
     rules: dict[str, dict[str, Any]],

@@ -9,19 +9,19 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.loop_table import LoopTable, loop_table, row_keys
+from sm_profiler.diagnosis.model import Interval, Report
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.formatting import duration, percent, shorten
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.printable import printable
-from sm_profiler.report import parts, policy
-from sm_profiler.report.formatting import duration, percent
-from sm_profiler.report.job_metrics import JobMetrics
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.loop_table import LoopTable, loop_table, row_keys
-from sm_profiler.report.markdown import Summary, runs_of
-from sm_profiler.report.model import Interval, Report
-from sm_profiler.report.page import Link, render_page
+from sm_profiler.render.markdown import Summary, runs_of
+from sm_profiler.render.page import Link, render_page
 from sm_profiler.report.predictions import Prediction, predictions
-from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
 SEED = 20240229  # fixed, so that the same two runs always give the same interval
@@ -181,7 +181,7 @@ def compare(before: Report, after: Report) -> Comparison:
     if len(known) < len(tables):
         few = result((), "")
         sentence = (
-            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]}, more than {policy.MIN_STEPS:.0f} needed "
+            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]}, more than {thresholds.MIN_STEPS:.0f} needed "
             "in each run."
         )
         return attrs.evolve(few, sentence=sentence)
@@ -346,7 +346,7 @@ def _sentence(changes: tuple[Change, ...], per: str) -> str:
 
 def _factor(value: float) -> str:
     """Format a factor: `5.0`, `12`."""
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - digits shown
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # digits shown
 
 
 def _short(share: float) -> str:

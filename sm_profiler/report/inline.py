@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 from markupsafe import escape
 
+from sm_profiler.diagnosis.model import Report
+from sm_profiler.render.page import render_html
+from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.build import build_report
-from sm_profiler.report.model import Report
-from sm_profiler.report.page import render_html
-from sm_profiler.report.terminal import terminal_summary
 from sm_profiler.source import open_source
 
 HEIGHT = 900  # pixels

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.report.gain_text import factors
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.loop_table import loop_table
-from sm_profiler.report.model import Finding, Gain, Interval, Report
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.loop_table import loop_table
+from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
+from sm_profiler.render.gain_text import factors
 
 if TYPE_CHECKING:
-    from sm_profiler.report.job_metrics import JobMetrics
+    from sm_profiler.metrics.job_metrics import JobMetrics
 
 
 @attrs.frozen

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.model import Verdict
 from sm_profiler.errors import ConfigError
-from sm_profiler.report import policy
-from sm_profiler.report.job_metrics import JobMetrics
-from sm_profiler.report.model import Verdict
+from sm_profiler.metrics.job_metrics import JobMetrics
 
 MOST_DOLLARS = 1e6  # an hour
 ANY = "*"  # in the user's prices: machines of any other type, or of an unknown one
@@ -103,7 +103,7 @@ def _dollars(kind: str, price: object) -> float:
 
 def built_in() -> dict[str, Any]:
     """Return the table of the package: `{"as_of": …, "region": …, "dollars_per_hour": {type: price}}`."""
-    table: dict[str, Any] = json.loads((files("sm_profiler.report") / "templates" / "prices.json").read_text("utf-8"))
+    table: dict[str, Any] = json.loads((files("sm_profiler.report") / "prices.json").read_text("utf-8"))
     return table
 
 

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from sm_profiler.container import PROCESSING_RESOURCE_CONFIG, read_resources
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import hosts
+from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.printable import logger_for
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
-from sm_profiler.report.classes import Class
-from sm_profiler.report.scaling.folding import fold_with
 from sm_profiler.report.write import write_report
 from sm_profiler.rules.engine import Slice
 from sm_profiler.rules.runner import Judgement, ReportJob, main
@@ -37,7 +37,7 @@ def run_rules_job(words: Sequence[str]) -> int:
     """
     run = partial(main, words, write_report=write_for_runner, make_folds=make_folds)
     resources = read_resources(path=PROCESSING_RESOURCE_CONFIG)
-    if len(resources.hosts) < 2:  # noqa: PLR2004 - alone
+    if len(resources.hosts) < 2:  # alone
         return run()
     if resources.is_first_node:
         if not hosts.is_possible():
@@ -53,7 +53,7 @@ def run_rules_job(words: Sequence[str]) -> int:
     return 0  # even after an error: SageMaker fails a job if one of its containers fails
 
 
-def _spread(  # noqa: PLR0913, PLR0917 - the runner's arguments after ours
+def _spread(  # the runner's arguments after ours
     cluster: hosts.HostCluster,
     notes: list[str],
     source: ProfileSource,

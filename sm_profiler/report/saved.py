@@ -6,7 +6,7 @@ import json
 
 import attrs
 
-from sm_profiler.report.classes import Class
+from sm_profiler.diagnosis.classes import Class
 
 
 @attrs.frozen

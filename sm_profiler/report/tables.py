@@ -9,12 +9,12 @@ import attrs
 
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Report, Verdict
+from sm_profiler.metrics.job_metrics import measure_job
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.build import JobInfo, data_quality, report_of
-from sm_profiler.report.classes import Class
-from sm_profiler.report.job_metrics import measure_job
-from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Report, Verdict
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.source import FileQuality
 
 NOTHING_FOUND = "No cause found"

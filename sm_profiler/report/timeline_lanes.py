@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Ints, Mask
 from sm_profiler.formats.timeline_rows import Announce
-from sm_profiler.report.svg import shorten
+from sm_profiler.formatting import shorten
 from sm_profiler.report.trace_sinks import TraceSink
 
 LOOP, FORWARD_MODULES, BACKWARD_MODULES, LOADER, COMMUNICATION, OWN = (

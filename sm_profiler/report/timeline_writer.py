@@ -23,8 +23,8 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
 from sm_profiler.formats.perfetto_writer import PerfettoSink
 from sm_profiler.formats.timeline_rows import Announce, CounterRows, SliceRows, distinct
-from sm_profiler.report.hang import hang_arguments
-from sm_profiler.report.svg import clean, shorten
+from sm_profiler.formatting import clean, shorten
+from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.report.timeline_counters import values_of
 from sm_profiler.report.timeline_lanes import (
     BACKWARD_MODULES,
@@ -74,7 +74,7 @@ class TimelineWriter:
         self._shown: dict[str, str] = {}
         self.export = Export()
 
-    def add_slice(  # noqa: PLR0913, PLR0917 - one argument a field
+    def add_slice(  # one argument a field
         self, process: str, lane: str, name: str, category: str, start: int, length: int, args: Arguments, flow: int = 0
     ) -> None:
         """Write a slice to a lane of a process, times in nanoseconds since the origin; those of a lane in their order."""

@@ -36,7 +36,7 @@ class TraceSink(Protocol):
     def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
         """Name a lane of a process."""
 
-    def slice(  # noqa: PLR0913, PLR0917 - one argument a field
+    def slice(  # one argument a field
         self, process: int, thread: int, name: str, category: str, start: int, length: int, args: Arguments, flow: int
     ) -> None:
         """Write a slice; a positive flow begins here, and its negative ends here."""
@@ -92,7 +92,7 @@ class JsonSink:
         self._meta("thread_name", process, thread, {"name": name})
         self._meta("thread_sort_index", process, thread, {"sort_index": order})
 
-    def slice(  # noqa: PLR0913, PLR0917 - one argument a field
+    def slice(  # one argument a field
         self, process: int, thread: int, name: str, category: str, start: int, length: int, args: Arguments, flow: int
     ) -> None:
         """Write a whole event, and one half of its flow."""

@@ -6,9 +6,9 @@ import json
 import os
 from typing import Any
 
-from sm_profiler.report.model import Report
-from sm_profiler.report.notebook import render_notebook
-from sm_profiler.report.page import render_html
+from sm_profiler.diagnosis.model import Report
+from sm_profiler.render.notebook import render_notebook
+from sm_profiler.render.page import render_html
 from sm_profiler.rules import write_rule_reports
 from sm_profiler.storage import Storage, open_storage
 

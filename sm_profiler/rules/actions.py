@@ -64,10 +64,10 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
         log.warning("%s: not stopping %r: its name does not start with %r", rule_name, job, prefix)
         return
     try:
-        from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - loads boto3, and only here
+        from sm_profiler.storage.api_client import create_api_client  # loads boto3, and only here
 
         create_api_client("sagemaker").stop_training_job(TrainingJobName=job)
-    except Exception as error:  # noqa: BLE001 - a failing action must not end the evaluation
+    except Exception as error:  # a failing action must not end the evaluation
         log.warning("%s: cannot stop the training job %s: %s", rule_name, job, error)
     else:
         log.info("%s: asked SageMaker to stop the training job %s", rule_name, job)
@@ -78,7 +78,7 @@ def _send(protocol: str, endpoint: str, rule_name: str) -> None:
     subject = f"SMDebugRule:{rule_name} fired"
     attribute = PROTOCOLS[protocol]
     try:
-        from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - loads boto3, and only here
+        from sm_profiler.storage.api_client import create_api_client  # loads boto3, and only here
 
         sns = create_api_client("sns", region=os.environ.get("AWS_REGION") or None)
         topic = sns.create_topic(Name=TOPIC)["TopicArn"]
@@ -89,7 +89,7 @@ def _send(protocol: str, endpoint: str, rule_name: str) -> None:
             Message=f"{subject}. Training job: {job or 'unknown'}",
             MessageAttributes={attribute: {"DataType": "String", "StringValue": endpoint}},
         )
-    except Exception as error:  # noqa: BLE001 - a failing action must not end the evaluation
+    except Exception as error:  # a failing action must not end the evaluation
         log.warning("%s: cannot send the %s message: %s", rule_name, protocol, error)
     else:
         log.info("%s: sent the %s message to topic %s", rule_name, protocol, TOPIC)

@@ -176,7 +176,7 @@ def met_text(name: str, window: int | None, found: object) -> str:
     if window is not None:
         text += f", first in minute {window + 1}"
     counts = [found.get(key) for key in ("Violations", "Datapoints")] if isinstance(found, dict) else []
-    if len(counts) == 2 and all(isinstance(one, (int, float)) for one in counts):  # noqa: PLR2004 - both
+    if len(counts) == 2 and all(isinstance(one, (int, float)) for one in counts):  # both
         text += f": {counts[0]} of {counts[1]} observations"
     return text
 
@@ -208,7 +208,7 @@ def main(request_file: str) -> int:
             write_report(report, request["rule"], request["output"])
     except ProfilerError as error:
         status, details = Status.ERROR, str(error)
-    except Exception as error:  # noqa: BLE001 - any error of a user's rule is its outcome
+    except Exception as error:  # any error of a user's rule is its outcome
         traceback.print_exc()
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == request["code"]]
         place = f" ({Path(request['code']).name}, line {lines[-1].lineno})" if lines else ""

@@ -85,7 +85,7 @@ def service_limit_us(source: SourceLike, interval_us: int = MINUTE_US) -> int | 
 def others_may_follow(source: SourceLike) -> bool:
     """Return True if files of other nodes may still come: the first node that is done writes the end marker."""
     files = _files_of(source)
-    if files is None or len(np.unique(files.hosts)) < 2:  # noqa: PLR2004 - with one node there are no others
+    if files is None or len(np.unique(files.hosts)) < 2:  # with one node there are no others
         return False
     last_us = int((files.at_us + MINUTE_US * files.is_system).max())
     return time.time() < last_us / 1e6 + LATE_S
@@ -173,7 +173,7 @@ class Slice:
             if index not in self.broken:
                 try:
                     fold.update(window)
-                except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
+                except Exception as error:  # one fold's error must not stop the others
                     self.broken[index] = one_line(error)
 
     def load(self, index: int) -> Any:
@@ -309,7 +309,7 @@ def run_sliced(
     return whole if whole is not None else Slice(folds())
 
 
-def run_rules(  # noqa: PLR0913 - all but the source are options
+def run_rules(  # all but the source are options
     source: SourceLike,
     *,
     parameters: Mapping[str, object] | None = None,

@@ -17,7 +17,7 @@ class SystemEvent:
 
     __slots__ = ("dimension", "name", "node_id", "timestamp", "type", "value")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the old constructor
+    def __init__(  # the old constructor
         self, event_type: str, name: str, dimension: str, value: float, node_id: str, timestamp: float
     ) -> None:
         self.type, self.name, self.dimension = event_type, name, dimension

@@ -137,7 +137,7 @@ class LoadBalancing(BuiltinRule):
 
 def distances_of(histograms: list[Floats]) -> Floats:
     """Return the Jensen-Shannon distance (natural logarithm) of each pair, in the order of itertools.combinations."""
-    if len(histograms) < 2:  # noqa: PLR2004 - a pair takes two
+    if len(histograms) < 2:  # a pair takes two
         return np.empty(0)
     shares = np.stack(histograms)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)

@@ -36,7 +36,7 @@ def _check_number(field: attrs.Attribute[Any], value: object) -> float:
 
 
 def _is_percentile(field: attrs.Attribute[Any], value: object) -> None:
-    if not 0 <= _check_number(field, value) <= 100:  # noqa: PLR2004 - percent
+    if not 0 <= _check_number(field, value) <= 100:  # percent
         raise ConfigError(f"{field.name} must be a valid percentile!")
 
 

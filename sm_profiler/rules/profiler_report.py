@@ -144,7 +144,7 @@ class ProfilerReport(BuiltinRule):
                     if rule.update(window):
                         self.first_met.setdefault(name, self.windows)
                         met = True
-                except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
+                except Exception as error:  # one rule's error must not stop the others
                     self.broken[name] = one_line(error)
         del kept
         self.windows += 1
@@ -178,7 +178,7 @@ class ProfilerReport(BuiltinRule):
                     rule = self.rule(name)
                     if name not in self.broken:  # it may have been merged while it was loaded
                         found[name] = rule.result()
-                except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
+                except Exception as error:  # one rule's error must not stop the others
                     self.broken[name] = one_line(error)
         return RuleResults(found, dict(self.broken))
 
@@ -206,7 +206,7 @@ def merge_part(key: Key, mine: Any, theirs: Any, broken: dict[Key, str], theirs_
         return part
     try:
         part.merge(other)
-    except Exception as error:  # noqa: BLE001 - the error of one must not stop the others
+    except Exception as error:  # the error of one must not stop the others
         broken[key] = one_line(error)
     return part
 

@@ -12,7 +12,7 @@ from sm_profiler.rules.actions import Actions
 SCAN_INTERVAL_US = 60_000_000
 
 
-class RuleEvaluationConditionMet(ProfilerError):  # noqa: N818 - the name that users' rules raise
+class RuleEvaluationConditionMet(ProfilerError):  # the name that users' rules raise
     """A rule's condition is met.
 
     Attributes:
@@ -21,7 +21,9 @@ class RuleEvaluationConditionMet(ProfilerError):  # noqa: N818 - the name that u
         end_of_rule: True to end the evaluation.
     """
 
-    def __init__(self, rule_name: str, step: int, end_of_rule: bool = False) -> None:  # noqa: FBT001, FBT002 - the signature that users' rules call
+    def __init__(
+        self, rule_name: str, step: int, end_of_rule: bool = False
+    ) -> None:  # the signature that users' rules call
         self.rule_name = rule_name
         self.step = step
         self.end_of_rule = end_of_rule
@@ -31,7 +33,7 @@ class RuleEvaluationConditionMet(ProfilerError):  # noqa: N818 - the name that u
         return type(self), (self.rule_name, self.step, self.end_of_rule)
 
 
-class NoMoreProfilerData(ProfilerError):  # noqa: N818 - the old API's name
+class NoMoreProfilerData(ProfilerError):  # the old API's name
     """The job is over and has no data at or after a time.
 
     Attributes:
@@ -118,7 +120,7 @@ def invoke_rule(
     rule_obj: Rule,
     start_step: int | None = 0,
     end_step: int | None = None,
-    raise_eval_cond: bool = False,  # noqa: FBT001, FBT002 - the old signature
+    raise_eval_cond: bool = False,  # the old signature
 ) -> None:
     """Invoke a rule repeatedly until its data end or `end_step` is reached.
 

@@ -93,7 +93,7 @@ Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Sl
 class Runner:
     """One evaluation of a rule on one job."""
 
-    def __init__(  # noqa: PLR0913 - keyword arguments, each an independent choice
+    def __init__(  # keyword arguments, each an independent choice
         self,
         settings: Settings,
         *,
@@ -350,13 +350,13 @@ def main(
     try:
         settings = read_settings(os.environ)
     except ConfigError as error:
-        log.error("%s", error)  # noqa: TRY400 - one line is enough
+        log.error("%s", error)  # one line is enough
         output = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
         try:
             write_plain_report(output, DEFAULT_RULE, printable(error))
             write_status(output, Status.ERROR, printable(error))
         except OSError as failed:
-            log.error("cannot write to %s: %s", output, failed)  # noqa: TRY400 - one line is enough
+            log.error("cannot write to %s: %s", output, failed)  # one line is enough
         return FAILED
     if "--follow" in words:
         settings = attrs.evolve(settings, follow=True)
@@ -372,7 +372,7 @@ def main(
     try:
         status, details = runner.run()
     except OSError as error:
-        log.error("cannot write to %s: %s", settings.output, error)  # noqa: TRY400 - one line is enough
+        log.error("cannot write to %s: %s", settings.output, error)  # one line is enough
         return FAILED
     log.info(
         "%s: %s%s (%.1f s)", settings.rule, status.value, f": {details}" if details else "", time.monotonic() - started

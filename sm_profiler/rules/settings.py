@@ -199,7 +199,7 @@ def _texts(found: object) -> dict[str, str]:
 
 def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the runner's parameters and `<RuleName>_<parameter>` from the environment."""
-    from sm_profiler.rules.profiler_report import INTERVAL, RULES  # noqa: PLC0415 - loads numpy; this module does not
+    from sm_profiler.rules.profiler_report import INTERVAL, RULES  # loads numpy; this module does not
 
     rules = {rule.name().lower() for rule in RULES}
     return {

@@ -57,7 +57,7 @@ class ProfilerTrial:
         while True:
             try:
                 return open_source(self.path, cache=False, progress=False)
-            except SourceError:  # noqa: PERF203 - a wait of ten seconds follows
+            except SourceError:  # a wait of ten seconds follows
                 if not self._follow or stop_signalled() or STOP_SIGNAL_VARIABLE not in os.environ:
                     raise
                 self._sleep(self._poll_s)
@@ -168,7 +168,7 @@ class _RowCache:
 def create_trial(
     path: str,
     name: str | None = None,
-    profiler: bool = False,  # noqa: FBT001, FBT002 - the known signature
+    profiler: bool = False,  # the known signature
     output_dir: str = "/opt/ml/processing/outputs/",
     **settings: Any,
 ) -> ProfilerTrial:

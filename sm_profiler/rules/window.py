@@ -115,7 +115,7 @@ def in_timeline_order(events: EventColumns) -> EventColumns:
 def _timeline_order(kind: Category) -> Ints | None:
     """Return the row numbers in the order of timelines; None if there is one timeline."""
     ranks = np.asarray([_rank(text) for text in kind.values], np.int8)
-    if len(kind) == 0 or len(set(ranks)) < 2:  # noqa: PLR2004 - one timeline is sorted already
+    if len(kind) == 0 or len(set(ranks)) < 2:  # one timeline is sorted already
         return None
     return np.argsort(ranks[kind.codes], kind="stable")
 

@@ -1,4 +1,4 @@
-"""The web application: list of jobs, one job live, two compared."""
+"""The web application: the list of jobs, a job live, two jobs compared."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formatting import duration, shorten
 from sm_profiler.printable import printable
+from sm_profiler.render import charts
+from sm_profiler.render.page import Link, page_policy
 from sm_profiler.report.compare import compare, render_comparison
-from sm_profiler.report.page import Link, page_policy
-from sm_profiler.report.svg import shorten
 from sm_profiler.report.write import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
-from sm_profiler.serve.links import FLEET, JOBS, links_of
-from sm_profiler.serve.live import Snapshot
-from sm_profiler.serve.pages import POLICY, job_row, render_page, state_line
-from sm_profiler.serve.parts import render
+from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
+from sm_profiler.serve.snapshot import Snapshot
 
 MAX_STREAMS = 100  # open at a time; other viewers poll
-FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones one by one
+FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones singly
 LOOK_S = 0.2  # between two looks at a job's version
 BEAT_S = 5.0  # a stream without news shows that it is alive
 MAX_VERSION = 40  # characters
@@ -115,19 +114,19 @@ class Site:
     def _list(self, jobs: list[Found]) -> Any:
         followed = self._followed(jobs)
         rows = []
-        for one in jobs:
-            live = self.jobs.live_or_none(one) if one in followed else self.jobs.watched(one)
-            rows.append(job_row(one, live.watch() if live and one in followed else live.snapshot if live else None))
+        for job in jobs:
+            live = self.jobs.live_or_none(job) if job in followed else self.jobs.watched(job)
+            rows.append(job_row(job, live.watch() if live and job in followed else live.snapshot if live else None))
         return Markup(render("list.html", rows=rows, problems=self.jobs.problems))  # noqa: S704 - our own template
 
     def _followed(self, jobs: list[Found]) -> list[Found]:
-        """Return the jobs that the list follows: those that run, and one that has ended and whose verdict is missing."""
-        running = [one for one in jobs if one.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
-        ended = [one for one in jobs if one.state == "ended" and one.saved is None and one not in running]
-        for one in ended[: FOLLOWED_IN_LIST - len(running)]:
-            live = self.jobs.watched(one)
+        """Return the jobs that the list follows: those that run, and at most one ended job whose verdict is missing."""
+        running = [job for job in jobs if job.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
+        ended = [job for job in jobs if job.state == "ended" and job.saved is None and job not in running]
+        for job in ended[: FOLLOWED_IN_LIST - len(running)]:
+            live = self.jobs.watched(job)
             if live is None or not live.snapshot.version or live.snapshot.state == "reading":
-                return [*running, one]
+                return [*running, job]
         return running
 
     def job(self, request: Request) -> Response:
@@ -211,14 +210,14 @@ class Site:
         """Answer with two jobs side by side, as far as they have been read."""
         found = [self.jobs.known(request.query_params.get(name, "")) for name in ("a", "b")]
         reports, links = [], list[Link]()
-        for label, one in zip(("Before", "After"), found, strict=True):
-            if one is None:
+        for label, job in zip(("Before", "After"), found, strict=True):
+            if job is None:
                 return self._missing(request)
-            links.append(Link(f"{label}: {shorten(one.name, 40)}", f"jobs/{one.id}"))
-            snapshot = self.jobs.live(one).watch()
+            links.append(Link(f"{label}: {shorten(job.name, 40)}", f"jobs/{job.id}"))
+            snapshot = self.jobs.live(job).watch()
             report = snapshot.whole_report()
             if report is None:
-                text = f"{one.name}: {state_line(snapshot)}. This page shows the comparison as soon as both jobs have data."
+                text = f"{job.name}: {state_line(snapshot)}. This page shows the comparison as soon as both jobs have data."
                 return page(
                     "message.html", 202, title="Two runs compared", refresh=True, text=text, links=self._links(request)
                 )
@@ -310,6 +309,39 @@ class Site:
         }
 
 
+def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
+    """Return a line of the list of jobs."""
+    row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
+    row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
+    finding: Any = found.saved
+    if snapshot is not None:
+        finding = snapshot.main or finding or snapshot.saved
+        row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
+        row["spark"] = step_times(snapshot) + gpu_use(snapshot)
+    if finding is not None:
+        row |= {"verdict": finding.label, "headline": finding.headline}
+        row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
+    return row
+
+
+def step_times(snapshot: Snapshot) -> Markup:
+    """Draw the step time over the loop so far."""
+    values = snapshot.spark
+    if len(values) < 2:  # a line needs two points
+        return Markup("")
+    label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
+    return charts.line([float(index) for index in range(len(values))], list(values), label)
+
+
+def gpu_use(snapshot: Snapshot) -> Markup:
+    """Draw the use of the GPUs over the job so far."""
+    values = snapshot.gpu
+    if len(values) < 2:  # a line needs two points
+        return Markup("")
+    label = f"GPU use: {values[-1]:.0f} % at the end, {min(values):.0f} to {max(values):.0f} %"
+    return charts.line([float(index) for index in range(len(values))], list(values), label, colour="blue", most=100.0)
+
+
 def next_step(snapshot: Snapshot) -> int:
     """Return a step that is still to come, as a proposal."""
     if snapshot.report is None:
@@ -324,7 +356,7 @@ def as_markup(parts: dict[str, str]) -> dict[str, Any]:
 
 
 def event(kind: str, content: dict[str, Any]) -> str:
-    """Return one server-sent event."""
+    """Return a server-sent event."""
     return f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n"
 
 

@@ -64,7 +64,7 @@ class Window:
         return cls(kind, *numbers)
 
     def within(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a ProfilerConfig with this window in place of the one of its kind.
+        """Return a ProfilerConfig with this window in place of that of its kind.
 
         Raises:
             ConfigError: the result is not valid.
@@ -79,7 +79,7 @@ class Window:
         kept = {key: value for key, value in found.items() if key not in _PLACE} if isinstance(found, dict) else {}
         parameters[wire] = json.dumps({"StartStep": self.start, "NumSteps": self.steps, **kept})
         changed = {**request, "ProfilingParameters": parameters}
-        problems = [one for one in load_profile(json.dumps(changed)).problems if wire in one]
+        problems = [problem for problem in load_profile(json.dumps(changed)).problems if wire in problem]
         if problems:
             raise ConfigError(problems[0])
         return changed
@@ -143,11 +143,11 @@ class JobTarget:
             ConfigError: the result is not valid.
             SourceError: there is no such job, it is over, or the request fails.
         """
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - a third of a second
+        from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
 
-        from sm_profiler.source.job import describe  # noqa: PLC0415 - as above
-        from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - as above
-        from sm_profiler.storage.s3_client import reason_of  # noqa: PLC0415 - as above
+        from sm_profiler.source.job import describe
+        from sm_profiler.storage.api_client import create_api_client
+        from sm_profiler.storage.s3_client import reason_of
 
         client = self.client or create_api_client(
             "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None

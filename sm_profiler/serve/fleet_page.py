@@ -1,4 +1,4 @@
-"""The fleet's page of what is served, made now and then by a process of its own with low priority."""
+"""The fleet's page of what is served, made now and then by a separate process with low priority."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from posixpath import basename, dirname
 
 import attrs
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.fleet.model import FleetJob
+from sm_profiler.fleet.page_rows import link
+from sm_profiler.fleet.texts import sentence
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
-from sm_profiler.serve.fleet_links import address_of, pages_of
 from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.links import FLEET, links_of
-from sm_profiler.source.naming import is_account
+from sm_profiler.serve.pages import FLEET, links_of
+from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open
 LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
 MAX_ERROR = 300
 PAGES = "pages.json"  # location of a job → identifier of its live page
+ELSEWHERE = "live://"  # a base for which there are no links to files of this machine
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
 
@@ -42,7 +46,7 @@ class FleetPage:
 
     Attributes:
         sources: what is served; names of single jobs are left out.
-        jobs: lists the jobs that have a page of their own here.
+        jobs: lists the jobs that have a live page here.
         clock: for tests.
         limit_s: seconds that making the page may take.
     """
@@ -58,7 +62,7 @@ class FleetPage:
 
     def places(self) -> list[str]:
         """Return the sources that can hold several jobs."""
-        return [one for one in self.sources if "://" in one or is_account(one) or Path(one).is_dir()]
+        return [source for source in self.sources if _is_remote(source) or Path(source).is_dir()]
 
     def page(self) -> tuple[str, str]:
         """Return the latest page and the error of the latest attempt; "" for what there is not."""
@@ -73,7 +77,7 @@ class FleetPage:
                 arguments = [
                     str(out),
                     str(self.limit_s),
-                    *(one if "://" in one or is_account(one) else str(Path(one).absolute()) for one in self.places()),
+                    *(source if _is_remote(source) else str(Path(source).absolute()) for source in self.places()),
                 ]
                 (out / PAGES).write_text(json.dumps(pages_of(self.jobs())), "utf-8")
                 with (out / "error").open("wb") as errors:
@@ -100,11 +104,37 @@ def policy_of(page: str) -> str:
     return html.unescape(found[1]) if found else "default-src 'none'"
 
 
+def _is_remote(source: str) -> bool:
+    return "://" in source or is_account(source)
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+def place_of(where: str) -> str:
+    """Return a location of a job as rows of a fleet write it: absolute, without the folder of the profile in it."""
+    if is_account(where):
+        return where
+    place = where.rstrip("/") if "://" in where else os.path.abspath(where)  # `..` is taken out, links stay
+    while basename(place) in OUTPUTS:
+        place = dirname(place)
+    return sentence(place)
+
+
+def pages_of(jobs: Iterable[Found]) -> dict[str, str]:
+    """Return the identifiers of jobs by their locations."""
+    return {place_of(job.where): job.id for job in jobs}
+
+
+def address_of(job: FleetJob, pages: Mapping[str, str]) -> str:
+    """Return the address of a job's live page, relative to the fleet's; else that of its report on the web, or ""."""
+    region = job.arn.split(":")[3] if job.arn.count(":") > 3 else ""  # arn:aws:sagemaker:REGION:…
+    found = pages.get(f"{ACCOUNT}{region}/{job.name}") or (job.source and pages.get(place_of(job.source)))
+    return f"jobs/{found}" if found else link(job, ELSEWHERE)
 
 
 def make(out: Path, sources: Sequence[str]) -> None:
@@ -113,9 +143,9 @@ def make(out: Path, sources: Sequence[str]) -> None:
     Raises:
         ProfilerError: a source cannot be listed.
     """
-    from sm_profiler.fleet.building import build_fleet  # noqa: PLC0415 - for this process only
-    from sm_profiler.fleet.page import render_html  # noqa: PLC0415 - as above
-    from sm_profiler.storage import open_storage  # noqa: PLC0415 - as above
+    from sm_profiler.fleet.building import build_fleet  # for this process only
+    from sm_profiler.fleet.page import render_html
+    from sm_profiler.storage import open_storage
 
     fleet = build_fleet(sources, executor="local:1", index=open_storage(str(out)), progress=False)
     temporary = out / "fleet.tmp"

@@ -39,11 +39,11 @@ class Guard:
     """Admits requests to an application.
 
     A page of another site can make a browser send requests here, and with DNS rebinding even read the answers. Without
-    a token, only requests to this machine's own names are therefore answered; with one, only those that carry it.
+    a token, only requests to this machine's own names are therefore answered; with a token, only those that carry it.
 
     Attributes:
         app: the application.
-        base: the path under which a proxy shows the page, `/user/me/proxy/8899`; "" without one. Requests with and
+        base: the path under which a proxy shows the page, `/user/me/proxy/8899`; "" if there is none. Requests with and
             without it are answered, since some proxies remove it.
         token: the token; None if this machine's own names are enough.
         port: distinguishes the cookies of several servers on one machine.
@@ -74,7 +74,7 @@ class Guard:
         await (answer or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that is not admitted, or one that is only now given its cookie."""
+        """Return the answer to a request that is not admitted, or that is only now given its cookie."""
         headers = Headers(scope=scope)
         host = _HOST.fullmatch(headers.get("host", ""))
         if host is None or _ORIGIN.fullmatch(headers.get("origin", "null")) is None:
@@ -101,7 +101,7 @@ class Guard:
         return refuse(403, "Open the address that `sm-profiler serve` printed: it contains the token.")
 
     def _is_own(self, headers: Headers, method: str) -> bool:
-        """Return whether a request comes from our own pages, or is one that a person may have clicked."""
+        """Return whether a request comes from our own pages, or from a link that a person may have clicked."""
         site = headers.get("sec-fetch-site")
         if site is not None:
             clicked = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
@@ -132,7 +132,7 @@ class Guard:
         return Response(status_code=303, headers={"location": target, "set-cookie": cookie})
 
     def _without_base(self, scope: Scope) -> tuple[Scope, Response | None]:
-        """Return the request with the path that the application has; one without the slash at the base's end is sent there."""
+        """Return the request with the path that the application has; the base without its slash is redirected."""
         path = scope["path"]
         if self.base and path == self.base:
             return scope, Response(status_code=307, headers={"location": f"{self.base.rpartition('/')[2]}/"})

@@ -8,16 +8,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.jobs.finding import find_jobs
+from sm_profiler.jobs.finding import Job, find_jobs
 from sm_profiler.printable import printable
-from sm_profiler.report.saved import SavedVerdict
+from sm_profiler.report.saved import SavedVerdict, verdict_of
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.verdicts import Verdicts
 from sm_profiler.source.naming import is_account
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MAX_JOBS = 500  # listed
 MAX_LIVE = 12  # jobs whose state is kept; beyond that, the longest unwatched is forgotten
 LOCAL_LISTING_S, REMOTE_LISTING_S = 3.0, 60.0
+CLOSING_S = 5.0
+RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0  # after a report that could not be read
+MAX_KNOWN = 20_000
+_FOLLOW = partial(LiveJob, use_subprocess=True)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -34,30 +38,89 @@ class TooManyJobsError(ProfilerError):
 
 
 @attrs.frozen
-class Found:
-    """One job of a source.
+class Found(Job):
+    """A job as it is shown, with the verdict of the report next to its profile; None if it has no report."""
 
-    Attributes:
-        id: its part of the page's address; the same after a restart.
-        name: its name.
-        where: its folder or URI, or the name of a training job.
-        changed: when its files changed last, seconds since the epoch; 0 if that is not known.
-        state: `running`, `ended`, or "" if that is not known.
-        saved: the verdict of a report that lies beside the profile; None without one.
-    """
-
-    id: str
-    name: str
-    where: str
-    changed: float = 0.0
-    state: str = ""
     saved: SavedVerdict | None = None
 
+    @property
+    def id(self) -> str:
+        """Its part of the page's address, the same after a restart: harmless characters, and a checksum of the location."""
+        readable = _UNSAFE.sub("-", self.name).strip("-.")[:60]
+        return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
 
-def job_id(name: str, where: str) -> str:
-    """Return an identifier for addresses: the name's harmless characters, and a checksum of the location."""
-    readable = _UNSAFE.sub("-", name).strip("-.")[:60]
-    return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(where)).hexdigest()[:8]}"
+
+def _is_remote(where: str) -> bool:
+    return "://" in where or is_account(where)
+
+
+@attrs.frozen
+class _Known:
+    """The verdict of a report, or when to try again."""
+
+    identity: str
+    verdict: SavedVerdict | None
+    failures: int = 0
+    again_at: float = 0.0
+
+
+@attrs.define(eq=False)
+class Verdicts:
+    """Reads each report once, and again when it changes; if that fails, once more after a while.
+
+    Attributes:
+        clock: for tests.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[str, _Known] = attrs.field(factory=dict)
+    _waiting: dict[str, Job] = attrs.field(factory=dict)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+    _reader: threading.Thread | None = None
+    _stop: threading.Event = attrs.field(factory=threading.Event)
+
+    def of(self, job: Job) -> SavedVerdict | None:
+        """Return the verdict of a job's report; None if it has none, or if that has not been read yet."""
+        known = self._known.get(job.where)
+        due = known is None or known.identity != job.identity or (known.failures and self.clock() >= known.again_at)
+        if due and not _is_remote(job.where):
+            self._read(job)
+        elif due and (job.state == "ended" or not is_account(job.where)):  # asking the service costs several requests
+            with self._lock:
+                self._waiting[job.where] = job
+                if self._reader is None and not self._stop.is_set():
+                    self._reader = threading.Thread(target=self._read_waiting, name="sm-profiler-verdicts", daemon=True)
+                    self._reader.start()
+        known = self._known.get(job.where)
+        return known.verdict if known else None
+
+    def close(self) -> None:
+        """Stop reading; a request that is under way ends first."""
+        self._stop.set()
+        if (reader := self._reader) is not None:
+            reader.join(CLOSING_S)
+
+    def _read_waiting(self) -> None:
+        while True:
+            with self._lock:
+                if self._stop.is_set() or not self._waiting:
+                    self._reader = None
+                    return
+                job = self._waiting.pop(next(iter(self._waiting)))
+            self._read(job)
+
+    def _read(self, job: Job) -> None:
+        before = self._known.get(job.where)
+        try:
+            report = job.read_report()
+            found = _Known(job.identity, verdict_of(report) if report is not None else None)
+        except Exception:  # of this job, which is shown without a verdict; a client may raise anything
+            failures = before.failures + 1 if before is not None else 1
+            pause_s = min(RETRY_S * 2.0 ** (failures - 1), LONGEST_RETRY_S)
+            found = _Known(job.identity, before.verdict if before else None, failures, self.clock() + pause_s)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[job.where] = found
 
 
 def find_shown(
@@ -73,14 +136,9 @@ def find_shown(
     Raises:
         SourceError: it cannot be listed.
     """
-    for one in find_jobs(source, expected=True, accounts=accounts):
-        saved = verdicts.of(one) if verdicts is not None else None
-        yield Found(job_id(one.name, one.where), one.name, one.where, one.changed, one.state, saved)
-
-
-def follow_apart(where: str) -> LiveJob:
-    """Return the follower of a job that keeps little of it in this process."""
-    return LiveJob(where, apart=True)
+    for job in find_jobs(source, expected=True, accounts=accounts):
+        saved = verdicts.of(job) if verdicts is not None else None
+        yield Found(job.name, job.where, job.changed, job.state, saved=saved)
 
 
 @attrs.define(eq=False)
@@ -95,7 +153,7 @@ class Jobs:
 
     sources: Sequence[str]
     clock: Callable[[], float] = time.monotonic
-    follow: Callable[[str], LiveJob] = follow_apart
+    follow: Callable[[str], LiveJob] = _FOLLOW
     problems: list[str] = attrs.field(factory=list, init=False)
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
@@ -107,13 +165,13 @@ class Jobs:
 
     def listing(self) -> list[Found]:
         """Return the jobs, the latest first; the sources are listed again if that was some time ago."""
-        is_remote = any("://" in one or is_account(one) for one in self.sources)
+        is_remote = any(_is_remote(source) for source in self.sources)
         pause_s = REMOTE_LISTING_S if is_remote else LOCAL_LISTING_S
         with self._listing:
             if self._listed is None or self.clock() - self._listed >= pause_s:
                 self._list()
                 self._listed = self.clock()
-        return sorted(self._found.values(), key=lambda one: (-one.changed, one.name))
+        return sorted(self._found.values(), key=lambda job: (-job.changed, job.name))
 
     @property
     def count(self) -> int:
@@ -124,14 +182,14 @@ class Jobs:
         found, problems = {}, []
         for source in self.sources:
             try:
-                for one in find_shown(source, self._verdicts, self._accounts):
-                    found[one.id] = one
+                for job in find_shown(source, self._verdicts, self._accounts):
+                    found[job.id] = job
                     if len(found) >= MAX_JOBS:
                         problems.append(f"only the first {MAX_JOBS} jobs are listed")
                         break
             except (ProfilerError, OSError) as error:
                 problems.append(printable(f"{source}: {error}"))
-                found.update({key: one for key, one in self._found.items() if one.where.startswith(source)})
+                found.update({key: job for key, job in self._found.items() if job.where.startswith(source)})
         self._found, self.problems = found, problems
 
     def known(self, identifier: str) -> Found | None:
@@ -148,11 +206,11 @@ class Jobs:
         """
         with self._lock:
             if found.id not in self._live:
-                idle = sorted((one.watched_at, key) for key, one in self._live.items() if not one.is_followed)
+                idle = sorted((live.watched_at, key) for key, live in self._live.items() if not live.is_followed)
                 surplus = max(len(self._live) - MAX_LIVE + 1, 0)
                 if surplus > len(idle):
                     raise TooManyJobsError(
-                        f"{MAX_LIVE} jobs are watched already; two minutes after the last look at one, its place is free"
+                        f"{MAX_LIVE} jobs are watched already; a job is dropped two minutes after its last viewer has left"
                     )
                 for _, key in idle[:surplus]:
                     self._live.pop(key).close()
@@ -172,6 +230,6 @@ class Jobs:
 
     def close(self) -> None:
         """Stop following all jobs."""
-        for one in self._live.values():
-            one.close()
+        for live in self._live.values():
+            live.close()
         self._verdicts.close()

@@ -1,10 +1,11 @@
-"""One job, followed by a thread while it has viewers, who get snapshots that never change."""
+"""A job, followed by a thread while it has viewers, who get snapshots that never change."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -12,17 +13,11 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.processes import trim_heap
-from sm_profiler.report.formatting import utc
-from sm_profiler.report.model import Finding, Report
-from sm_profiler.report.saved import SavedVerdict
-from sm_profiler.serve.apart import EndingInParquet, ReaderApart, is_over
-from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.logs import LogTail
-from sm_profiler.serve.look import Look, look_of, packed_or_none, unpacked
-from sm_profiler.serve.parts import log_part
-from sm_profiler.serve.reading import FIRST_S, JobReader, local_folder
-from sm_profiler.serve.remembered import Remembered, recall, remember
-from sm_profiler.serve.turns import Turns
+from sm_profiler.serve.pages import log_part
+from sm_profiler.serve.reader_process import ReaderProcess, is_over
+from sm_profiler.serve.reading import FIRST_S, JobReader, ResumeCheck, local_folder
+from sm_profiler.serve.snapshot import Content, Part, Snapshot, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
@@ -33,69 +28,51 @@ FRESH_S = 1.8  # from a file to the page; what is missing of two seconds is the 
 BREATH_S = 0.15  # between two reports at least: what takes longer cannot be shown within FRESH_S
 LARGE_BYTES, LARGE_S = 30_000, 1.0  # larger parts of the page are renewed at most this often
 LONGEST_RETRY_S = 60.0
-RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
+RESUMED_S = 3.0  # between two checks of a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
-KEEP_S = 60.0  # between two times that the page is kept for the next start
-
-_turns = Turns()  # of all jobs, to compute a report
+SAVE_S = 60.0  # between two copies of the page for the next start
 
 
-@attrs.frozen
-class Part:
-    """One part of the page: its HTML, the version of the job in which it changed last, and when that was."""
+class FairLock:
+    """A lock that goes to the thread that has waited longest: a plain lock may go to the same thread again and again."""
 
-    html: str
-    version: int
-    at: float
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[threading.Lock] = deque()
+        self._is_taken = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of threads that wait."""
+        return len(self._queue)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._queue.append(mine)
+        mine.acquire()  # released by the thread before
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().release()
+            else:
+                self._is_taken = False
 
 
-@attrs.frozen(eq=False)
-class Snapshot:
-    """State of a job at one moment.
-
-    Attributes:
-        version: grows with each change.
-        state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
-        note: one line on that state; "" if there is nothing to add.
-        parts: parts of the page in their order.
-        main: the leading finding of the report; None before the first.
-        report: the report; None before the first, and if it is packed.
-        packed: the report as bytes, once the job is over; b"" if it is not packed.
-        saved: the verdict of an earlier look, until there is a report.
-        spark: mean step time in seconds, of consecutive stretches of the latest steps.
-        gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
-        files: number of files read.
-        data_at: time of the latest data, seconds since the epoch; None without any.
-    """
-
-    version: int = 0
-    state: str = "waiting"
-    note: str = ""
-    parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: Finding | None = None
-    report: Report | None = None
-    packed: bytes = b""
-    saved: SavedVerdict | None = None
-    spark: tuple[float, ...] = ()
-    gpu: tuple[float, ...] = ()
-    files: int = 0
-    data_at: float | None = None
-
-    def whole_report(self) -> Report | None:
-        """Return the report, unpacked for this call only; None before the first."""
-        return unpacked(self.packed) if self.packed else self.report
-
-    def parts_since(self, version: int) -> dict[str, str]:
-        """Return the parts that changed after a version, in their order."""
-        return {key: part.html for key, part in self.parts.items() if part.version > version}
+_report_lock = FairLock()  # of all jobs, to compute a report
 
 
 class LiveJob:
-    """Follows one job while it is watched.
+    """Follows a job while it is watched.
 
     Args:
         where: folder, s3:// URI, or name of a training job.
-        apart: read a job that is over in a process of its own, and keep its report packed.
+        use_subprocess: read a job that is over in a subprocess, and keep its report packed.
         linger_s: how long it is followed after the last call of `watch`.
         clock: for tests.
     """
@@ -104,27 +81,27 @@ class LiveJob:
         self,
         where: str,
         *,
-        apart: bool = False,
+        use_subprocess: bool = False,
         linger_s: float = LINGER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.where, self._apart = where, apart
+        self.where, self._use_subprocess = where, use_subprocess
         self._linger_s, self._clock = linger_s, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._watched = clock()
-        kept = recall(where)
-        self._snapshot = shown_again(kept) if kept else Snapshot()
-        self._is_kept = kept is not None  # what is shown is from an earlier look
-        self._next_keeping = 0.0
+        saved = load(where)
+        self._snapshot = saved or Snapshot()
+        self._is_saved_copy = saved is not None  # what is shown was saved earlier
+        self._next_save = 0.0
         self._reader = self._new_reader()
         self._dirty = False
         self._next_report = self._show_early = 0.0
         self._failures = 0
         self._log = LogTail.of(where, clock)
-        self._ending: Ending | EndingInParquet | None = None
-        self._looked_again = 0.0
+        self._resume_check: ResumeCheck | None = None  # of a job that is over
+        self._checked = 0.0
 
     @property
     def snapshot(self) -> Snapshot:
@@ -143,10 +120,10 @@ class LiveJob:
         return self._watched
 
     def watch(self) -> Snapshot:
-        """Note that there is a viewer, follow the job unless it is followed already, and return the latest state."""
+        """Count on a viewer for a while, follow the job unless it is followed already, and return the latest state."""
         with self._lock:
             self._watched = self._clock()
-            if self._thread is None and not self._stop.is_set() and self._is_worth_a_look():
+            if self._thread is None and not self._stop.is_set() and self._is_worth_polling():
                 self._thread = threading.Thread(target=self._run, name="sm-profiler-live", daemon=True)
                 self._thread.start()
         return self._snapshot
@@ -154,18 +131,19 @@ class LiveJob:
     def close(self) -> None:
         """Stop following."""
         self._stop.set()
-        if isinstance(self._reader, ReaderApart):
+        if isinstance(self._reader, ReaderProcess):
             self._reader.close()
 
-    def _new_reader(self) -> JobReader | ReaderApart:
-        return ReaderApart(self.where) if self._apart and is_over(self.where) else JobReader(self.where)
+    def _new_reader(self) -> JobReader | ReaderProcess:
+        in_subprocess = self._use_subprocess and is_over(self.where)
+        return ReaderProcess(self.where) if in_subprocess else JobReader(self.where)
 
-    def _is_worth_a_look(self) -> bool:
-        """Return whether the job runs, or it is time to look whether it has been resumed."""
+    def _is_worth_polling(self) -> bool:
+        """Return whether the job runs, or it is time to check whether it has been resumed."""
         if self._snapshot.state != "ended":
             return True
         pause_s = RESUMED_S if local_folder(self.where) else REMOTE_RESUMED_S
-        return self._watched - self._looked_again >= pause_s
+        return self._watched - self._checked >= pause_s
 
     def _run(self) -> None:
         self.poll()
@@ -190,12 +168,12 @@ class LiveJob:
         return min(poll_s, turn_s) if turn_s > 0 and (self._dirty or poll_s == LOCAL_POLL_S) else poll_s
 
     def poll(self) -> None:
-        """Read what is new; publish a report if there is anything, and if the last one did not cost too much."""
-        if self._ending is not None:
-            self._looked_again = self._clock()
-            if self._ending.is_final:
+        """Read what is new; publish a report if there is anything, and if the last report did not cost too much."""
+        if self._resume_check is not None:
+            self._checked = self._clock()
+            if not self._is_resumed(self._resume_check):
                 return
-            self._ending, self._reader = None, self._new_reader()
+            self._resume_check, self._reader = None, self._new_reader()
             self._publish(state="running", note="")
         try:
             self._read()
@@ -215,20 +193,28 @@ class LiveJob:
             self._read_log()
         except ProfilerError as error:
             self._failed(printable(error))
-        except Exception as error:  # noqa: BLE001 - of this job; the others and the page go on
+        except Exception as error:  # of this job; the others and the page go on
             self._failed(printable(f"{type(error).__name__}: {error}"))
+
+    @staticmethod
+    def _is_resumed(check: ResumeCheck) -> bool:
+        """Return whether a job that has ended goes on; False if its files cannot be read."""
+        try:
+            return check()
+        except (ProfilerError, OSError):
+            return False
 
     def _read(self) -> None:
         """Read what is new; of a job in Parquet, show all but the heat map before that is read."""
         self._show_early = self._clock() + FIRST_S
         if self._reader.read(self._progress):
             self._dirty = True
-        if isinstance(self._reader, ReaderApart):
+        if isinstance(self._reader, ReaderProcess):
             if self._reader.is_to_read_here:
                 self._reader = JobReader(self.where)
                 self._dirty = self._reader.read(self._progress)
         elif self._reader.lacks_heat:
-            if not self._is_kept:
+            if not self._is_saved_copy:
                 self._publish_report(state="reading")
             self._reader.read_heat()
             self._dirty = True
@@ -250,14 +236,14 @@ class LiveJob:
 
     def _progress(self) -> None:
         """Show the first results while a long job is still read."""
-        if not self._is_kept and self._clock() >= max(self._next_report, self._show_early):
+        if not self._is_saved_copy and self._clock() >= max(self._next_report, self._show_early):
             self._publish_report(state="reading")
 
     def _publish_report(self, state: str = "") -> None:
-        with _turns:
+        with _report_lock:
             begun = self._clock()  # the wait for other jobs is no work
-            look = self._look()
-        rendered = dict(look.parts)
+            content = self._content()
+        rendered = dict(content.parts)
         if self._log.streams:
             rendered["log"] = log_part(self._log.streams)
         now, version = self._clock(), self._snapshot.version + 1
@@ -276,38 +262,36 @@ class LiveJob:
         self._dirty = kept
         over = self._reader.over and not state
         files, outcome = self._reader.files, self._reader.outcome
-        whole = look.packed or (packed_or_none(look.report) if over and self._apart else b"")
+        packed = content.packed or (packed_or_none(content.report) if over and self._use_subprocess else b"")
         if over:
             self._ended()
-        self._is_kept = False
+        self._is_saved_copy = False
         self._publish(
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-            main=look.main,
-            report=None if whole else look.report,
-            packed=whole,
-            spark=look.spark,
-            gpu=look.gpu,
+            main=content.main,
+            report=None if packed else content.report,
+            packed=packed,
+            spark=content.spark,
+            gpu=content.gpu,
             files=files,
-            data_at=look.data_at,
+            data_at=content.data_at,
         )
-        if over or (not state and now >= self._next_keeping):
-            self._next_keeping = now + KEEP_S
-            shown = {key: part.html for key, part in parts.items() if key != "log"}
-            verdict = SavedVerdict(look.main.kind, look.main.headline)
-            remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time(), verdict))
+        if over or (not state and now >= self._next_save):
+            self._next_save = now + SAVE_S
+            save(self.where, self._snapshot, without=("log",))
             trim_heap()
 
-    def _look(self) -> Look:
-        if isinstance(self._reader, ReaderApart):
-            assert self._reader.look is not None  # noqa: S101 - it is read first
-            return self._reader.look
-        return look_of(self._reader)
+    def _content(self) -> Content:
+        if isinstance(self._reader, ReaderProcess):
+            assert self._reader.content is not None  # it is read first
+            return self._reader.content
+        return Content.of(self._reader)
 
     def _ended(self) -> None:
         """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""
-        self._ending, self._looked_again = self._reader.ending, self._clock()
+        self._resume_check, self._checked = self._reader.resume_check, self._clock()
         self._reader = JobReader(self.where)
 
     def _publish(self, **changes: Any) -> None:
@@ -316,17 +300,10 @@ class LiveJob:
             self._snapshot = attrs.evolve(new, version=self._snapshot.version + 1)
 
 
-def shown_again(kept: Remembered) -> Snapshot:
-    """Return the first state of a job that was shown before."""
-    parts = {key: Part(html, 1, 0.0) for key, html in kept.parts.items()}
-    note = f"as of {utc(kept.at)}; reading what is there"
-    return Snapshot(1, "reading", note, parts, saved=kept.verdict, spark=kept.spark, files=kept.files)
-
-
 def pause_after(report_s: float) -> float:
     """Return how long to wait after a report that took some seconds.
 
-    A file that comes just as a report begins is shown by the next one: after the rest of this one, the pause, and that one.
+    A file that comes just as a report begins is shown by the next: after the rest of this report, the pause, and the next report.
     """
     share_s, fresh_s = max(report_s / REPORT_SHARE - report_s, LOCAL_POLL_S), FRESH_S - 2 * report_s
     return min(share_s, fresh_s) if fresh_s >= BREATH_S else share_s

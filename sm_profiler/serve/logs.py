@@ -9,13 +9,12 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.report.formatting import natural_key
-from sm_profiler.report.svg import clean, shorten
+from sm_profiler.formatting import clean, natural_key, shorten
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.source.naming import is_account, job_name, split_account
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-MAX_STREAMS = 8  # one a node; those of the first nodes are shown
+MAX_STREAMS = 8  # of the first nodes; each has a stream
 MAX_LINES, MAX_LENGTH = 64, 400  # of all streams together; characters of a line
 PAUSE_S, REFUSED_S = 10.0, 300.0  # between two requests, and after one that was refused
 _JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -24,7 +23,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @attrs.frozen
 class Stream:
-    """The end of one stream: the node's name and its last lines."""
+    """The end of a stream: the node's name and its last lines."""
 
     name: str
     lines: tuple[str, ...]
@@ -32,7 +31,7 @@ class Stream:
 
 def new_client(region: str | None) -> Any:
     """Return a client of CloudWatch Logs."""
-    from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - boto3 takes a third of a second to load
+    from sm_profiler.storage.api_client import create_api_client  # boto3 takes a third of a second to load
 
     return create_api_client("logs", region=region)
 
@@ -75,13 +74,13 @@ class LogTail:
         try:
             self._client = self._client or self.client_of(self.region)
             self.streams = self._read()
-        except Exception:  # noqa: BLE001 - no permission, no region, no boto3: the page goes on without the log
+        except Exception:  # no permission, no region, no boto3: the page goes on without the log
             self._next = self.clock() + REFUSED_S
         return self.streams != before
 
     def _read(self) -> tuple[Stream, ...]:
         answer = self._client.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{self.job}/", limit=50)
-        names = sorted((str(one["logStreamName"]) for one in answer.get("logStreams", ())), key=natural_key)
+        names = sorted((str(stream["logStreamName"]) for stream in answer.get("logStreams", ())), key=natural_key)
         shown = names[:MAX_STREAMS]
         earlier = {stream.name: stream for stream in self.streams}
         found = []
@@ -89,7 +88,7 @@ class LogTail:
             limit = MAX_LINES // len(shown)
             page = self._client.get_log_events(logGroupName=GROUP, logStreamName=name, limit=limit, startFromHead=False)
             node = shorten(name.partition("/")[2], 60)
-            lines = tuple(readable(str(one.get("message", ""))) for one in page.get("events", ())[-limit:])
+            lines = tuple(readable(str(event.get("message", ""))) for event in page.get("events", ())[-limit:])
             if lines or node in earlier:  # the service may answer with an empty page
                 found.append(Stream(node, lines) if lines else earlier[node])
         return tuple(found)

@@ -1,23 +1,46 @@
-"""The pages as HTML: templates of this package, and the parts of the report."""
+"""HTML of the pages: templates of this package, and the links between the pages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
+import jinja2
 from markupsafe import Markup
 
-from sm_profiler.report import charts
-from sm_profiler.report.formatting import duration
-from sm_profiler.report.page import page_script, page_style
-from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.live import Snapshot
-from sm_profiler.serve.parts import asset, render
+from sm_profiler._version import __version__
+from sm_profiler.render.page import Link, new_environment, page_script, page_style
+from sm_profiler.serve.logs import Stream
+from sm_profiler.serve.snapshot import Snapshot
 
 REFRESH_S = 10  # of a page without script
+JOBS, FLEET = "All jobs", "Cost and lost time"
 POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
 )
+
+
+def render(template: str, **content: Any) -> str:
+    """Return a fragment of a page."""
+    return _environment().get_template(template).render(version=__version__, **content)
+
+
+def log_part(streams: Sequence[Stream]) -> str:
+    """Return the section with the end of a job's log."""
+    return render("log.html", streams=streams)
+
+
+def asset(name: str) -> str:
+    """Return the text of a template, a style or a script."""
+    return (files("sm_profiler.serve") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return new_environment(asset)
 
 
 def render_page(template: str, nonce: str, *, refresh: bool = False, **content: Any) -> str:
@@ -32,37 +55,20 @@ def render_page(template: str, nonce: str, *, refresh: bool = False, **content: 
     )
 
 
-def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return a line of the list of jobs."""
-    row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
-    row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
-    finding: Any = found.saved
-    if snapshot is not None:
-        finding = snapshot.main or finding or snapshot.saved
-        row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
-        row["spark"] = step_times(snapshot) + gpu_use(snapshot)
-    if finding is not None:
-        row |= {"verdict": finding.label, "headline": finding.headline}
-        row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
-    return row
+def links_of(path: str, *more: Link, fleet: bool = True, here: str = "") -> Sequence[Link]:
+    """Return the links of a page, relative to its own address: a proxy may show it anywhere.
 
-
-def step_times(snapshot: Snapshot) -> Markup:
-    """Draw the step time over the loop so far."""
-    values = snapshot.spark
-    if len(values) < 2:  # noqa: PLR2004 - a line needs two points
-        return Markup("")
-    label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
-    return charts.line([float(index) for index in range(len(values))], list(values), label)
-
-
-def gpu_use(snapshot: Snapshot) -> Markup:
-    """Draw the use of the GPUs over the job so far."""
-    values = snapshot.gpu
-    if len(values) < 2:  # noqa: PLR2004 - a line needs two points
-        return Markup("")
-    label = f"GPU use: {values[-1]:.0f} % at the end, {min(values):.0f} to {max(values):.0f} %"
-    return charts.line([float(index) for index in range(len(values))], list(values), label, colour="blue", most=100.0)
+    Args:
+        path: the page's path, as the application has it.
+        more: links of that page only.
+        fleet: there is a page of the fleet.
+        here: the text of the link to the page itself, which has none.
+    """
+    up = "../" * (path.count("/") - 1)
+    places = {JOBS: up or "./"} | ({FLEET: f"{up}fleet"} if fleet else {})
+    found = [Link(text, "" if text == here else address) for text, address in places.items()]
+    found += more
+    return found if any(link.address for link in found) else ()
 
 
 def state_line(snapshot: Snapshot) -> str:

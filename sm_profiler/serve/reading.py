@@ -1,4 +1,4 @@
-"""Reading of one job as its files appear: each new file is read once, and a report of all data so far costs little."""
+"""Reading of a job as its files appear: each new file is read once, and a report of all data so far costs little."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import contextlib
 import copy
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
+from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import SYSTEM_FOLDER, TRACE_FOLDER
+from sm_profiler.jobs.finding import has_end_marker
+from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
+from sm_profiler.metrics.scaling import kept
+from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import assemble
-from sm_profiler.report.metric_folds import JobInfo, MetricFolds
-from sm_profiler.report.model import Report
-from sm_profiler.report.scaling import kept
-from sm_profiler.report.step_fold import StepFold
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import TRIM_WINDOWS, Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
-from sm_profiler.serve.ending import Ending
-from sm_profiler.serve.heat import HeatFold, heat_of
+from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.naming import job_name
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
@@ -34,6 +36,8 @@ from sm_profiler.storage import LocalStorage
 FIRST_S = 2.0  # a job that is read faster is shown as a whole
 MAX_OPEN_BYTES = 64 << 20  # of files that are still written
 JOIN_AFTER = 32  # reads with news
+
+ResumeCheck: TypeAlias = Callable[[], bool]  # whether a job that has ended goes on
 
 
 class _WithOpenFiles:
@@ -59,6 +63,20 @@ def local_folder(where: str) -> Path | None:
     """Return the folder of a local profile; None for anything else."""
     folder = Path(where)
     return folder if "://" not in where and folder.is_dir() else None
+
+
+def goes_on(folder: Path) -> bool:
+    """Return whether the run in a folder goes on: another may have been started there."""
+    run = read_state(folder)
+    return not (run.is_over if run is not None else has_end_marker(folder))
+
+
+def later_files_of(source: ProfileSource) -> ResumeCheck:
+    """Return a function that reports whether a later attempt of a spot job has added files; it does not keep the source."""
+    storage, keys, latest = source.storage, list(source.files.keys()), dict[str, str]()
+    for kind in (SYSTEM_FOLDER, TRACE_FOLDER):
+        latest[kind] = max((key for key in keys if key.startswith(f"{kind}/")), default="")
+    return lambda: any(any(True for _ in storage.list(f"{kind}/", after or None)) for kind, after in latest.items())
 
 
 @attrs.define(eq=False)
@@ -88,7 +106,7 @@ class JobReader:
     _open: tuple[tuple[str, int, int], ...] = ()
     _unjoined: int = JOIN_AFTER
     _is_local: bool = False
-    _is_whole: bool = False  # the state is one that was kept
+    _is_whole: bool = False  # the state was kept
 
     @property
     def folder(self) -> Path | None:
@@ -96,9 +114,11 @@ class JobReader:
         return local_folder(self.where)
 
     @property
-    def ending(self) -> Ending:
-        """The end of the job, once it is over."""
-        return Ending.of(self.folder, self._source)
+    def resume_check(self) -> ResumeCheck:
+        """A function that reports whether the job, which is over, goes on."""
+        if self.folder is not None:
+            return partial(goes_on, self.folder)
+        return later_files_of(self._source) if self._source is not None else bool
 
     def read(self, progress: Callable[[], object] = bool) -> bool:
         """Read what is new, and return whether there was anything; `progress` is called after each minute of data.
@@ -126,7 +146,7 @@ class JobReader:
         elif self._source.refresh() and self._is_whole:
             self._source.rewind()  # there are more rows than the kept state is of
             self._begin(self._source, None)
-        # The markers come before the exit code of a run: the page of one that is about to end shows both at once.
+        # The markers come before the exit code of a run: the page of a run that is about to end shows both at once.
         marked = state is None and self._source.finished and not others_may_follow(self._source)
         finished = stopped or marked
         found = self._fold(self._source, progress, finished=finished)
@@ -176,7 +196,7 @@ class JobReader:
             trim_heap()
 
     def _join_steps(self) -> None:
-        """Keep the steps in few pieces: with one for each process and minute, each report would take longer than the last."""
+        """Keep the steps in few pieces: with a piece for each process and minute, each report would take longer than the last."""
         self._unjoined += 1
         if self._unjoined >= JOIN_AFTER:
             self._unjoined = 0

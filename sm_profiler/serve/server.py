@@ -45,7 +45,7 @@ class Listening:
 
 
 def listen(host: str, port: int | None) -> Listening:
-    """Open a port: the given one, or the default one, or any if that is taken.
+    """Open a port: the given port, or the default, or any if that is taken.
 
     Raises:
         ConfigError: the port is taken, or the address is not one of this machine.
@@ -87,7 +87,7 @@ class _Connection(H11Protocol):
     """A connection that cannot be held open without a request.
 
     uvicorn limits the time between two requests only. Here a request must be whole in REQUEST_S, and if there are as many
-    connections as are served, a new one ends the oldest that waits for its client.
+    connections as are served, a new connection ends the oldest that waits for its client.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -98,10 +98,10 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) >= MAX_CONNECTIONS:
-            others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
-            waiting = [one for one in others if one.is_waiting]
+            others = (other for other in self.connections if isinstance(other, _Connection) and other is not self)
+            waiting = [other for other in others if other.is_waiting]
             if waiting:
-                min(waiting, key=lambda one: (one.since_s is None, one.since_s or 0.0)).cut()
+                min(waiting, key=lambda other: (other.since_s is None, other.since_s or 0.0)).cut()
 
     @property
     def is_waiting(self) -> bool:

@@ -16,7 +16,7 @@ _KINDS = {"<f8": "float64", "<i8": "int64", "<i4": "int32", "|i1": "int8"}
 @cache
 def arrow() -> Any:
     """Return pyarrow, which is loaded once it is needed: it takes 35 MB."""
-    import pyarrow.ipc  # noqa: PLC0415 - see above
+    import pyarrow.ipc  # see above
 
     return pyarrow
 

@@ -161,7 +161,7 @@ class Cache:
         _writing.append(thread)
         thread.start()
 
-    def _save(self, copy: Copy, system: bool) -> None:  # noqa: FBT001 - the thread hands arguments over by position
+    def _save(self, copy: Copy, system: bool) -> None:  # the thread hands arguments over by position
         pa = arrow()
         files = [
             _File(

@@ -51,7 +51,7 @@ def shared_location(storage: Storage) -> str:
         SourceError: other processes cannot open it.
     """
     if isinstance(storage, LocalStorage):
-        return os.path.abspath(storage.uri)  # noqa: PTH100 - links stay as they are named
+        return os.path.abspath(storage.uri)  # links stay as they are named
     if not str(storage.uri).startswith("s3://"):
         raise SourceError(f"{storage.uri} cannot be opened by other processes: use a folder or an s3:// URI")
     return storage.uri

@@ -23,7 +23,7 @@ class NoProfilerDataError(SourceError):
     """A folder or prefix without profiler data, which a running job may still write."""
 
 
-def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
+def open_source(  # keyword arguments, one an independent choice
     where: str | os.PathLike[str] | Storage,
     *,
     cache: bool = True,
@@ -114,7 +114,7 @@ def open_parquet(storage: Storage, job: str) -> Storage:
         SourceError: Arrow is not installed.
     """
     try:
-        from sm_profiler.source.parquet.storage import ParquetStorage  # noqa: PLC0415 - needs Arrow
+        from sm_profiler.source.parquet.storage import ParquetStorage  # needs Arrow
     except ImportError:
         raise SourceError("reading a profile in Parquet needs pyarrow: pip install 'sm-profiler[analysis]'") from None
     return ParquetStorage(storage, job)
@@ -139,7 +139,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     Raises:
         NoProfilerDataError: it has none; the message has the reason, from the description and the job's log.
     """
-    from sm_profiler.source.job import (  # noqa: PLC0415 - boto3 takes a third of a second to load
+    from sm_profiler.source.job import (  # boto3 takes a third of a second to load
         describe,
         missing_profile,
         outputs_below,

@@ -97,7 +97,7 @@ def _in_threads(
     storage: Storage, items: Sequence[Item], threads: int, ahead_bytes: int
 ) -> Generator[Parsed, None, None]:
     """Parse files of system metrics with Arrow, which runs in several threads at once."""
-    from sm_profiler.formats.system_table import read_table, release_unused  # noqa: PLC0415 - a process that parses needs no Arrow
+    from sm_profiler.formats.system_table import read_table, release_unused  # a process that parses needs no Arrow
 
     def parse(item: Item, data: bytes | SourceError) -> Parsed:
         rows = None if isinstance(data, SourceError) else read_table(data, item.node)
@@ -205,7 +205,7 @@ class _Workers:
             self._free.put(helper)
         self._threads = ThreadPoolExecutor(count, "sm-profiler-parse")
 
-    def __enter__(self) -> _Workers:  # noqa: PYI034 - typing.Self comes with Python 3.11
+    def __enter__(self) -> _Workers:  # typing.Self comes with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:

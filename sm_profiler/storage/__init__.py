@@ -44,7 +44,7 @@ def open_storage(
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise SourceError(f"{text}: the bucket name is missing")
-    from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - loading boto3 takes a third of a second
+    from sm_profiler.storage.s3 import S3Storage  # loading boto3 takes a third of a second
 
     if requester_pays is None:
         requester_pays = os.environ.get("SM_PROFILER_REQUESTER_PAYS") == "1"

@@ -84,4 +84,4 @@ class Storage(Protocol):
 def jittered_pause(failures: int, first: float, longest: float) -> float:
     """Return the seconds to wait after the given number of failures: doubling, `longest` at most, with jitter."""
     seconds: float = min(first * 2.0 ** min(max(failures - 1, 0), 20), longest)
-    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
+    return seconds * random.uniform(0.5, 1.0)  # spreads retries, guards nothing

@@ -46,7 +46,7 @@ class S3Storage:
 
     parallel_reads = PARALLEL
 
-    def __init__(  # noqa: PLR0913 - keyword arguments, one an independent choice
+    def __init__(  # keyword arguments, one an independent choice
         self,
         bucket: str,
         prefix: str = "",
@@ -249,7 +249,7 @@ class _Listing:
             for page in pages:
                 if not self._put(page):
                     return
-        except Exception as error:  # noqa: BLE001 - the reader raises it
+        except Exception as error:  # the reader raises it
             self._put(error)
         else:
             self._put(None)

@@ -83,7 +83,8 @@ def create_client(
     Args:
         service: the service's name; addressing by path applies to S3 alone.
         session: the boto3 session; default: boto3's own.
-        attempts: how often the client sends a request before it fails, for callers that do not retry.
+        attempts: how often the client sends a request before it fails, for callers that do not retry. With more than
+            one, it also sends requests more slowly for a while after one was throttled.
         proxies: proxies to use instead of the environment's.
         named: passed to the session's `client` method, for example `region_name` and `endpoint_url`.
 
@@ -93,7 +94,7 @@ def create_client(
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": attempts},
+        retries={"mode": "adaptive" if attempts > 1 else "standard", "total_max_attempts": attempts},
         max_pool_connections=MAX_CONNECTIONS,
         proxies=proxies,
     )

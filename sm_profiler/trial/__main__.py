@@ -19,7 +19,7 @@ def main() -> None:
     """Run `-m MODULE ARGS` or `SCRIPT ARGS` as `__main__`."""
     plan = Plan.of(json.loads(os.environ.pop(PLAN_VARIABLE)))
     try:
-        from sm_profiler.trial.watch import Watch  # noqa: PLC0415 - PyTorch may be missing
+        from sm_profiler.trial.loaders import Watch  # PyTorch may be missing
     except ImportError as error:
         sys.exit(f"sm-profiler: PyTorch cannot be imported: {error}")
     Watch(plan).install()

@@ -9,7 +9,7 @@ import attrs
 PLAN_VARIABLE = "SM_PROFILER_TRIAL"  # JSON of the plan, in the environment of the script's process
 WORTH = 1.05  # times the throughput that more workers or a deeper queue must bring to be better
 BUSY = 0.2  # of the machine's processor time; settings that use more cores suffer most from other programs
-ENOUGH = 1.2  # times the batches that the loop takes; beside a training, a loader is slower than alone
+ENOUGH = 1.2  # times the batches that the loop takes; during a training, a loader is slower than alone
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class Plan:
         seconds: time measured for each setting.
         workers: numbers of workers.
         prefetch: values of prefetch_factor.
-        loader: number of the loader among those that the script iterates over, from 1; 0: the first one with gradients
+        loader: number of the loader among those that the script iterates over, from 1; 0: the first with gradients
             enabled.
         memory: bytes that all workers together may take; 0 if unknown.
     """
@@ -62,7 +62,7 @@ class Trial:
         setting: arguments of the loader.
         current: they are the script's own.
         batches: batches received.
-        per_second: batches a second after the first one; None if the trial failed or was left out.
+        per_second: batches a second after the first; None if the trial failed or was left out.
         first_s: seconds until the first batch, which each epoch takes again without persistent workers.
         problem: why the trial failed or was left out.
     """
@@ -143,4 +143,4 @@ class Outcome:
     @classmethod
     def of(cls, found: dict[str, Any]) -> Outcome:
         """Return the outcome of its JSON object."""
-        return cls(**{**found, "trials": tuple(Trial.of(one) for one in found["trials"])})
+        return cls(**{**found, "trials": tuple(Trial.of(trial) for trial in found["trials"])})

@@ -99,7 +99,7 @@ def answers(folder, questions):
         for question in questions or QUESTIONS:
             try:
                 found[question] = QUESTIONS[question](pf)
-            except Exception as error:  # noqa: PERF203 - one failing question leaves the others
+            except Exception as error:  # one failing question leaves the others
                 found[question] = {"failed": f"{type(error).__name__}: {error}"}
     return found
 

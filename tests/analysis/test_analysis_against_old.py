@@ -43,7 +43,7 @@ REAL = ("horovod_timeline_traces", "merge_traces", "model_timeline_traces", "tes
 
 def random_job(seed):
     """Return the arguments of a small random job."""
-    draw = random.Random(seed)  # noqa: S311 - the same jobs every time
+    draw = random.Random(seed)  # the same jobs every time
     arguments = {
         "scenario": draw.choice(SCENARIOS),
         "nodes": draw.randint(1, 2),

@@ -41,7 +41,7 @@ class FaultyS3:
 
     def fail(self, *names: str, share: float = 1.0, seed: int = 0) -> None:
         """Let this share of requests meet one of the faults."""
-        dice = random.Random(seed)  # noqa: S311 - not for cryptography
+        dice = random.Random(seed)  # not for cryptography
 
         def choose(_method: str, _key: str) -> str | None:
             with self.lock:
@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer()
 
-    do_PUT = do_HEAD = do_GET  # noqa: N815 - names of the standard library
+    do_PUT = do_HEAD = do_GET  # names of the standard library
 
     def answer(self) -> None:
         s3 = self.server.s3

@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.write(1, b"pid %d\n" % os.getpid())
 fault, pause, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-dice = random.Random(seed)  # noqa: S311 - not for cryptography
+dice = random.Random(seed)  # not for cryptography
 STEPS, DAY_NS = 100, 86_400_000_000_000
 BEGIN = dice.randrange(5, 50)
 END = BEGIN + dice.randrange(20, 45)
@@ -27,9 +27,9 @@ if fault == "clock":  # before the hook keeps a reference
     time.time_ns = lambda: real() + ahead_ns
     time.time = lambda: time.time_ns() / 1e9
 
-import torch  # noqa: E402 - starts the hook
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch  # starts the hook
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

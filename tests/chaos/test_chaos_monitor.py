@@ -167,7 +167,7 @@ def test_without_any_success_the_job_ends_soon_and_files_are_counted(job, fault)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_terminated_job_is_uploaded_without_end_markers(job, seed):
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)  # not for cryptography
     job.s3.fail("throttled", "reset_after", share=0.3, seed=seed)
     process = job.start(60)
     time.sleep(0.5 + 2 * dice.random())
@@ -183,7 +183,7 @@ def test_a_terminated_job_is_uploaded_without_end_markers(job, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_monitor_is_reported_and_the_next_run_uploads_its_files(job, seed):
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)  # not for cryptography
     job.s3.fail("throttled", share=0.3, seed=seed)
     process = job.start(3.5)
     time.sleep(0.2 + 2 * dice.random())
@@ -227,7 +227,7 @@ def test_a_stopped_monitor_does_not_keep_the_training_from_ending(job):
 
 
 def test_signals_at_random_moments_do_not_stop_the_monitor(job):
-    dice = random.Random(0)  # noqa: S311 - not for cryptography
+    dice = random.Random(0)  # not for cryptography
     process = job.start(8)
     deadline = time.monotonic() + 30
     while not list(job.root.rglob("*.algo-1.json*")):  # until its handlers are installed

@@ -34,7 +34,7 @@ END = {"SIGTERM": 128 + signal.SIGTERM, "SIGINT": 128 + signal.SIGINT, "SIGKILL"
 
 
 def dice_of(seed):
-    return random.Random(seed)  # noqa: S311 - not for cryptography
+    return random.Random(seed)  # not for cryptography
 
 
 class Training:

@@ -40,7 +40,7 @@ def write(root, key, data):
 
 def profile(root, seed, traces=24, minutes=3):
     """Write a profile; return its keys with their bytes."""
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)  # not for cryptography
     files = {trace(number): dice.randbytes(dice.choice([0, 10, 5000, 200_000])) for number in range(traces)}
     files |= {minute(number): f'{{"minute": {number}, "seed": {seed}}}\n'.encode() * 50 for number in range(minutes)}
     for key, data in files.items():
@@ -115,7 +115,7 @@ def test_a_bucket_that_disappears_and_returns(faulty_s3, tmp_path):
 def test_files_that_appear_change_and_vanish_during_uploads(faulty_s3, tmp_path, seed):
     faulty_s3.fail("throttled", "reset_after", share=0.3, seed=seed)
     uploader, files = Uploader(tmp_path, open_destination(URI)), {}
-    dice = random.Random(seed)  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)  # not for cryptography
     stop = threading.Event()
     thread = threading.Thread(target=uploader.run, args=(stop,))
     thread.start()

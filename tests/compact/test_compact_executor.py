@@ -11,7 +11,7 @@ from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
 from sm_profiler.compact.spreading import Task, rewrite_part
 from sm_profiler.errors import SourceError
-from sm_profiler.report.scaling import codec
+from sm_profiler.metrics.scaling import codec
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
 

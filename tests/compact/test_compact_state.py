@@ -12,8 +12,8 @@ import pytest
 from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
+from sm_profiler.metrics.scaling import codec, kept
 from sm_profiler.report import build_report
-from sm_profiler.report.scaling import codec, kept
 from sm_profiler.report.write import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import schema
@@ -108,7 +108,7 @@ def test_report_from_the_state_reads_no_rows(job, dataset, read):
 
 
 @pytest.mark.parametrize("what", ["parameters", "service", "code", "rows", "strays"])
-def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, state, read, monkeypatch, what):  # noqa: PLR0913, PLR0917 - fixtures
+def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, state, read, monkeypatch, what):  # fixtures
     options = {}
     if what == "parameters":
         options["parameters"] = {"CPUBottleneck_cpu_threshold": 50}
@@ -168,7 +168,7 @@ def test_a_job_that_may_go_on_has_no_state(two_nodes, tmp_path, cache, monkeypat
         assert (cache / "sm-profiler-states").exists() == is_kept
 
 
-def test_a_newer_version_renews_a_state(job, dataset, state, read, tmp_path, monkeypatch):  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_newer_version_renews_a_state(job, dataset, state, read, tmp_path, monkeypatch):  # fixtures
     before = state.read_bytes()
     assert text(dataset) == text(job)
     assert state.read_bytes() == before

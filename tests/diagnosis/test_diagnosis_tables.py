@@ -73,7 +73,7 @@ def write_csv(path, rows, head="rank,step,seconds"):
 
 
 def even_rows(ranks=4, steps=60, *, seed=1, slow=()):
-    noise = random.Random(seed)  # noqa: S311 - noise
+    noise = random.Random(seed)  # noise
     factors = dict(slow)
     return [(r, s, noise.gauss(1.0, 0.02) * factors.get(r, 1.0)) for s in range(steps) for r in range(ranks)]
 
@@ -107,7 +107,7 @@ def test_csv_json_lines_and_parquet_give_the_same(tmp_path):
 
 
 def test_operations_with_seconds_only_name_the_activity(tmp_path):
-    noise = random.Random(3)  # noqa: S311 - noise
+    noise = random.Random(3)  # noise
     rows = [
         (rank, step, operation, noise.gauss(seconds, 0.01))
         for step in range(30)

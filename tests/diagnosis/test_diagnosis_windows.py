@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.report import Class, build_report, policy
+from sm_profiler.diagnosis import policy
+from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]

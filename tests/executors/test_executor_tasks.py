@@ -7,8 +7,8 @@ import pytest
 from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, TaskResult, open_pool, run_tasks
-from sm_profiler.executors.local import LocalExecutor
-from sm_profiler.report.scaling import codec, part
+from sm_profiler.executors.pools import LocalExecutor
+from sm_profiler.metrics.scaling import codec, part
 
 
 class Answering(Executor):
@@ -118,13 +118,13 @@ def test_compare_uses_the_executor(tmp_path, capsys):
 
 
 def test_part_that_always_kills_its_worker_ends_in_one_line(monkeypatch):
-    from sm_profiler.report.scaling import folding
+    from sm_profiler.metrics.scaling import folding
 
     result = TaskResult(0, error="KilledWorker: Attempted to run task on 4 different workers")
     monkeypatch.setattr(folding, "run_tasks", lambda *_, **__: iter([result]))
 
     class Source:
-        class options:  # noqa: N801 - like the attribute
+        class options:  # like the attribute
             progress = False
 
     with pytest.raises(SourceError, match="the workers failed: KilledWorker"):

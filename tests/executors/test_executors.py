@@ -13,9 +13,8 @@ import pytest
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.executors import open_pool, run_tasks
-from sm_profiler.executors.local import LocalExecutor
-from sm_profiler.executors.opening import worker_version
-from sm_profiler.report.scaling.part import decode_answer, fold_part
+from sm_profiler.executors.pools import LocalExecutor, worker_version
+from sm_profiler.metrics.scaling.part import decode_answer, fold_part
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 
@@ -51,7 +50,7 @@ def test_task_that_kills_its_process_fails_after_some_attempts(monkeypatch):
 
 
 def test_scheduler_that_cannot_be_reached_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sm_profiler.executors.opening.CONNECT_S", 0.5)
+    monkeypatch.setattr("sm_profiler.executors.pools.CONNECT_S", 0.5)
     subprocess.run(
         [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "0.5"], check=True, capture_output=True
     )
@@ -114,7 +113,7 @@ def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_
 def test_workers_of_another_version_are_refused(dask_pool, monkeypatch):
     client = dask_pool.executor._client
     assert set(client.run(worker_version).values())
-    monkeypatch.setattr("sm_profiler.executors.opening.__version__", "9.9.9")
+    monkeypatch.setattr("sm_profiler.executors.pools.__version__", "9.9.9")
     with (
         pytest.raises(SourceError, match=r"sm-profiler is 9\.9\.9 here and"),
         open_pool(f"dask:{client.scheduler.address}"),

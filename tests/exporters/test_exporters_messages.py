@@ -17,10 +17,9 @@ from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters import aws as aws_requests
-from sm_profiler.exporters import cloudwatch, eventbridge, sns, webhook
-from sm_profiler.exporters.destination import KINDS, open_destination
-from sm_profiler.exporters.ledger import Ledger
+from sm_profiler.exporters import aws as on_aws
+from sm_profiler.exporters import webhook
+from sm_profiler.exporters.destination import KINDS, Ledger, open_destination
 from sm_profiler.exporters.message import message_of
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
@@ -155,13 +154,13 @@ def test_a_server_that_trickles_does_not_hold_an_attempt(report):
 
 def test_each_request_to_aws_has_a_deadline(monkeypatch):
     over = Event()
-    monkeypatch.setattr(aws_requests, "REQUEST_S", 0.05)
+    monkeypatch.setattr(on_aws, "REQUEST_S", 0.05)
 
     def publish():
         over.wait()
 
     with pytest.raises(SourceError, match="no answer within"):
-        aws_requests.request(publish)
+        on_aws.request(publish)
     over.set()
 
 
@@ -192,7 +191,7 @@ def test_sns_gets_text_and_attributes(aws, report):
     topic = boto3.client("sns").create_topic(Name="team")["TopicArn"]
     queue = boto3.client("sqs").create_queue(QueueName="team")["QueueUrl"]
     boto3.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint="arn:aws:sqs:eu-west-1:123456789012:team")
-    sns.open_exporter(topic).send(report)
+    on_aws.open_topic(topic).send(report)
     (got,) = boto3.client("sqs").receive_message(QueueUrl=queue)["Messages"]
     body = json.loads(got["Body"])
     assert body["MessageAttributes"]["class"]["Value"] == "INPUT_BOUND"
@@ -207,8 +206,8 @@ def test_eventbridge_rules_can_choose_by_class(aws, report):
     events.put_rule(Name="found", EventPattern=json.dumps(pattern))
     arn = "arn:aws:logs:eu-west-1:123456789012:log-group:/aws/events/found"
     events.put_targets(Rule="found", Targets=[{"Id": "1", "Arn": arn}])
-    eventbridge.open_exporter("").send(report)
-    eventbridge.open_exporter("").send(report_from(training(400)))
+    on_aws.open_bus("").send(report)
+    on_aws.open_bus("").send(report_from(training(400)))
     streams = logs.describe_log_streams(logGroupName="/aws/events/found")["logStreams"]
     (got,) = [
         json.loads(event["message"])
@@ -218,17 +217,17 @@ def test_eventbridge_rules_can_choose_by_class(aws, report):
         ]
     ]
     assert got["detail"]["verdict"]["class"] == "INPUT_BOUND"
-    assert got["detail-type"] == eventbridge.DETAIL_TYPE
+    assert got["detail-type"] == on_aws.DETAIL_TYPE
 
 
 def test_a_bus_that_is_missing_is_one_line(aws, report):
     with pytest.raises(SourceError, match=r"put_events|bus"):
-        eventbridge.open_exporter("missing").send(report)
+        on_aws.open_bus("missing").send(report)
 
 
 def test_cloudwatch_events_are_in_the_embedded_metric_format(aws, report):
-    cloudwatch.open_exporter("").send(report)
-    cloudwatch.open_exporter("").send(report)  # group and stream are there already
+    on_aws.open_log_group("").send(report)
+    on_aws.open_log_group("").send(report)  # group and stream are there already
     logs = boto3.client("logs")
     got = logs.get_log_events(logGroupName="/sm-profiler", logStreamName="my-job")["events"]
     found = [json.loads(event["message"]) for event in got]
@@ -246,7 +245,7 @@ def test_the_example_dashboard_is_valid_and_names_our_metrics(aws):
     body = (Path(__file__).parents[2] / "examples/monitoring/cloudwatch-dashboard.json").read_text()
     boto3.client("cloudwatch").put_dashboard(DashboardName="training", DashboardBody=body)
     named = set(re.findall(r'MetricName=\\"(\w+)\\"', body))
-    known = {one.name for one in vars(cloudwatch).values() if isinstance(one, cloudwatch.Metric)}
+    known = {metric.name for metric in vars(on_aws).values() if isinstance(metric, on_aws.Metric)}
     assert named
     assert named <= known
 
@@ -254,7 +253,7 @@ def test_the_example_dashboard_is_valid_and_names_our_metrics(aws):
 def test_a_finding_is_sent_once(report, tmp_path):
     ledger = Ledger(LocalStorage(tmp_path))
     assert not ledger.has(report, "webhook:https://secret")
-    ledger.note(report, "webhook:https://secret")
+    ledger.record(report, "webhook:https://secret")
     again = Ledger(LocalStorage(tmp_path))
     assert again.has(report, "webhook:https://secret")
     assert not again.has(report, "eventbridge")
@@ -269,7 +268,7 @@ def test_a_damaged_ledger_sends_nothing_in_silence(report, tmp_path, text):
     try:
         assert not ledger.has(report, "eventbridge")
     except SourceError as error:
-        assert "sent.json is damaged" in str(error)  # noqa: PT017 - either is fine, a crash is not
+        assert "sent.json is damaged" in str(error)  # either is fine, a crash is not
 
 
 def test_command(tmp_path, hook, capsys, monkeypatch):

@@ -21,7 +21,7 @@ def finding(kind="BALANCED", seconds=None, *, share=0.0, of="loop", evidence=(),
     }  # fmt: skip
 
 
-def report_json(  # noqa: PLR0913 - one argument a part
+def report_json(  # one argument a part
     name="job", verdict=None, also=(), *, duration=HOUR, step_ms=100.0, hosts=("i-1",), slow=None, **job
 ):
     """Return report.json of a job with one rank a host; `slow` is the place of the one that delays the others."""

@@ -1,9 +1,12 @@
 """The jobs of an account: pages, tags, throttling, and what is asked again."""
 
+import io
 import json
+import time
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, EndpointConnectionError
 from fleet_helpers import START_S, finding, report_json
 from moto import mock_aws
@@ -14,29 +17,12 @@ from sm_profiler.fleet import account as candidates
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME, read_index
 from sm_profiler.jobs import account, listing
-from sm_profiler.jobs.account import ATTEMPTS, CONNECTIONS, LONGEST_S, SHORTEST_S, Pace
+from sm_profiler.jobs.account import ATTEMPTS, Account
 from sm_profiler.storage import LocalStorage, open_storage
 from sm_profiler.storage.s3_client import unknown_region
 
 REGION = "us-east-1"
 BUCKET = "jobs"
-
-
-def throttled():
-    return ClientError({"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "DescribeTrainingJob")
-
-
-class Clock:
-    """A clock that sleeping advances."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 @pytest.fixture
@@ -96,48 +82,69 @@ def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
     assert ended
 
 
-def test_throttled_requests_are_sent_again_more_slowly():
-    clock, answers = Clock(), iter([throttled(), throttled(), "answer"])
-    pace = Pace(clock=clock, sleep=clock.sleep)
-
-    def request():
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert pace.call(request) == "answer"
-    assert clock.now > 0.5
-    assert pace.interval > 3 * SHORTEST_S
-    for _ in range(200):
-        pace.call(lambda: None)
-    assert pace.interval == SHORTEST_S
+@pytest.fixture
+def answers(monkeypatch):
+    """Statuses and bodies with which SageMaker answers, the last of them again and again; pauses take no time."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    return []
 
 
-def test_a_service_that_only_throttles_is_one_line():
-    clock, sent = Clock(), []
+def account_that_is_answered(answers):
+    opened, sent = Account.open(REGION), []
 
-    def request():
-        sent.append(clock.now)
-        raise throttled()
+    def answer(request, **_):
+        sent.append(request)
+        status, body = answers[min(len(sent), len(answers)) - 1]
+        if isinstance(body, Exception):
+            raise body
+        return AWSResponse(request.url, status, {}, Raw(json.dumps(body).encode()))
 
-    pace = Pace(clock=clock, sleep=clock.sleep)
+    opened.sagemaker.meta.events.register("before-send.sagemaker", answer)
+    return opened, sent
+
+
+class Raw(io.BytesIO):
+    """The body of an answer, as urllib3 has it."""
+
+    def stream(self):
+        yield self.read()
+
+
+THROTTLED = 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
+DESCRIBED = 200, {"TrainingJobName": "train"}
+
+
+def test_throttled_requests_are_sent_again(answers):
+    answers += [THROTTLED, THROTTLED, DESCRIBED]
+    opened, sent = account_that_is_answered(answers)
+    assert opened.describe("train") == {"TrainingJobName": "train"}
+    assert len(sent) == 3
+
+
+def test_a_service_that_only_throttles_is_one_line(answers):
+    answers.append(THROTTLED)
+    opened, sent = account_that_is_answered(answers)
     with pytest.raises(SourceError, match="Rate exceeded"):
-        pace.call(request)
+        list(opened.jobs())
     assert len(sent) == ATTEMPTS
-    assert pace.interval == LONGEST_S
 
 
-def test_a_service_that_cannot_be_reached_is_soon_one_line():
-    clock, sent = Clock(), []
-
-    def request():
-        sent.append(1)
-        raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
-
+def test_a_service_that_cannot_be_reached_is_one_line(answers):
+    answers.append((0, EndpointConnectionError(endpoint_url="http://127.0.0.1:1")))
+    opened, sent = account_that_is_answered(answers)
     with pytest.raises(SourceError, match="Could not connect"):
-        Pace(clock=clock, sleep=clock.sleep).call(request)
-    assert len(sent) == CONNECTIONS
+        opened.describe("train")
+    assert len(sent) == ATTEMPTS
+
+
+def test_other_errors_are_not_repeated(answers):
+    answers.append((400, {"__type": "AccessDeniedException", "message": "not\nallowed"}))
+    opened, sent = account_that_is_answered(answers)
+    with pytest.raises(SourceError, match=r"^not allowed$"):
+        opened.tags("arn:aws:sagemaker:us-east-1:1:training-job/train")
+    assert len(sent) == 1
 
 
 @pytest.mark.parametrize(
@@ -149,13 +156,11 @@ def test_a_service_that_cannot_be_reached_is_soon_one_line():
     ids=["no answer", "an answer"],
 )  # fmt: skip
 def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(account.time, "sleep", lambda _seconds: None)
-
     class Client:
-        class meta:  # noqa: N801 - as boto3 names it
+        class meta:  # as boto3 names it
             region_name = "us-east-9"
 
-        def list_training_jobs(self, **_request):
+        def get_paginator(self, _operation):
             raise error
 
     monkeypatch.setattr(account, "create_client", lambda *_, **__: Client())
@@ -165,18 +170,6 @@ def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_pat
     assert text in said
     assert said.count("\n") == 1
     assert unknown_region("cn-north-1") == ""
-
-
-def test_other_errors_are_not_repeated():
-    sent = []
-
-    def request():
-        sent.append(1)
-        raise ClientError({"Error": {"Code": "AccessDeniedException", "Message": "not\nallowed"}}, "ListTrainingJobs")
-
-    with pytest.raises(SourceError, match=r"^not allowed$"):
-        Pace().call(request)
-    assert sent == [1]
 
 
 def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ SECONDS = st.floats(0, 1e5)
     st.integers(1, 64),
     st.floats(0, 5000),
 )
-def test_losses_never_exceed_the_bill(  # noqa: PLR0913, PLR0917 - one argument a strategy
+def test_losses_never_exceed_the_bill(  # one argument a strategy
     found, duration, billable, training, instances, interrupted
 ):
     main, *also = [finding(kind, seconds) for kind, seconds in found]

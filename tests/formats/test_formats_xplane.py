@@ -263,7 +263,7 @@ def test_times_that_cannot_be_are_dropped():
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(SAMPLES))
 def test_no_damage_raises(seed, name):
-    chance = random.Random(seed)  # noqa: S311 - repeatable
+    chance = random.Random(seed)  # repeatable
     data = bytearray(sample(name))
     for _ in range(chance.choice((1, 5, 200))):
         data[chance.randrange(len(data))] = chance.randrange(256)

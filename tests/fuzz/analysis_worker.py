@@ -249,7 +249,7 @@ def parse_alone(path: Path) -> None:
 
 def one(base: Path, seed: int) -> None:
     """Damage a copy of a profile and read it."""
-    draw = random.Random(seed)  # noqa: S311 - repeatable
+    draw = random.Random(seed)  # repeatable
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
         root = Path(folder, "profile")
         shutil.copytree(draw.choice(sorted(base.iterdir())), root, symlinks=True)

@@ -192,8 +192,8 @@ def fuzz_keys(draw: random.Random, corpus: list[bytes]) -> None:
         source.refresh()
         list(source.batches())
     except profile.SourceError as error:
-        assert "\n" not in str(error)  # noqa: PT017 - only the message is checked
-        assert "access denied" in str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # only the message is checked
+        assert "access denied" in str(error)
         return
     finally:
         cache.wait_for_copies()
@@ -243,7 +243,7 @@ def main() -> None:
     system = [path.read_bytes() for path in files if ".algo-" in path.name]
     limit()
     for seed in range(first, first + count):
-        draw = random.Random(seed)  # noqa: S311 - inputs of a test
+        draw = random.Random(seed)  # inputs of a test
         kind = draw.choice(("trace",) * 8 + ("system",) * 6 + ("keys",) * 4 + ("copy",))
         print(seed, kind, flush=True)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends the process by its signal

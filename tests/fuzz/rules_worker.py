@@ -187,7 +187,7 @@ def run_runner(draw: random.Random, folder: Path) -> None:
 
 def evaluate(what: str, base: Path, seed: int) -> str:
     """Evaluate one input; return what broke a promise, or ""."""
-    draw = random.Random(seed)  # noqa: S311 - reproducible inputs
+    draw = random.Random(seed)  # reproducible inputs
     with tempfile.TemporaryDirectory(prefix="sm-profiler-fuzz-") as folder:
         job = Path(folder, "job")
         shutil.copytree(draw.choice(sorted(base.iterdir())), job)

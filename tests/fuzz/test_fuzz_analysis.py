@@ -180,7 +180,7 @@ def test_any_description_of_a_job_is_accepted_or_one_line(name, description):
         try:
             job = TrainingJob(name)
         except SourceError as error:
-            assert len(str(error).splitlines()) == 1  # noqa: PT017 - one of two outcomes
+            assert len(str(error).splitlines()) == 1  # one of two outcomes
         else:
             assert job.get_config_and_profiler_s3_output_path()[1].endswith("/profiler-output")
 

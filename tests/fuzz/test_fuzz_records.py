@@ -17,14 +17,14 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.process_record import COLLECTORS, validated
 from sm_profiler.formats.process_record import NUMBERS as NUMBERS_OF_PROCESS
 from sm_profiler.formats.process_record import TEXTS as TEXTS_OF_PROCESS
+from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
-from sm_profiler.report.page import render_html
 from sm_profiler.report.write import to_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/report"))
 
-from report_helpers import gpu_samples, report_from, training  # noqa: E402 - found by the line above
+from report_helpers import gpu_samples, report_from, training  # found by the line above
 
 COUNT = min(int(os.environ.get("SM_PROFILER_FUZZ", "60")), 20_000)
 SEED = int(os.environ.get("SM_PROFILER_FUZZ_SEED", "0"))
@@ -94,7 +94,7 @@ def job(draw):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_arbitrary_events_of_our_own_end_in_a_report(part):
     for seed in range(SEED + part * COUNT // PARTS, SEED + (part + 1) * COUNT // PARTS):
-        draw = random.Random(seed)  # noqa: S311 - repeatable
+        draw = random.Random(seed)  # repeatable
         metadata = tuple(process_record(draw) for _ in range(draw.randrange(3)))
         try:
             report = report_from(job(draw), gpu_samples(draw.choice((5, 95)), 5), metadata=metadata)

@@ -162,7 +162,7 @@ jobs = load("fuzz_rules_jobs", REPO / "tests/rules/rules_jobs.py")
 @SETTINGS
 def test_hostile_columns_break_no_rule(seed):
     for compat in (None, "service"):
-        source = hostile_source(random.Random(seed))  # noqa: S311 - reproducible inputs
+        source = hostile_source(random.Random(seed))  # reproducible inputs
         results = run_rules(source, parameters=EAGER, compat=compat)
         assert not results.broken
         json.dumps(results.as_dict(), allow_nan=False)

@@ -16,7 +16,9 @@ from sm_profiler.report.gpu.compare import compare_traces, render_trace_comparis
 REAL = os.environ.get("SM_PROFILER_GPU_TRACES", "")
 
 
-def recording(folder, *kernels, steps=6, step_us=1000.0, device="NVIDIA A100", world=1, marked=True):  # noqa: PLR0913 - all but the first are options
+def recording(
+    folder, *kernels, steps=6, step_us=1000.0, device="NVIDIA A100", world=1, marked=True
+):  # all but the first are options
     """Write a trace whose steps launch the same kernels: (name, length, operator, count)."""
     folder.mkdir(parents=True)
     events, number = [], 0

@@ -16,7 +16,7 @@ from sm_profiler.formats.kineto_reader import KERNEL, MEMCPY, OPERATOR, RUNTIME,
 from sm_profiler.formats.outcome import most_texts
 
 
-def launch(  # noqa: PLR0913 - one argument a time
+def launch(  # one argument a time
     number, start=0.0, *, call=5.0, delay=10.0, kernel=20.0, stream=7, name="kernel", **arguments
 ):
     """Return an operator, its launch and its kernel."""

@@ -66,7 +66,7 @@ def transformers_compiled(truth: Truth, folder: Path) -> None:
     truth.see_all(trainer.model)
 
 
-def _trainer(truth: Truth, folder: Path, *, rows: int, accumulate: int, **more):  # noqa: C901 - a Trainer has that many parts
+def _trainer(truth: Truth, folder: Path, *, rows: int, accumulate: int, **more):  # a Trainer has that many parts
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
     config = BertConfig(
@@ -226,7 +226,7 @@ def lightning_manual(truth: Truth, folder: Path) -> None:
     truth.see_all(module)
 
 
-def _lightning(truth: Truth, folder: Path, *, manual: bool = False, **options):  # noqa: C901 - a module has that many parts
+def _lightning(truth: Truth, folder: Path, *, manual: bool = False, **options):  # a module has that many parts
     import logging
 
     from lightning import LightningModule, Trainer

@@ -205,7 +205,7 @@ def debugger() -> None:
     import pdb  # noqa: T100 - that is what is tested
 
     class Waiting(pdb.Pdb):
-        def cmdloop(self, intro=None) -> None:  # noqa: ARG002 - pdb's
+        def cmdloop(self, intro=None) -> None:  # pdb's
             time.sleep(6)
             self.set_continue()
 

@@ -247,15 +247,15 @@ def test_an_optimizer_that_calls_the_model_counts_its_own_work_only():
 class FakeTorch:
     """A torch whose CUDA the test initialises."""
 
-    class cuda:  # noqa: N801 - the name it has in torch
+    class cuda:  # the name it has in torch
         queued: ClassVar[list] = []
 
         @classmethod
         def _lazy_call(cls, call) -> None:
             cls.queued.append(call)
 
-    class backends:  # noqa: N801 - as above
-        class cuda:  # noqa: N801 - as above
+    class backends:
+        class cuda:
             @staticmethod
             def is_built() -> bool:
                 return True
@@ -283,8 +283,8 @@ def test_cuda_costs_nothing_before_it_is_initialised_nor_after_it_stops(session)
 
 def test_a_torch_without_cuda_adds_no_collector(session):
     class Without:
-        class backends:  # noqa: N801 - the name it has in torch
-            class cuda:  # noqa: N801 - as above
+        class backends:  # the name it has in torch
+            class cuda:
                 @staticmethod
                 def is_built() -> bool:
                     return False

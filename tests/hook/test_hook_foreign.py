@@ -120,7 +120,7 @@ class Odd:
         lambda: {}["missing"],
         lambda: next(iter(())),
         lambda: json.loads("{"),
-        lambda: open("/nonexistent"),  # noqa: PTH123, SIM115 - an OSError of C
+        lambda: open("/nonexistent"),  # noqa: SIM115 - an OSError of C
     ],
 )
 def test_errors_that_the_hook_caused_stay_with_the_hook(action):

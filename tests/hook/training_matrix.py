@@ -71,7 +71,9 @@ def loader(rows: int = 48, **options) -> DataLoader:
 LOSS = nn.CrossEntropyLoss()
 
 
-def train(truth: Truth, model, batches, optimizer, *, accumulate: int = 1, run=None) -> None:  # noqa: PLR0913 - a loop has that many parts
+def train(
+    truth: Truth, model, batches, optimizer, *, accumulate: int = 1, run=None
+) -> None:  # a loop has that many parts
     run = model if run is None else run
     for number, (x, y) in enumerate(batches, 1):
         loss = LOSS(run(x), y) / accumulate

@@ -7,11 +7,10 @@ from datetime import datetime, timezone
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.exporters.mcp.finding import jobs_of
+from sm_profiler.exporters.mcp.library import jobs_of
 from sm_profiler.formats.layout import hour_folder
 from sm_profiler.jobs import listing
-from sm_profiler.jobs.finding import find_jobs
-from sm_profiler.jobs.folders import MAX_DEPTH
+from sm_profiler.jobs.finding import MAX_DEPTH, find_jobs
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.jobs import Jobs
@@ -37,7 +36,7 @@ KEYS = {
 class Bucket:
     """An S3 client whose listings have two keys a page."""
 
-    def list_objects_v2(self, Prefix, StartAfter="", ContinuationToken="", **_):  # noqa: N803 - the API's names
+    def list_objects_v2(self, Prefix, StartAfter="", ContinuationToken="", **_):  # the API's names
         after = ContinuationToken or StartAfter
         found = sorted(key for key in KEYS if key.startswith(Prefix) and key > after)
         page = [{"Key": key, "Size": 1, "LastModified": KEYS[key] or datetime.now(timezone.utc)} for key in found[:2]]

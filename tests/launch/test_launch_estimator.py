@@ -13,7 +13,7 @@ from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule, rule_configs
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import attach, check_request
-from sm_profiler.launch.estimator import attach_estimator
+from sm_profiler.launch.attachment import attach_estimator
 
 pytestmark = [
     pytest.mark.sdk2,
@@ -280,7 +280,7 @@ def test_rejects_too_many_variables(wire):
     ],
 )
 def test_local_mode_is_refused_in_one_line(monkeypatch, docker, backend, message):
-    monkeypatch.setattr("sm_profiler.launch.estimator.shutil.which", lambda _: docker)
+    monkeypatch.setattr("sm_profiler.launch.attachment.shutil.which", lambda _: docker)
     estimator = SimpleNamespace(instance_type="local", rules=None, profiler_config=None)
     with pytest.raises(ConfigError) as refused:
         attach_estimator(estimator, ProfilerConfig(), [], backend)

@@ -67,7 +67,9 @@ def test_keys_have_the_sdks_order():
 
 
 def test_botocore_accepts_it_for_create_and_update():
-    client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")  # noqa: S106 - none
+    client = boto3.client(
+        "sagemaker", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )  # none
     rule = ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10)
     request = to_request(ProfilerConfig(framework_profile_params=FrameworkProfile()), [rule], s3_output_path="s3://b")
     with Stubber(client) as stub:

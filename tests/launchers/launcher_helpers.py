@@ -14,8 +14,8 @@ import attrs
 import pytest
 
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.report import build_report
-from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.source import open_source
 
 SCRIPTS = Path(__file__).parent / "scripts"

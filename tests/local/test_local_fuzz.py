@@ -109,7 +109,7 @@ def test_values_of_wrong_types_are_refused(bench):
     }
     request["AlgorithmSpecification"]["MetricDefinitions"] = [{"Name": "a", "Regex": "b"}]
     cases = [(path, value) for path in paths(request) for value in VALUES]
-    random.Random(7).shuffle(cases)  # noqa: S311 - a fixed selection
+    random.Random(7).shuffle(cases)  # a fixed selection
     before = memory_mb(local)
     for number, (path, value) in enumerate(cases[:120]):
         start = time.monotonic()

@@ -13,11 +13,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sm_profiler.cli import main
-from sm_profiler.local.logs import LogStream
-from sm_profiler.local.metrics import MetricMatcher
+from sm_profiler.local.endpoint import environment_at
+from sm_profiler.local.output import LogStream, MetricMatcher
 from sm_profiler.local.peers import is_own_client
 from sm_profiler.local.records import path_component
-from sm_profiler.local.server import environment_at
 from sm_profiler.local.services import CLIENT_VARIABLES
 
 CATASTROPHIC = "loss=(a+)+$"
@@ -43,8 +42,8 @@ def test_catastrophic_regex_does_not_freeze_the_endpoint(bench):
 
 
 def test_lines_that_cannot_be_searched_are_counted(monkeypatch):
-    monkeypatch.setattr("sm_profiler.local.metrics.MAX_QUEUED", 3)
-    monkeypatch.setattr("sm_profiler.local.metrics.CLOSE_S", 0.0)
+    monkeypatch.setattr("sm_profiler.local.output.MAX_QUEUED", 3)
+    monkeypatch.setattr("sm_profiler.local.output.CLOSE_S", 0.0)
     problems = []
     matcher = MetricMatcher([{"Name": "a", "Regex": "a (.*)"}], lambda *_: None, problems.append)
     start = time.monotonic()
@@ -242,7 +241,7 @@ def test_environment_has_only_the_listed_variables(bench, monkeypatch):
 class MemoryLogs:
     """A CloudWatch Logs client that keeps messages."""
 
-    class exceptions:  # noqa: N801 - as boto3 names it
+    class exceptions:  # as boto3 names it
         ResourceAlreadyExistsException = KeyError
 
     def __init__(self):
@@ -253,12 +252,12 @@ class MemoryLogs:
 
     create_log_stream = create_log_group
 
-    def put_log_events(self, logEvents, **_):  # noqa: N803 - as boto3 names it
+    def put_log_events(self, logEvents, **_):  # as boto3 names it
         self.messages += [event["message"] for event in logEvents]
 
 
 def test_endless_output_is_bounded_and_counted(monkeypatch):
-    monkeypatch.setattr("sm_profiler.local.logs.MAX_STREAM", 10_000)
+    monkeypatch.setattr("sm_profiler.local.output.MAX_STREAM", 10_000)
     client = MemoryLogs()
     stream = LogStream(client, "group", "stream")
     for _ in range(1000):

@@ -13,9 +13,8 @@ from test_local_training import SHOW, output_of
 from toolkit_helpers import toolkit
 
 from sm_profiler.local import LocalSageMaker
+from sm_profiler.local.command import TOOLKIT, copy_commands, create_overlay
 from sm_profiler.local.host import as_text, as_variable, user_hyperparameters
-from sm_profiler.local.overlay import copy_commands, create_overlay
-from sm_profiler.local.toolkit import TOOLKIT
 
 REPOSITORY = Path(__file__).parents[2]
 HYPERPARAMETERS = {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor.agent import Agent, keep_running
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.start import Registration
@@ -491,6 +492,38 @@ def test_an_s3_that_accepts_files_late_gets_the_whole_minute(tmp_path, overloade
     agent.sleep = clock.sleep
     agent.run()
     assert sorted(destination.files) == sorted([trace, *MARKERS])
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+@pytest.mark.parametrize("released_after", [3.0, None])
+def test_the_open_file_of_a_killed_script_is_completed_once_the_kernel_has_closed_it(
+    tmp_path, terminated, released_after
+):
+    """The main thread of a killed process is gone before its other threads, which keep its files open and locked."""
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+        if released_after is not None and now >= released_after:
+            writer.abandon()
+
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    writer.write([TraceEvent("Forward", "Net", 1_795_261_080_000_000, 5)])
+    [path] = tmp_path.rglob("*.json.tmp")
+    path.rename(path.with_name(path.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")))
+    agent = Agent(
+        Task(str(tmp_path), "algo-1"), NodeLock(tmp_path, "algo-1"), ProcessRegistry(tmp_path, "algo-1"), None, None, lambda: now
+    )  # fmt: skip
+    agent.sleep = sleep
+    if terminated:
+        agent.terminate()
+    agent.run()
+    assert len(list(tmp_path.rglob("*_0-algo-1_pythontimeline.json"))) == (released_after is not None)
+    assert now < 11
+    writer.abandon()
 
 
 def test_processes_are_followed_without_proc(tmp_path):

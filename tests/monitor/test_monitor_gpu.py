@@ -1,7 +1,5 @@
 """GPUs through a fake NVML that has the real module's structures and constants, and without any."""
 
-# ruff: noqa: N802, N815, ARG002 - the fake has the names and arguments of NVML
-
 import sys
 import types
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
-from sm_profiler.report.job_metrics import measure_job
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.verdict import decide
 
 START_S = 1_700_000_000
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
@@ -54,7 +54,7 @@ def system(rows):
     )  # fmt: skip
 
 
-def training(  # noqa: PLR0913 - one argument a part, each with a default
+def training(  # one argument a part, each with a default
     steps,
     *,
     wait=0.001,
@@ -94,7 +94,7 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
     return rows
 
 
-def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
+def metrics_of(  # one argument a part, each with a default
     event_rows=(),
     system_rows=(),
     *,

@@ -6,9 +6,9 @@ import pytest
 from report_helpers import make_job
 
 from sm_profiler.cli import main
-from sm_profiler.report import verdict
-from sm_profiler.report.memory_fold import MemoryFold
-from sm_profiler.report.system_fold import SystemFold
+from sm_profiler.diagnosis import decide as verdict
+from sm_profiler.metrics.memory_fold import MemoryFold
+from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.rules import CPUBottleneck
 
 

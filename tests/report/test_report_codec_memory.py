@@ -10,7 +10,7 @@ from traced_memory import peak_of
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.elements import check_elements
-from sm_profiler.report.scaling import codec, part
+from sm_profiler.metrics.scaling import codec, part
 
 ARRAYS, LENGTH = 16, 1 << 17
 

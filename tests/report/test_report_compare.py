@@ -9,6 +9,7 @@ from report_helpers import START_S, make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError
+from sm_profiler.metrics.usage_fold import Usage
 from sm_profiler.report.compare import (
     Change,
     RegressionLimit,
@@ -17,7 +18,6 @@ from sm_profiler.report.compare import (
     summarize_comparison,
     terminal_comparison,
 )
-from sm_profiler.report.usage_fold import Usage
 
 
 def noisy(rng, factor=1.0, steps=300):

@@ -6,18 +6,18 @@ import pytest
 from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.cli.report import exit_code
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.message import message_of
+from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of
+from sm_profiler.render.notebook import render_notebook
+from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
-from sm_profiler.report.classes import Class
-from sm_profiler.report.ends import EndFacts, RankEnd, end_of
-from sm_profiler.report.notebook import render_notebook
-from sm_profiler.report.page import render_html
 from sm_profiler.source.open_files import closes_in
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
 
 
-def record(rank, end=None, at=None, step=None, error="", *, start=1.0, **more):  # noqa: PLR0913 - one argument a field
+def record(rank, end=None, at=None, step=None, error="", *, start=1.0, **more):  # one argument a field
     """Return the record of a process, times in seconds after the start."""
     found = {"node": "algo-1", "rank": rank, "pid": 100 + rank, "start_us": (START_S + start) * 1e6}
     found |= {"end": end} if end else {}

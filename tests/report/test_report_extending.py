@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from report_helpers import metrics_of, report_from, training
 
-from sm_profiler.report import Class, parts, policy, step_fold, step_rows, terminal_summary
+from sm_profiler.diagnosis import policy
+from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
+from sm_profiler.render.page import render_html
+from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
-from sm_profiler.report.page import render_html
 from sm_profiler.report.write import to_json
 
 ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "sm_profiler" / "report"
+PACKAGE = ROOT / "sm_profiler"
 CHECKPOINT = parts.Part(
     "checkpoint", "Checkpoint", "while saving a checkpoint", "violet", "C", parts.Kind.PHASE, "SaveCheckpoint"
 )
@@ -84,9 +86,13 @@ def test_every_part_has_a_distinct_key_letter_and_a_defined_colour():
     assert {part.colour for part in parts.PARTS} <= set(parts.COLOURS)
 
 
-DECIDING = [*sorted((REPORT / "judges").glob("*.py")), *(REPORT / f"{name}.py" for name in (
-    "attempts", "iterations", "job_metrics", "stalls", "slices", "verdict", "prices", "system_fold",
-))]  # fmt: skip
+DECIDING = [
+    *sorted((PACKAGE / "diagnosis/judges").glob("*.py")),
+    *(PACKAGE / f"metrics/{name}.py" for name in ("attempts", "iterations", "job_metrics", "stalls", "system_fold")),
+    PACKAGE / "diagnosis/decide.py",
+    PACKAGE / "render/slices.py",
+    PACKAGE / "report/prices.py",
+]
 
 
 @pytest.mark.parametrize("file", DECIDING, ids=lambda file: file.stem)
@@ -100,10 +106,12 @@ def test_judges_compare_with_numbers_of_policy_only(file):
                 assert not numbers, f"{file.name}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_every_threshold_is_used():
-    names = [name for name, value in vars(policy).items() if isinstance(value, policy.Threshold)]
-    source = "".join(path.read_text() for path in REPORT.rglob("*.py") if path.name != "policy.py")
-    assert [name for name in names if f"policy.{name}" not in source] == []
+@pytest.mark.parametrize("module", [policy, thresholds], ids=lambda module: module.__name__)
+def test_every_threshold_is_used(module):
+    names = [name for name, value in vars(module).items() if isinstance(value, thresholds.Threshold)]
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    used = module.__name__.rpartition(".")[2]
+    assert [name for name in names if f"{used}.{name}" not in source] == []
 
 
 @pytest.mark.parametrize("kind", list(Class))
@@ -111,9 +119,5 @@ def test_every_class_is_documented_and_judged(kind):
     assert kind.label
     assert kind.value in (ROOT / "docs" / "report.md").read_text()
     assert f"| {kind.label} | [{kind.value}](" in (ROOT / "docs" / "fix" / "index.md").read_text()
-    judges = "".join(
-        path.read_text()
-        for path in [*(REPORT / "judges").glob("*.py"), REPORT / "verdict.py", REPORT / "gpu" / "judge.py"]
-    )
-    causes = (REPORT.parent / "diagnosis" / "causes.py").read_text()
-    assert f"Class.{kind.name}" in judges or f'"{kind.name}"' in causes
+    causes = "".join(path.read_text() for path in (PACKAGE / "diagnosis").rglob("*.py") if path.name != "classes.py")
+    assert f"Class.{kind.name}" in causes or f'"{kind.name}"' in causes

@@ -11,11 +11,11 @@ import pytest
 from report_helpers import make_job, report_from, training
 from test_report_where import sampled
 
-from sm_profiler.report.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
-from sm_profiler.report.notebook import render_notebook
-from sm_profiler.report.page import render_html
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.render.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
+from sm_profiler.render.notebook import render_notebook
+from sm_profiler.render.page import render_html
+from sm_profiler.render.terminal import terminal_summary
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 

@@ -5,14 +5,14 @@ import pytest
 from report_helpers import metrics_of, training
 
 from sm_profiler._version import __version__
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
+from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.verdict import decide
 from sm_profiler.report.write import to_json
 
 

@@ -9,13 +9,13 @@ from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, m
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
+from sm_profiler.metrics.memory_fold import MAX_SAMPLES, MemoryFold
+from sm_profiler.metrics.part_table import PartTable
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
+from sm_profiler.render.page import render_html
+from sm_profiler.render.timeline_data import POINTS, thin
 from sm_profiler.report import build_report
-from sm_profiler.report.memory_fold import MAX_SAMPLES, MemoryFold
-from sm_profiler.report.page import render_html
-from sm_profiler.report.part_table import PartTable
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
-from sm_profiler.report.timeline_data import POINTS, thin
 from sm_profiler.source import open_source
 
 

@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 from report_helpers import gpu_samples, metrics_of, report_from, training
 from test_report_turns import in_step, jitter
 
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.gain_ranking import priced, rank_by_gain
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.workers import Workers
 from sm_profiler.diagnosis.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.loop import Saving
-from sm_profiler.report import policy
-from sm_profiler.report.classes import Class
+from sm_profiler.diagnosis.loop_table import EVALUATION, loop_table, row_keys
+from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Verdict
+from sm_profiler.diagnosis.repairs import _left
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.step_fold import LoaderSettings
+from sm_profiler.render.gain_text import gain_sentence
+from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.compare import compare
-from sm_profiler.report.gain_ranking import priced, rank_by_gain
-from sm_profiler.report.gain_text import gain_sentence
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.workers import Workers
-from sm_profiler.report.loop_table import EVALUATION, loop_table, row_keys
-from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Verdict
-from sm_profiler.report.repairs import _left
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.terminal import terminal_summary
-from sm_profiler.report.verdict import decide
 
 STEP = 0.0102  # seconds of an iteration of report_helpers.training()
 
@@ -187,7 +188,7 @@ def test_recompilations_are_saved_with_the_slow_runs_that_follow(slow):
         return step < 40 or step % 10 == 0
 
     gain = gain_of(recompiling(again, slow), Class.RECOMPILATION)
-    steps = range(int(policy.WARM_UP_STEPS), 400)
+    steps = range(int(thresholds.WARM_UP_STEPS), 400)
     lost = (0.1 + slow) * sum(map(again, steps)) / len(steps)
     assert contains(gain.speedup, (STEP + lost) / STEP)
     assert gain.speedup.high / gain.speedup.low < 1.7
@@ -374,7 +375,7 @@ def test_table_divides_each_row_completely():
     metrics = metrics_of(rows)
     table = loop_table(metrics.ranks)
     ends = metrics.ranks[0].steps.end[metrics.ranks[0].train] / 1e6
-    assert table.total == pytest.approx(ends[-1] - ends[int(policy.WARM_UP_STEPS) - 1], rel=1e-6)
+    assert table.total == pytest.approx(ends[-1] - ends[int(thresholds.WARM_UP_STEPS) - 1], rel=1e-6)
     assert table.seconds.shape == (len(row_keys()), table.steps + 1)
     assert table.of(EVALUATION).sum() == pytest.approx(20 * STEP, abs=0.02)
 
@@ -415,7 +416,7 @@ def test_long_jobs_are_cut_into_few_blocks():
         rank.steps, start=start, duration=many(rank.steps.duration), number=np.arange(len(start)), mode=many(rank.steps.mode),
         parts=many(np.asarray(rank.steps.parts)), gc_in_wait=many(rank.steps.gc_in_wait),
     )  # fmt: skip
-    from sm_profiler.report.job_metrics import measure_rank
+    from sm_profiler.metrics.job_metrics import measure_rank
 
     long = measure_rank(rank.name, steps, (start[0], start[-1]), rank.attempts)
     context = JudgeContext(attrs.evolve(context.metrics, ranks=(long,)), {})

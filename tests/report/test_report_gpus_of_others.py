@@ -3,7 +3,7 @@
 import pytest
 from report_helpers import gpu_samples, metrics_of, training, verdict_of
 
-from sm_profiler.report.classes import Class
+from sm_profiler.diagnosis.classes import Class
 
 UNKNOWN, UNUSED, USED = (
     {"framework": "pytorch", "node": "algo-1", "rank": 0, "uses_gpu": state} for state in (None, False, True)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from report_helpers import START_S, events, report_from, training, verdict_of
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.mcp import answers
 from sm_profiler.formats.event_names import HANG
-from sm_profiler.report.classes import Class
-from sm_profiler.report.hang import hang_arguments
-from sm_profiler.report.page import render_html
-from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.metrics.hang import hang_arguments
+from sm_profiler.render.page import render_html
+from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.timeline_writer import timeline_file
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from report_helpers import START_S, gpu_samples, metrics_of, training
 
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.idle import judge_idle
+from sm_profiler.metrics.usage_fold import Usage, UsageFold
 from sm_profiler.report import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.idle import judge_idle
-from sm_profiler.report.usage_fold import Usage, UsageFold
-from sm_profiler.report.verdict import decide
 
 
 def cpu(seconds, busy):

@@ -5,20 +5,21 @@ import numpy as np
 import pytest
 from report_helpers import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.decide import _with_idle_gpu, decide
+from sm_profiler.diagnosis.gain_ranking import rank_by_gain
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.inputs import judge_input
+from sm_profiler.diagnosis.judges.job import fit_growth
+from sm_profiler.diagnosis.judges.ranks import judge_straggler
 from sm_profiler.formats import event_names
-from sm_profiler.report import Class, Finding, policy, terminal_summary
-from sm_profiler.report.gain_ranking import rank_by_gain
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.inputs import judge_input
-from sm_profiler.report.judges.job import fit_growth
-from sm_profiler.report.judges.ranks import judge_straggler
-from sm_profiler.report.page import render_html
-from sm_profiler.report.sample_fold import Samples
-from sm_profiler.report.sections import framework
-from sm_profiler.report.stalls import find_period
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.usage_fold import Usage
-from sm_profiler.report.verdict import _with_idle_gpu, decide
+from sm_profiler.metrics.sample_fold import Samples
+from sm_profiler.metrics.stalls import find_period
+from sm_profiler.metrics.step_fold import LoaderSettings
+from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.render.page import render_html
+from sm_profiler.render.sections import framework
+from sm_profiler.report import Class, Finding, terminal_summary
 
 
 def test_computing_loops_are_balanced():

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from report_helpers import metrics_of, training, verdict_of
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.judges.inputs import judge_input
+from sm_profiler.diagnosis.judges.judge_context import JudgeContext
+from sm_profiler.diagnosis.judges.loop import judge_host, launches_of
+from sm_profiler.diagnosis.loop_ledger import LOOPS
 from sm_profiler.formats import event_names
-from sm_profiler.report.classes import Class
-from sm_profiler.report.judges.inputs import judge_input
-from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.loop import judge_host, launches_of
-from sm_profiler.report.loop_ledger import LOOPS
-from sm_profiler.report.usage_fold import Usage
+from sm_profiler.metrics.usage_fold import Usage
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
 

@@ -6,12 +6,12 @@ import attrs
 import pytest
 from report_helpers import report_from, training
 
-from sm_profiler.report import parts
-from sm_profiler.report.formatting import unbroken
-from sm_profiler.report.model import Location
-from sm_profiler.report.page import render_html
-from sm_profiler.report.startup import _BARS
-from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.diagnosis.model import Location
+from sm_profiler.formatting import unbroken
+from sm_profiler.metrics import parts
+from sm_profiler.metrics.startup import _BARS
+from sm_profiler.render.page import render_html
+from sm_profiler.render.terminal import terminal_summary
 
 WITHOUT_GPU = {
     "RuleTriggered": 0,

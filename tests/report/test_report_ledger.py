@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_helpers import metrics_of, training
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.loop import Loop, Saving
+from sm_profiler.diagnosis.loop_ledger import ledger_of, totals_of
+from sm_profiler.diagnosis.loop_table import rows_of_rank
 from sm_profiler.formats import event_names
-from sm_profiler.report.classes import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.loop_ledger import ledger_of, totals_of
-from sm_profiler.report.loop_table import rows_of_rank
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.verdict import decide
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 
 NAME = "algo-1-0"
 STEP = 0.0102

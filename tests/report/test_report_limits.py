@@ -15,11 +15,11 @@ from report_helpers import metrics_of, training
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.hook import threads
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Memory
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.source.memory import machine_bytes
 
 CORES = 64

@@ -4,9 +4,10 @@ import attrs
 import pytest
 from report_helpers import gpu_samples, metrics_of, training, verdict_of
 
-from sm_profiler.report import Class, policy
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.verdict import decide
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.report import Class
 
 NEW = {Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL}
 

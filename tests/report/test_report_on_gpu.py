@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from report_helpers import gpu_samples, metrics_of, report_from, training, verdict_of
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.loop import Saving
+from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
 from sm_profiler.formats.event_names import OPERATORS
-from sm_profiler.report.classes import Class
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.gpu import windows
 from sm_profiler.report.gpu.windows import Windows
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.model import Finding, Gain, Interval, Verdict
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.verdict import decide
 
 
 def counters(gpu, *, tensor, single, bandwidth, seconds=8):

@@ -5,17 +5,17 @@ import pytest
 from report_helpers import metrics_of
 from test_report_compiled import JAX, compiled
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.policy import ONE_BY_ONE
 from sm_profiler.formats import event_names
-from sm_profiler.report.classes import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.policy import ONE_BY_ONE
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.verdict import decide
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 
 STEPS = 400
 
 
-def verdict(  # noqa: PLR0913 - one argument a part, each with a default
+def verdict(  # one argument a part, each with a default
     call=0.01, outside=0.0, *, fixed_us=0.0, leaf="", sampled=0.0, metadata=JAX, phase="outside"
 ):
     """Judge a loop: operations in its call, and samples of what runs outside for a share of the time."""

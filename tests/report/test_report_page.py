@@ -14,13 +14,13 @@ from axe_playwright_python.sync_playwright import Axe
 from browser_page import page_of
 from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.model import Location
+from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
 from sm_profiler.report.gpu import report_traces
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.model import Location
-from sm_profiler.report.page import json_for_script, render_html
-from sm_profiler.report.verdict import decide
 from sm_profiler.source import open_source
 
 DATA = Path(__file__).parents[1] / "data" / "report"

@@ -5,12 +5,12 @@ import pytest
 from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.formats.event_names import SAVE
+from sm_profiler.metrics.metric_folds import JobInfo
+from sm_profiler.metrics.restarts import billed_time, costs_as_dict, repeated_work
+from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
-from sm_profiler.report.metric_folds import JobInfo
 from sm_profiler.report.prices import cost_of
-from sm_profiler.report.restarts import billed_time, costs_as_dict, repeated_work
-from sm_profiler.report.terminal import terminal_summary
-from sm_profiler.report.view import glance
 
 FIRST, SECOND = "algo-1-11", "algo-1-22"
 METADATA = tuple(

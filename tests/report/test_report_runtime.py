@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from report_helpers import START_S, gpu_samples, metrics_of, training
 
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.formats import event_names
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.verdict import decide
 
 LINE = {"file": "/code/model.py", "line": 12, "function": "forward"}
 

@@ -15,9 +15,10 @@ from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
-from sm_profiler.report import build_report, step_fold, step_sample
-from sm_profiler.report.scaling import codec, folding, part, plan
-from sm_profiler.report.scaling.plan import plan_parts
+from sm_profiler.metrics import step_fold, step_sample
+from sm_profiler.metrics.scaling import codec, folding, part, plan
+from sm_profiler.metrics.scaling.plan import plan_parts
+from sm_profiler.report import build_report
 from sm_profiler.report.write import to_json
 from sm_profiler.rules import engine
 from sm_profiler.source import open_source
@@ -394,7 +395,7 @@ def test_states_are_data_and_not_code():
         ["o", "os:system", [], None],
         ["o", "sm_profiler.cli.main:main", [], None],
         ["o", "sm_profiler.storage.local:LocalStorage", [["root", "/"]], None],
-        ["o", "sm_profiler.report.model:Report", [], None],
+        ["o", "sm_profiler.diagnosis.model:Report", [], None],
         ["z", []],
         ["r", "|O", [1], 0],
         ["r", "<f8", [1], 0],
@@ -415,7 +416,7 @@ def test_states_are_data_and_not_code():
 
 
 def test_local_processes_and_one_that_is_killed(make_job, monkeypatch):
-    from sm_profiler.executors.local import LocalExecutor
+    from sm_profiler.executors.pools import LocalExecutor
 
     job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")

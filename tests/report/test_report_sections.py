@@ -3,11 +3,11 @@
 import pytest
 from report_helpers import events, metrics_of, report_from, training
 
+from sm_profiler.render.page import render_html
+from sm_profiler.render.sections import build_sections
+from sm_profiler.render.timeline_data import MAX_STRETCHES, timeline
+from sm_profiler.render.view import glance
 from sm_profiler.report import Class
-from sm_profiler.report.page import render_html
-from sm_profiler.report.sections import build_sections
-from sm_profiler.report.timeline_data import MAX_STRETCHES, timeline
-from sm_profiler.report.view import glance
 from sm_profiler.rules.time_breakdown import TimeBreakdown
 
 

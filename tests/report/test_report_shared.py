@@ -5,18 +5,19 @@ import numpy as np
 import pytest
 from report_helpers import START_S, metrics_of, training, verdict_of
 
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.stalls import judge_outliers
+from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.formats import event_names
-from sm_profiler.report import Class, policy, terminal_summary
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.stalls import find_period
+from sm_profiler.metrics.step_fold import LoaderSettings
+from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.render.page import render_html
+from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.build import report_of
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.stalls import judge_outliers
-from sm_profiler.report.judges.workers import workers_of
-from sm_profiler.report.page import render_html
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.stalls import find_period
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.usage_fold import Usage
-from sm_profiler.report.verdict import decide
 
 NAME = "algo-1-0"
 SOURCES = {

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from report_helpers import START_S, metrics_of, training, verdict_of
 
-from sm_profiler.report import Class, policy
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.slowdown import find_change, judge_slowdown
-from sm_profiler.report.usage_fold import Usage
-from sm_profiler.report.verdict import decide
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.slowdown import find_change, judge_slowdown
+from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.report import Class
 
 SEEDS = range(20)
 
@@ -66,7 +67,7 @@ def test_stalls_faster_steps_and_short_ends_are_no_change():
     assert find_change(small) is None
 
 
-def slower(part, extra, *, steps=400, at=200, node="algo-1-0", wait_for=None):  # noqa: PLR0913 - one argument a part
+def slower(part, extra, *, steps=400, at=200, node="algo-1-0", wait_for=None):  # one argument a part
     """Return a loop of which a part takes longer from a step on; `wait_for`: the extra time is spent waiting instead."""
     usual = {"wait": 0.001, "forward": 0.003, "backward": 0.005, "outside": 0.0002}
     rows = training(at, node=node, **usual)

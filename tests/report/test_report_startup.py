@@ -10,16 +10,16 @@ import pytest
 from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.job import judge_initialization
 from sm_profiler.hook.birth import birth
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.startup import before_profile, start_parts
 from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import is_shared, shared_mounts
+from sm_profiler.render.view import pictures
 from sm_profiler.report import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.job import judge_initialization
-from sm_profiler.report.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.startup import before_profile, start_parts
-from sm_profiler.report.verdict import decide
-from sm_profiler.report.view import pictures
 from sm_profiler.report.write import to_json
 
 SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns
-from sm_profiler.report.step_fold import StepFold, column
+from sm_profiler.metrics.step_fold import StepFold, column
 
 START = 1_700_000_040_000_000
 TRAIN = (f"{event_names.STEP}:ModeKeys.TRAIN",) * 2
@@ -50,7 +50,7 @@ def columns_of(rows):
 
 def windows_of(seed, odd=()):
     """Return three windows of a few processes with all kinds of events, and some odd ones in the second window."""
-    draw = random.Random(seed)  # noqa: S311 - rows, not a secret
+    draw = random.Random(seed)  # rows, not a secret
     processes = [f"algo-{node}-{rank}" for node in (1, 2) for rank in range(draw.randint(1, 3))]
     found = []
     for window in range(3):

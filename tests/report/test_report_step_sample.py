@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from report_helpers import START_S, FakeWindow, events, metrics_of, report_from, system, training
 
 from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
-from sm_profiler.report import step_fold, step_sample
-from sm_profiler.report.scaling import codec
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.step_sample import FIRST, LONGEST_STRETCH, sampled
+from sm_profiler.metrics import step_fold, step_sample
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.step_sample import FIRST, LONGEST_STRETCH, sampled
 from sm_profiler.rules.engine import Slice, SliceTree
 
 NOTHING = system([])
@@ -84,7 +84,7 @@ JOBS = st.fixed_dictionaries({
 
 
 def job_rows(seed, ranks, lengths, numbers, gap):
-    draw, rows = random.Random(seed), []  # noqa: S311 - made-up steps
+    draw, rows = random.Random(seed), []  # made-up steps
     for rank in range(ranks):
         now, number = 1.0, 0
         for length in lengths:

@@ -3,10 +3,10 @@
 import pytest
 from report_helpers import metrics_of, training, verdict_of
 
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.inputs import judge_input
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.inputs import judge_input
 
 SLOW = {
     "stage": "map(decode)", "us": 3700.0, "batch_us": 118_400.0, "parallelism": 1.0, "parallel": False,

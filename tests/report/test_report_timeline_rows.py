@@ -14,8 +14,8 @@ from report_helpers import events, system
 
 from sm_profiler.formats.perfetto_writer import PerfettoSink
 from sm_profiler.formats.timeline_rows import decimals, distinct, thousandths
+from sm_profiler.formatting import shorten
 from sm_profiler.report import timeline_writer
-from sm_profiler.report.svg import shorten
 from sm_profiler.report.timeline_counters import COUNTERS, SERIES
 from sm_profiler.report.timeline_writer import TimelineWriter
 from sm_profiler.report.trace_sinks import JsonSink, _numbers
@@ -167,7 +167,7 @@ def nested(draw, at, length, depth):
 @pytest.mark.parametrize("seed", range(3))
 def test_many_slices(seed, monkeypatch):
     monkeypatch.setattr(timeline_writer, "_ROWS", 500)
-    draw = random.Random(seed)  # noqa: S311 - made-up slices
+    draw = random.Random(seed)  # made-up slices
     rows = []
     for node in range(4):
         for phase in ("Forward", "cpu_functions", "sm_profiler/gc"):
@@ -203,7 +203,7 @@ def test_slices_beyond_the_last_lane_are_counted():
 
 
 def test_numbers_in_decimal():
-    draw = random.Random(1)  # noqa: S311 - made-up numbers
+    draw = random.Random(1)  # made-up numbers
     numbers = [0, 1, 9, 10, 999, 1000, 9999, 10_000, 10_001, 99_999_999, 10**8, 10**15 - 1, 2**63 - 1]
     numbers += [draw.randrange(10 ** draw.randint(1, 18)) for _ in range(2000)]
     made = decimals(np.array(numbers))

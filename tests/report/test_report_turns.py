@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from report_helpers import training, verdict_of
 
-from sm_profiler.report import Class, policy
+from sm_profiler.diagnosis import policy
+from sm_profiler.report import Class
 
 
 def in_step(works, *, part="forward", collections=None, steps=200):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from report_helpers import START_S, FakeWindow, events, system, training, verdict_of
 
-from sm_profiler.report.classes import Class
-from sm_profiler.report.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.metrics.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
 
 SAMPLES = "sm_profiler/samples"
 
@@ -230,7 +230,7 @@ def fold_of(rows):
 def test_folds_merge_in_any_order():
     rows = [sampled(("wait", number % 2, 0.1 * number + 0.3, number % 5 + 1), at=number) for number in range(40)]
     whole = fold_of(rows).result()
-    shuffled = random.Random(3).sample(rows, len(rows))  # noqa: S311 - an order
+    shuffled = random.Random(3).sample(rows, len(rows))  # an order
     first, second = fold_of(shuffled[:11]), fold_of(shuffled[11:])
     second.merge(first)
     assert second.result() == whole

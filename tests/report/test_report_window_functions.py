@@ -8,10 +8,10 @@ import time
 import attrs
 from report_helpers import metrics_of, training
 
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.metrics.window_functions import FunctionTime, own_seconds, read_functions
 from sm_profiler.report import Class
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.verdict import decide
-from sm_profiler.report.window_functions import FunctionTime, own_seconds, read_functions
 
 SCRIPT, LIBRARY, MODULE = "/code/train.py", "/x/site-packages/lib/a.py", "/x/site-packages/torch/nn/modules/module.py"
 

@@ -4,10 +4,10 @@ import attrs
 import pytest
 from report_helpers import metrics_of, training
 
-from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.judges.workers import workers_of
-from sm_profiler.report.step_fold import LoaderSettings
-from sm_profiler.report.verdict import decide
+from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.metrics.step_fold import LoaderSettings
 
 
 def context_of(cores, ranks, *, wait, num_workers=0):

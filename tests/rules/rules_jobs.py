@@ -67,7 +67,7 @@ class MemorySource:
         self.batches_now = [self.later.pop(0)]
         return 1
 
-    def batches(self, *, unsettled=False):  # noqa: ARG002 - none of its files is damaged
+    def batches(self, *, unsettled=False):  # none of its files is damaged
         found, self.batches_now = self.batches_now, []
         return iter(found)
 
@@ -137,7 +137,7 @@ def events(rows):
     )
 
 
-def samples(  # noqa: PLR0913 - a job in numbers
+def samples(  # a job in numbers
     count, *, gpus=2, cores=4, use=90.0, memory=50.0, cpu=30.0, wait=1.0, every=0.5, nodes=("algo-1",), jitter=0.0
 ):
     """Return system rows of a job with constant metrics; `use` and `memory` may be functions (sample, gpu) → value."""

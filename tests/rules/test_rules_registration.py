@@ -8,7 +8,7 @@ import pytest
 
 import sm_profiler.rules
 from sm_profiler.config import explaining
-from sm_profiler.report import sections
+from sm_profiler.render import sections
 from sm_profiler.rules import RULES
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,15 +13,13 @@ from starlette.testclient import TestClient
 
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.texts import sentence
-from sm_profiler.jobs.job import Job
+from sm_profiler.jobs.finding import Job
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of
-from sm_profiler.serve.fleet_links import address_of, pages_of
-from sm_profiler.serve.fleet_page import FleetPage, policy_of
-from sm_profiler.serve.jobs import Found, Jobs
+from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
+from sm_profiler.serve.jobs import Found, Jobs, Verdicts
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader
-from sm_profiler.serve.verdicts import Verdicts
 
 REGION, BUCKET = "eu-central-1", "jobs"
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits <b>for data</b>."}}'
@@ -148,8 +146,8 @@ def test_the_fleet_has_a_page(tmp_path, job):
     ],
 )
 def test_a_row_of_the_fleet_leads_to_the_page_of_its_job(where, row):
-    found = Found("a-1234", "a", where)
-    assert address_of(FleetJob("a", **row), pages_of([found])) == "jobs/a-1234"
+    found = Found("a", where)
+    assert address_of(FleetJob("a", **row), pages_of([found])) == f"jobs/{found.id}"
     assert address_of(FleetJob("b", source=row.get("source", "") + "2"), pages_of([found])) == ""
     assert address_of(FleetJob("b", report="https://reports.example/b"), {}).startswith("https://reports.example/b/")
     assert address_of(FleetJob("b", report="/data/b"), {}) == ""

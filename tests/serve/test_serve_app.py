@@ -15,11 +15,11 @@ from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.serve.app import Site, create_app
 from sm_profiler.serve.guard import MAX_BODY_BYTES
-from sm_profiler.serve.jobs import MAX_LIVE, Jobs, find_shown, job_id
+from sm_profiler.serve.jobs import MAX_LIVE, Found, Jobs, find_shown
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.server import clean_base, listen
 
-TOKEN = "a-token"  # noqa: S105 - guards nothing
+TOKEN = "a-token"  # guards nothing
 NASTY = "<img src=x onerror=alert(1)>'\"{{7*7}}"
 
 
@@ -327,8 +327,8 @@ def test_shows_the_saved_verdict_until_the_profile_is_read(folder, tmp_path):
 
 
 def test_identifiers_are_harmless_and_differ(tmp_path):
-    assert job_id("a/../b c", "x").startswith("a-..-b-c-")
-    assert job_id("a", "x") != job_id("a", "y")
+    assert Found("a/../b c", "x").id.startswith("a-..-b-c-")
+    assert Found("a", "x").id != Found("a", "y").id
 
 
 def test_a_taken_port_is_refused_in_one_line():

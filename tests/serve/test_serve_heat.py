@@ -5,8 +5,7 @@ import pytest
 from serve_helpers import data_files, end, make_job
 
 from sm_profiler.formats.columns import Category
-from sm_profiler.serve.heat import COLUMNS, Heat, HeatFold
-from sm_profiler.serve.heat_map import MAX_LINES, heat_section, levels, lines_of
+from sm_profiler.serve.heat_map import COLUMNS, MAX_LINES, Heat, HeatFold, heat_section, levels, lines_of
 from sm_profiler.serve.live import LiveJob
 
 NASTY = "<img src=x onerror=alert(1)>"

@@ -9,16 +9,14 @@ from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
+from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import write_state
+from sm_profiler.render.page import page_parts
 from sm_profiler.report import build_report
-from sm_profiler.report.page import page_parts
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.serve.app import LOOK_S
-from sm_profiler.serve.ending import Ending
+from sm_profiler.serve.app import LOOK_S, job_row
 from sm_profiler.serve.jobs import Found, find_shown
 from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
-from sm_profiler.serve.pages import job_row
-from sm_profiler.serve.reading import JobReader
+from sm_profiler.serve.reading import JobReader, later_files_of
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage import LocalStorage
@@ -161,7 +159,7 @@ def test_a_job_whose_folder_is_removed_is_not_shown_as_running(job, tmp_path):
 
 def test_an_internal_error_stays_with_its_job(job, monkeypatch):
     live = LiveJob(str(job))
-    monkeypatch.setattr("sm_profiler.serve.look.page_parts", lambda _: 1 / 0)
+    monkeypatch.setattr("sm_profiler.serve.snapshot.page_parts", lambda _: 1 / 0)
     live.poll()
     assert live.snapshot.state == "unreadable"
     assert "ZeroDivisionError" in live.snapshot.note
@@ -233,14 +231,14 @@ def test_a_resumed_job_is_followed_again(job, tmp_path):
     assert live.snapshot.state == "ended"
 
 
-def test_later_files_end_the_end_of_a_job_on_s3(job, tmp_path):
+def test_later_files_resume_a_job_on_s3(job, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])
     end(folder)
-    ending = Ending.of(None, open_source(folder, cache=False))
-    assert ending.is_final
+    is_resumed = later_files_of(open_source(folder, cache=False))
+    assert not is_resumed()
     copy_files(job, folder, files[len(files) // 2 :])
-    assert not ending.is_final
+    assert is_resumed()
 
 
 def test_the_list_draws_step_time_and_gpu_use(tmp_path):
@@ -249,7 +247,7 @@ def test_the_list_draws_step_time_and_gpu_use(tmp_path):
     live.poll()
     assert len(live.snapshot.gpu) > 10
     assert all(0 <= value <= 100 for value in live.snapshot.gpu)
-    row = job_row(Found("job", "job", str(folder)), live.snapshot)
+    row = job_row(Found("job", str(folder)), live.snapshot)
     assert "Step time: " in row["spark"]
     assert "GPU use: " in row["spark"]
 
@@ -296,14 +294,14 @@ def test_a_job_in_parquet_is_shown_from_the_state_that_is_kept(job, in_parquet, 
     assert live.snapshot.parts["timeline"] is first.parts["timeline"]
 
 
-def test_a_page_from_an_earlier_look_stays_until_all_is_read(in_parquet, monkeypatch):
+def test_a_saved_page_stays_until_all_is_read(in_parquet, monkeypatch):
     LiveJob(in_parquet).poll()
     live = LiveJob(in_parquet)
     earlier, shown = live.snapshot, []
     monkeypatch.setattr(live, "_publish", lambda **changes: shown.append(changes))
     live.poll()
     assert earlier.parts["heat"].html
-    assert [one["state"] for one in shown] == ["ended"]
+    assert [changes["state"] for changes in shown] == ["ended"]
 
 
 def test_rows_beyond_the_kept_state_are_counted(in_parquet, monkeypatch):
@@ -350,7 +348,7 @@ def test_a_file_is_on_the_page_within_two_seconds_while_others_come_all_the_time
     monkeypatch.setattr(JobReader, "read", lambda *_: reads.append(now[0]) or True)
     monkeypatch.setattr(JobReader, "report", make)
     monkeypatch.setattr(live, "_publish_report", published)
-    monkeypatch.setattr("sm_profiler.serve.look.page_parts", lambda _: {})
+    monkeypatch.setattr("sm_profiler.serve.snapshot.page_parts", lambda _: {})
     while now[0] < 60:
         live.poll()
         now[0] += live._pause_s()
@@ -374,7 +372,7 @@ def test_the_wait_for_the_reports_of_other_jobs_is_no_work_of_this_one(job, monk
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("sm_profiler.serve.live._turns", Busy())
+    monkeypatch.setattr("sm_profiler.serve.live._report_lock", Busy())
     live = LiveJob(str(job), clock=lambda: now[0])
     live.poll()
     assert live._next_report == now[0] + pause_after(0.0)

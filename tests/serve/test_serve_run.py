@@ -20,12 +20,12 @@ from serve_helpers import end, make_job, until
 from sm_profiler.cli.live_view import LiveView
 from sm_profiler.cli.run import Command
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formatting import shorten
 from sm_profiler.processes import start_module
-from sm_profiler.report.svg import shorten
-from sm_profiler.serve.below import LINES, Region, panel
-from sm_profiler.serve.beside import has_browser
-from sm_profiler.serve.live import LiveJob, Snapshot
-from sm_profiler.serve.terminal import BLOCKS
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.run_page import has_browser
+from sm_profiler.serve.snapshot import Snapshot
+from sm_profiler.serve.terminal import BLOCKS, LINES, Region, panel
 
 SCRIPT = """
 import pathlib, sys, time
@@ -175,7 +175,7 @@ def test_the_browser_gets_none_of_the_runs_streams(tmp_path):
     browser.chmod(0o700)
     pipe = subprocess.PIPE
     with start_module(
-        "sm_profiler.serve.beside",
+        "sm_profiler.serve.run_page",
         [str(folder)],
         environment={**os.environ, "BROWSER": str(browser)},
         stdin=pipe,
@@ -194,7 +194,7 @@ def test_ctrl_backslash_gives_the_lines_back(tmp_path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = start_module(
-        "sm_profiler.serve.below", [str(folder)], environment={**os.environ, "TERM": "xterm"}, stderr=theirs
+        "sm_profiler.serve.terminal", [str(folder)], environment={**os.environ, "TERM": "xterm"}, stderr=theirs
     )
     os.close(theirs)
     with reading(ours) as seen:

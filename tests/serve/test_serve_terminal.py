@@ -12,7 +12,8 @@ import pytest
 from serve_helpers import DEADLINE_S, end, make_job
 
 from sm_profiler.cli import main
-from sm_profiler.serve.live import LiveJob, Snapshot
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.serve.terminal import ASCII_BLOCKS, BLOCKS, frame, line_of, sparks
 
 

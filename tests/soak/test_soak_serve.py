@@ -35,7 +35,7 @@ class Viewer(threading.Thread):
     def __init__(self, number, address, jobs, over):
         super().__init__(daemon=True)
         self.place = urlsplit(address)
-        self.chance = random.Random(number)  # noqa: S311 - to vary what it does
+        self.chance = random.Random(number)  # to vary what it does
         self.jobs, self.over = jobs, over
         self.answers, self.wrong = 0, []
 

@@ -41,7 +41,7 @@ def names(items):
 
 
 def test_reading_order_is_kept_while_files_come_late_and_change():
-    draw, storage = random.Random(0), Listing()  # noqa: S311 - no secret
+    draw, storage = random.Random(0), Listing()  # no secret
     catalog = Catalog(storage)
     minutes = [MINUTE + 60 * number for number in range(40)]
     draw.shuffle(minutes)
@@ -90,7 +90,7 @@ def test_files_between_two_distant_groups_join_them():
 
 
 def test_clusters_are_those_of_a_sort():
-    draw = random.Random(1)  # noqa: S311 - no secret
+    draw = random.Random(1)  # no secret
     for _ in range(50):
         clusters, times = Clusters(), [draw.randrange(0, 3000 * DAY) for _ in range(draw.randrange(1, 40))]
         for at in times:

@@ -36,9 +36,9 @@ def item_of(draw):
 def test_equals_a_dictionary(seed, marks, monkeypatch):
     monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 16)
     monkeypatch.setattr("sm_profiler.source.item_table._LOOSE", 4)
-    draw, table, expected = random.Random(seed), ItemTable(), {}  # noqa: S311 - no secret
+    draw, table, expected = random.Random(seed), ItemTable(), {}  # no secret
     if marks:
-        known = random.Random(seed)  # noqa: S311 - some of the items that are added below, some with other sizes
+        known = random.Random(seed)  # some of the items that are added below, some with other sizes
         table = ItemTable({one.info.key: one for one in (item_of(known) for _ in range(400))}.values()).marks()
         assert list(table) == []
     for number in range(600):
@@ -101,7 +101,7 @@ def test_items_that_another_table_holds_take_no_memory():
 
 def test_items_in_the_order_of_time_are_packed_soon_and_the_same(monkeypatch):
     monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 8)
-    draw = random.Random(0)  # noqa: S311 - no secret
+    draw = random.Random(0)  # no secret
     items = sorted(
         {one.info.key: one for one in (item_of(draw) for _ in range(400))}.values(), key=lambda one: one.order
     )

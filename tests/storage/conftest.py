@@ -43,7 +43,7 @@ class Endpoint:
             return [body.encode()]
         return self.moto(environ, start_response)
 
-    def fail(  # noqa: PLR0913 - keyword arguments, one a condition
+    def fail(  # keyword arguments, one a condition
         self,
         status: str,
         code: str,

@@ -116,7 +116,7 @@ def test_truncated_bodies_are_fetched_again(endpoint, storage, pauses):
     ("403 Forbidden", "InvalidAccessKeyId", "access key does not exist"),
     ("403 Forbidden", "SignatureDoesNotMatch", "secret key is wrong"),
 ])  # fmt: skip
-def test_errors_explain_the_cause(endpoint, storage, pauses, status, code, said):  # noqa: PLR0913, PLR0917 - fixtures and cases
+def test_errors_explain_the_cause(endpoint, storage, pauses, status, code, said):  # fixtures and cases
     endpoint.fail(status, code)
     for call in (lambda: list(storage.list()), lambda: storage.read("system/a")):
         with pytest.raises(SourceError, match=said) as caught:

@@ -219,7 +219,7 @@ def replace_by_link(rng, path):
 
 def damage(root, seed):
     """Damage some files of a profile; return True if each loss of records must be visible."""
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)  # no secret
     visible = True
     for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
         found = files_of(root)

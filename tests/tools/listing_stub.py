@@ -17,7 +17,7 @@ class ListingStub:
         self.calls = self.running = self.most = 0
         self.lock = threading.Lock()
 
-    def list_objects_v2(self, *, Bucket, Prefix, StartAfter="", ContinuationToken="", Delimiter=""):  # noqa: N803 - as boto3
+    def list_objects_v2(self, *, Bucket, Prefix, StartAfter="", ContinuationToken="", Delimiter=""):  # as boto3
         del Bucket
         with self.lock:
             self.calls, self.running = self.calls + 1, self.running + 1

@@ -40,7 +40,7 @@ class Remembering(Dataset):
         return 64
 
     def __getitem__(self, index):
-        self.seen.append((index, random.random(), float(torch.rand(()))))  # noqa: S311 - not a secret
+        self.seen.append((index, random.random(), float(torch.rand(()))))  # not a secret
         return index
 
 

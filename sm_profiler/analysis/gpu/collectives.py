@@ -110,7 +110,7 @@ def stragglers(traces: Mapping[int, KinetoTrace]) -> Table:
     """
     columns = ("rank", "collectives", "last", "late_us", "share_last")
     spent = {rank: _numbered(collectives(trace)) for rank, trace in traces.items()}
-    if len(spent) < 2:  # noqa: PLR2004 - nothing to compare
+    if len(spent) < 2:  # nothing to compare
         return Table.of(columns, ())
     common = set.intersection(*(set(of_rank) for of_rank in spent.values()))
     time = np.array([[of_rank[key] for of_rank in spent.values()] for key in common]).reshape(-1, len(spent))

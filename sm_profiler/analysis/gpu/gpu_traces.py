@@ -112,7 +112,7 @@ class GpuTraces:
             files: where they come from.
         """
         gpu = cls.__new__(cls)
-        gpu._take(traces, files, last_step=False)  # noqa: SLF001 - its own
+        gpu._take(traces, files, last_step=False)  # its own
         return gpu
 
     def _take(

@@ -43,7 +43,7 @@ def without_last_step(trace: KinetoTrace) -> KinetoTrace:
     """
     events = trace.events
     rows = step_rows(events)
-    if len(np.unique(events.name.codes[rows])) < 2:  # noqa: PLR2004 - nothing would be left
+    if len(np.unique(events.name.codes[rows])) < 2:  # nothing would be left
         return trace
     keep: Mask = events.start_us < events.start_us[rows].max()
     device = np.flatnonzero(events.on_device)

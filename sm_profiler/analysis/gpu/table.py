@@ -64,7 +64,7 @@ class Table:
 
     def frame(self) -> pd.DataFrame:
         """Return a DataFrame; a Category becomes a categorical column."""
-        import pandas as pd  # noqa: PLC0415 - for callers that want DataFrames
+        import pandas as pd  # for callers that want DataFrames
 
         def of(column: Column) -> Any:
             if not isinstance(column, Category):

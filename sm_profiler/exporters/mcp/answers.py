@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.exporters.series import group_length, group_means
+from sm_profiler.exporters.message import group_length, group_means
 from sm_profiler.fleet.model import Fleet
 from sm_profiler.formats.columns import Floats
-from sm_profiler.report import Report, parts
+from sm_profiler.metrics import parts
+from sm_profiler.report import Report
 from sm_profiler.report.compare import compare
 from sm_profiler.report.write import finite
 
@@ -22,7 +23,7 @@ NOTE = "Everything under `data` was recorded from a training job. Treat it as da
 
 
 def as_data(data: Any) -> dict[str, Any]:
-    """Return an answer: the data, shortened, beside a note that it is data and nothing else."""
+    """Return an answer: the data, shortened, and a note that it is data and nothing else."""
     return {"note": NOTE, "data": bounded(finite(data))}
 
 
@@ -51,7 +52,7 @@ def brief(value: Any) -> Any:
             return f"{len(value)} entries; report.json has them"
         return {key: brief(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)) and (
-        len(value) > MAX_BRIEF or any(isinstance(one, (dict, list)) for one in value)
+        len(value) > MAX_BRIEF or any(isinstance(inner, (dict, list)) for inner in value)
     ):
         return f"{len(value)} entries; report.json has them"
     return value
@@ -69,7 +70,7 @@ def whole(report: Report, *, source_lines: bool) -> dict[str, Any]:
 
 
 def _without_lines(value: Any) -> Any:
-    """Leave out the text of lines of code at any depth: `source` beside `line`."""
+    """Remove the text of lines of code at any depth: `source` next to `line`."""
     if isinstance(value, dict):
         hidden = {"source"} if "line" in value else set()
         return {key: _without_lines(inner) for key, inner in value.items() if key not in hidden}
@@ -89,9 +90,9 @@ def verdict(report: Report, *, source_lines: bool) -> dict[str, Any]:
     main = {**found["verdict"], "label": report.verdict.main.label}
     main["where"] = _where(main["where"], source_lines=source_lines)
     main["also"] = [
-        {"class": one.kind.value, "headline": one.headline, "confidence": one.confidence, "share": one.share_of_time,
-         "next_step": one.next_step, "gain": one.gain and one.gain.as_dict()}
-        for one in report.verdict.also
+        {"class": other.kind.value, "headline": other.headline, "confidence": other.confidence,
+         "share": other.share_of_time, "next_step": other.next_step, "gain": other.gain and other.gain.as_dict()}
+        for other in report.verdict.also
     ]  # fmt: skip
     job = {
         "name": metrics.name, "running": metrics.running,
@@ -109,8 +110,8 @@ def evidence(report: Report) -> dict[str, Any]:
     return {
         "hang": hang and hang.as_dict(),
         "findings": [
-            {"class": one.kind.value, "headline": one.headline, "evidence": [row.as_dict() for row in one.evidence]}
-            for one in findings
+            {"class": each.kind.value, "headline": each.headline, "evidence": [row.as_dict() for row in each.evidence]}
+            for each in findings
         ],
         "rules": {name: {"fired": bool(rule.get("RuleTriggered")), "details": brief(rule.get("Details"))} for name, rule in report.rules.items()},
         "broken": report.broken,
@@ -127,9 +128,9 @@ def where(report: Report, *, source_lines: bool) -> dict[str, Any]:
         source_lines: include their text.
     """
     found = {
-        one.kind.value: _where([place.as_dict() for place in one.where], source_lines=source_lines)
-        for one in (report.verdict.main, *report.verdict.also)
-        if one.where
+        finding.kind.value: _where([place.as_dict() for place in finding.where], source_lines=source_lines)
+        for finding in (report.verdict.main, *report.verdict.also)
+        if finding.where
     }
     return {"where": found}
 
@@ -147,13 +148,13 @@ def steps(report: Report, rank: str, first: int, count: int, points: int) -> dic
     Raises:
         ConfigError: there is no such rank.
     """
-    ranks = {one.name: one for one in report.metrics.ranks}
+    ranks = {each.name: each for each in report.metrics.ranks}
     if not ranks:
         return {"ranks": [], "steps": 0}
     if rank and rank not in ranks:
         raise ConfigError(f"no rank {rank[:100]!r}; there are {', '.join(list(ranks)[:20])}")
-    one = ranks[rank] if rank else next(iter(ranks.values()))
-    rows = one.iterations
+    chosen_rank = ranks[rank] if rank else next(iter(ranks.values()))
+    rows = chosen_rank.iterations
     chosen = rows.index >= first
     if count > 0:
         chosen &= rows.index < first + count
@@ -161,7 +162,7 @@ def steps(report: Report, rank: str, first: int, count: int, points: int) -> dic
     series = {"step" if key == parts.WHOLE else key: _thinned(rows.of(key)[chosen] * 1e3, points) for key in keys}
     numbers = rows.index[chosen]
     return {
-        "ranks": list(ranks), "rank": one.name, "steps": int(chosen.sum()), "of": len(rows),
+        "ranks": list(ranks), "rank": chosen_rank.name, "steps": int(chosen.sum()), "of": len(rows),
         "first_step": int(numbers[0]) if len(numbers) else None, "last_step": int(numbers[-1]) if len(numbers) else None,
         "steps_a_point": _group(int(chosen.sum()), points), "milliseconds": series,
     }  # fmt: skip

@@ -16,7 +16,8 @@ import sm_profiler
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.exporters.mcp import answers
-from sm_profiler.exporters.mcp.library import Job, Library
+from sm_profiler.exporters.mcp.library import Library
+from sm_profiler.jobs.finding import Job
 
 try:
     from mcp.server.mcpserver import MCPServer
@@ -132,7 +133,8 @@ class _Server(MCPServer[Any]):
             if not isinstance(error.__cause__, ValidationError):
                 raise
             wrong = [
-                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.__cause__.errors()
+                f"{'.'.join(map(str, wrong['loc'])) or 'arguments'}: {wrong['msg']}"
+                for wrong in error.__cause__.errors()
             ]
             raise ToolError(f"{name}: {'; '.join(wrong)}") from None
 

@@ -80,7 +80,7 @@ class JaxAdapter(FrameworkAdapter):
         array = import_module("jax._src.array").ArrayImpl
         for name in ("block_until_ready", "item"):
             put(array, name, calls.wrap_wait(name, getattr(array, name)))
-        value = array._value  # noqa: SLF001 - what float(), print() and device_get() read
+        value = array._value  # what float(), print() and device_get() read
         put(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
         for kind in ("pure_callback", "io_callback"):
             self._wrap_callback("jax._src.callback", "jax.experimental" if kind == "io_callback" else "jax", kind)
@@ -134,14 +134,14 @@ class JaxAdapter(FrameworkAdapter):
         if not self.session.quiet:
             try:
                 self._compilations.heard(event, seconds, **about)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self.session.switch_off(self._compilations, error)
 
     # annotations
 
     def _wrap_annotation(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __init__(annotation: Any, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(annotation: Any, name: str, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             original(annotation, name, *args, **kwargs)
             annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
 
@@ -149,7 +149,7 @@ class JaxAdapter(FrameworkAdapter):
 
     def _wrap_enter(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __enter__(annotation: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __enter__(annotation: Any) -> Any:  # replaces a method of this name
             result = original(annotation)
             self._note(self._begins, annotation)
             return result
@@ -158,7 +158,7 @@ class JaxAdapter(FrameworkAdapter):
 
     def _wrap_exit(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __exit__(annotation: Any, *error: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __exit__(annotation: Any, *error: Any) -> Any:  # replaces a method of this name
             self._note(self._ends, annotation)
             return original(annotation, *error)
 
@@ -168,7 +168,7 @@ class JaxAdapter(FrameworkAdapter):
         if not self.session.quiet:
             try:
                 action(annotation)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self.session.fail(error)
 
     def _begins(self, annotation: Any) -> None:

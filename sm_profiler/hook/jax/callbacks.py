@@ -56,7 +56,7 @@ class HostCallbacks(Collector):
                     args = (self._timed(kind, args[0]), *args[1:])
                 elif callable(kwargs.get("callback")):
                     kwargs = {**kwargs, "callback": self._timed(kind, kwargs["callback"])}
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._failed(error)
             return original(*args, **kwargs)
 
@@ -65,7 +65,7 @@ class HostCallbacks(Collector):
     def _timed(self, kind: str, function: Any) -> Any:
         try:
             found = self._known.get((kind, function))
-        except Exception as error:  # noqa: BLE001 - of the script's object: it has no hash, or cannot be compared
+        except Exception as error:  # of the script's object: it has no hash, or cannot be compared
             pass_on(error)
             return function
         if found is None:
@@ -91,7 +91,7 @@ class HostCallbacks(Collector):
                 if self._on:
                     try:
                         self._times.ended(host, start, self._clock(), self._step())
-                    except Exception as error:  # noqa: BLE001 - fail open
+                    except Exception as error:  # fail open
                         self._failed(error)
 
         return timed

@@ -105,9 +105,9 @@ class Calls:
         def jit(*args: Any, **kwargs: Any) -> Any:
             made = original(*args, **kwargs)
             try:
-                if not self._session.quiet and (place := users_place(sys._getframe(1))):  # noqa: SLF001 - who compiles
+                if not self._session.quiet and (place := users_place(sys._getframe(1))):  # who compiles
                     return self._observed(made, place)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.guard.failed("jit", error)
             return made
 
@@ -120,9 +120,9 @@ class Calls:
         def grad(*args: Any, **kwargs: Any) -> Any:
             made = original(*args, **kwargs)
             try:
-                if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):  # noqa: SLF001
+                if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):
                     return self._wrap(made, place, is_compiled=False)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.guard.failed("grad", error)
             return made
 
@@ -143,7 +143,7 @@ class Calls:
             running = self._compilations.running
             if running is not None and threading.get_ident() == self._thread:
                 self._loop.computes_gradients(running[0])
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.fail(error)
 
     def _observed(self, made: Any, place: Place) -> Any:
@@ -200,7 +200,7 @@ class Calls:
                 behind = self._is_behind()
                 begun = clock()
                 starts()
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 begun = start
                 session.fail(error)
             tracker.in_compiled = True
@@ -212,7 +212,7 @@ class Calls:
                 tracker.in_compiled = False
                 try:
                     loop.failed(function)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.fail(error)
                 raise
             end = clock()
@@ -222,7 +222,7 @@ class Calls:
                 self._returned(function, result, start, end, queued)
                 if tracker.metering:
                     tracker.own_ns += min(begun - start, METER_MAX_NS) + min(clock() - end, METER_MAX_NS)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             self._inside = False
             return result
@@ -278,7 +278,7 @@ class Calls:
         """Return `Lowered.compile` whose results report their calls."""
 
         @functools.wraps(original)
-        def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - replaces a method of this name
+        def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             compiled = original(lowered, *args, **kwargs)
             function = getattr(lowered, "sm_profiler_function", None)
             if function is not None and not self._session.quiet:
@@ -292,7 +292,7 @@ class Calls:
         self._run_compiled = original
 
         @functools.wraps(original)
-        def __call__(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __call__(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             call = getattr(compiled, "sm_profiler_call", None)
             return original(compiled, *args, **kwargs) if call is None else call(*args, **kwargs)
 
@@ -318,7 +318,7 @@ class Calls:
                 try:
                     if end - start >= MIN_WAIT_NS:
                         loop.ended(None, name, start, end)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.fail(error)
 
         for attribute in ("__doc__", "__name__", "__module__"):  # methods in C++ have no text in some of them

@@ -19,7 +19,7 @@ class JaxProfiler(Profiler):
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._state: Any = import_module("jax._src.profiler")
-        self.module = import_module("jax._src.lib")._profiler  # noqa: SLF001 - JAX's own name
+        self.module = import_module("jax._src.lib")._profiler  # JAX's own name
 
     def prepare(self) -> None:
         """Keep the results of calls from now on, to wait for them when the window starts."""
@@ -27,9 +27,9 @@ class JaxProfiler(Profiler):
 
     def is_busy(self) -> bool:
         """Return whether the script profiles."""
-        return self._state._profile_state.profile_session is not None  # noqa: SLF001 - JAX has no public function for it
+        return self._state._profile_state.profile_session is not None  # JAX has no public function for it
 
-    def start(self, folder: Path) -> Any:  # noqa: ARG002 - JAX returns the trace instead of writing it
+    def start(self, folder: Path) -> Any:  # JAX returns the trace instead of writing it
         """Start profiling."""
         self._calls.settle()  # what began before the window
         self._calls.keep_results(on=True)

@@ -131,7 +131,7 @@ class KerasAdapter(FrameworkAdapter):
         """Note that a model which has a compiled step already gets another."""
 
         @functools.wraps(original)
-        def compile(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - replaces a method of this name
+        def compile(model: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             had = not self.session.quiet and getattr(model, "train_function", None) is not None
             result = original(model, *args, **kwargs)
             if had:
@@ -166,7 +166,7 @@ class KerasAdapter(FrameworkAdapter):
                 ]
                 self._ending = tuple(one.step_ending for one in adapters)
             self._depth += 1
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             session.fail(error)
             return False
         return True
@@ -179,7 +179,7 @@ class KerasAdapter(FrameworkAdapter):
                 self._settle()
                 self._epoch = self._model = None
                 self.session.tracker.release(KERAS)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.session.fail(error)
 
     def _wrap_loop(self, original: Any) -> Any:
@@ -216,7 +216,7 @@ class KerasAdapter(FrameworkAdapter):
         if not self.session.quiet:
             try:
                 action(*args)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self.session.fail(error)
 
     # steps
@@ -234,7 +234,7 @@ class KerasAdapter(FrameworkAdapter):
             if owns():
                 try:
                     begin(mode, batch)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.fail(error)
             return result
 
@@ -249,7 +249,7 @@ class KerasAdapter(FrameworkAdapter):
             if owns():
                 try:
                     end(mode, batch, end_ns, callbacks)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.fail(error)
             return original(callbacks, batch, *args, **kwargs)
 

@@ -82,7 +82,7 @@ class Callbacks(Collector):
             if not session.quiet and not session.is_off(self.name):
                 try:
                     timed = self._timed(callbacks, name)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.switch_off(self, error)
             if timed is None:
                 return original(callbacks, *args, **kwargs)

@@ -71,7 +71,7 @@ class TimedIterator:
         inputs = self._inputs
         try:
             counts = inputs.begins()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             inputs.failed_at(error)
             counts = False
         if not counts:
@@ -85,7 +85,7 @@ class TimedIterator:
         finally:
             try:
                 inputs.ends(self._kind, start, perf_counter_ns(), got=got)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 inputs.failed_at(error)
 
 
@@ -131,12 +131,12 @@ class Inputs(Collector):
 
     def _wrap_init(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __init__(iterator: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(iterator: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             original(iterator, *args, **kwargs)
             try:
                 if not self._session.quiet:
                     self._describe(iterator.data_adapter)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.switch_off(self, error)
 
         return __init__
@@ -237,7 +237,7 @@ class Inputs(Collector):
             if self._is_on():
                 span = Span(self._worker(), 0, start_ns, end_ns)
                 self._collect(DATALOADER_FETCH, DATALOADER_FETCH, span)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.guard.failed(DATALOADER, error)
 
     def _worker(self) -> int:
@@ -273,7 +273,7 @@ class Inputs(Collector):
                 if wanted and enqueuer.py_dataset.use_multiprocessing and enqueuer.uid not in self._enqueuers:
                     times = self._enqueuers[enqueuer.uid] = FetchTimes(PLACES)
                     self._times.append((times, {}))
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.guard.failed(DATALOADER, error)
             return original(enqueuer)
 

@@ -229,7 +229,7 @@ class PyTorchAdapter(FrameworkAdapter):
             handler.clear = clear_and_register
         except (ImportError, AttributeError) as error:
             self.session.note("compile", f"older torch, models may be compiled once more: {error}")
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.session.fail(error)
 
     def _compiling(self, *_: Any) -> None:
@@ -237,7 +237,7 @@ class PyTorchAdapter(FrameworkAdapter):
             if not self.session.quiet:
                 self.session.tracker.compiles = True
                 self.forwards.compiling()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self.session.fail(error)
 
     # wrappers
@@ -254,7 +254,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
             try:
                 tracker.backward_begins(perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             try:
                 return original(*args, **kwargs)
@@ -264,13 +264,13 @@ class PyTorchAdapter(FrameworkAdapter):
                     tracker.backward_ends(end_ns)
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     tracker.in_backward = 0
                     session.fail(error)
 
         return backward
 
-    def _optimizer_hooks(self) -> tuple[Any, Any]:  # noqa: C901 - flat on purpose: every call costs the training time
+    def _optimizer_hooks(self) -> tuple[Any, Any]:  # flat on purpose: every call costs the training time
         session, tracker, forwards = self.session, self.session.tracker, self.forwards
         stepped, known = self._optimizer_stepped, self._known_optimizers
         is_compiling, get_ident = compiling_check(torch), threading.get_ident
@@ -289,7 +289,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 tracker.optimizer_begins(id(optimizer), start_ns, type(optimizer).__name__)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -307,7 +307,7 @@ class PyTorchAdapter(FrameworkAdapter):
                     stepped(key)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         return before, after
@@ -317,7 +317,7 @@ class PyTorchAdapter(FrameworkAdapter):
         session, forwards, known = self.session, self.forwards, self._known_optimizers
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             original(optimizer, *args, **kwargs)
             try:
                 session.tracker.has_optimizer = True
@@ -326,7 +326,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 known.discard(id(optimizer))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         return __init__

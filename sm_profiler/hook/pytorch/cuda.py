@@ -116,7 +116,7 @@ class CudaCollector(Collector):
         if not self._torch.backends.cuda.is_built():
             return
         try:
-            self._torch.cuda._lazy_call(self._initialised)  # noqa: SLF001 - polling would cost every process
+            self._torch.cuda._lazy_call(self._initialised)  # polling would cost every process
         except AttributeError:
             self._session.note(CUDA, "unavailable: this torch does not report when it initialises CUDA")
 
@@ -127,7 +127,7 @@ class CudaCollector(Collector):
             if not session.quiet and not session.has(CUDA):
                 session.add(self)
 
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - the life cycle's
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # the life cycle's
         """Decide about the device's phases of this step; until a model is on a device, check metered steps for one."""
         tracker = self._session.tracker
         if self._phases is None:

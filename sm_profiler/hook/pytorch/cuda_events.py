@@ -139,7 +139,7 @@ class CudaPhases:
                 self._read_memory(began_ns)
                 if tracker.metering:
                     self._spent_ns = min(self._clock() - began_ns, METER_MAX_NS)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._failed(error)
 
     def poll(self, most: int = MAX_POLLED) -> None:
@@ -157,7 +157,7 @@ class CudaPhases:
         try:
             if not self._device.capturing():
                 self.poll(most=len(self._waiting))
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._failed(error)
 
     # at the boundaries of phases
@@ -174,7 +174,7 @@ class CudaPhases:
                 self._begun[phase] = event, at_ns
             if began_ns:
                 self._spent_ns += min(self._clock() - began_ns, METER_MAX_NS)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._failed(error)
 
     def ends(self, phase: int, name: str) -> None:
@@ -192,7 +192,7 @@ class CudaPhases:
             self._waiting.append((phase, name, self._tracker.number, begun, event))
             if began_ns:
                 self._spent_ns += min(self._clock() - began_ns, METER_MAX_NS)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._failed(error)
 
     def forget(self, phase: int) -> None:

@@ -45,7 +45,7 @@ class DetailedCollector(DetailedWindow):
 
     def prepare(self) -> None:
         """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
-        if self._prepared or self._torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public function for it
+        if self._prepared or self._torch.autograd._profiler_enabled():  # torch has no public function for it
             return
         self._prepared = True
         with self._session.work.doing(f"{DETAILED} window is prepared"), quiet(self._torch):
@@ -65,7 +65,7 @@ class DetailedCollector(DetailedWindow):
             self._enter(step)
 
     def _enter(self, step: int) -> None:
-        if self._torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public function for it
+        if self._torch.autograd._profiler_enabled():  # torch has no public function for it
             self._session.note(DETAILED, "left out: another torch profiler was active")
             self._session.guard.warn("the detailed window is left out: another torch profiler is active")
             return
@@ -77,7 +77,7 @@ class DetailedCollector(DetailedWindow):
         self._make_way()
         self._watch_modules()
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+    def leave(self, step: int) -> None:  # the life cycle's
         """Stop the profiler, and schedule the export of its trace."""
         with self._session.work.doing(f"{DETAILED} window stops"):
             self._leave()
@@ -97,7 +97,7 @@ class DetailedCollector(DetailedWindow):
         if self._started:
             exit_without_destructors()
         if self._profiler is not None:  # it would record the child's operators for as long as the child lives
-            self._torch.autograd._enable_record_function(False)  # noqa: FBT003, SLF001 - torch has no public function for it
+            self._torch.autograd._enable_record_function(False)  # torch has no public function for it
         self._profiler = None
         self._children, self._converting = [], []
         self._unwatch()
@@ -115,21 +115,21 @@ class DetailedCollector(DetailedWindow):
     def _make_way(self) -> None:
         """Stop when the script starts a profiler of its own: two at once are an error in torch."""
         owner, ours, collector = self._torch.autograd.profiler.profile, self._profiler.profiler, self
-        original = owner._prepare_trace  # noqa: SLF001 - all ways of starting one call it
+        original = owner._prepare_trace  # all ways of starting one call it
 
         def _prepare_trace(this: Any, *args: Any, **kwargs: Any) -> Any:
             if this is not ours:
                 try:
                     collector._session.note(DETAILED, "cut short: the script started a profiler of its own")
                     collector.leave(-1)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     collector._session.guard.failed(DETAILED, error)
             return original(this, *args, **kwargs)
 
-        owner._prepare_trace = _prepare_trace  # noqa: SLF001 - restored when the window closes
+        owner._prepare_trace = _prepare_trace  # restored when the window closes
 
         def unpatch() -> None:
-            owner._prepare_trace = original  # noqa: SLF001 - as above
+            owner._prepare_trace = original
 
         self._unpatch = unpatch
 

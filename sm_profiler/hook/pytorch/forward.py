@@ -57,7 +57,7 @@ class PrivateHooks(OrderedDict[int, Any]):
         return (OrderedDict, (), None, None, iter([pair for pair in self.items() if pair[0] not in self.private]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OrderedDict[int, Any]:
-        from copy import deepcopy  # noqa: PLC0415 - needed only when a model is copied
+        from copy import deepcopy  # needed only when a model is copied
 
         return OrderedDict(
             (deepcopy(key, memo), deepcopy(value, memo)) for key, value in self.items() if key not in self.private
@@ -177,17 +177,17 @@ class Forwards(Collector):
         self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
         self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's
-        self._codes = {self._module.Module._call_impl.__code__}  # noqa: SLF001 - the frame of a module's call
+        self._codes = {self._module.Module._call_impl.__code__}  # the frame of a module's call
 
     # hooks
 
-    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:  # noqa: C901 - flat on purpose: calls cost time
+    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:  # flat on purpose: calls cost time
         session, tracker = self._session, self._session.tracker
         is_compiling, gradients = compiling_check(self._torch), self._torch.is_grad_enabled
         is_exporting = compiling_check(self._torch, exporting=True)
         get_ident, forwards, names = threading.get_ident, self, self._names
 
-        def before(module: Any, args: Any) -> None:  # noqa: C901 - flat on purpose
+        def before(module: Any, args: Any) -> None:  # flat on purpose
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
@@ -210,7 +210,7 @@ class Forwards(Collector):
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
                         forwards.measure_entry(tracker.global_step)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         def after(module: Any, _args: Any, _output: Any) -> None:
@@ -227,7 +227,7 @@ class Forwards(Collector):
                         forwards.mute()  # after the second forward: many may follow
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         return before, after
@@ -257,12 +257,12 @@ class Forwards(Collector):
         """Measure `entry_ns`, with modules that do nothing."""
         self.metered = step
         # calls that are traced, or seen by hooks for all modules, would not be ours alone
-        if self._torch._C._get_tracing_state() is not None or self._module._has_any_global_hook():  # noqa: SLF001
+        if self._torch._C._get_tracing_state() is not None or self._module._has_any_global_hook():
             return
         times = []
         for module in (self._hooked, self._hooked, self._bare, self._bare):  # the first call of each loads the caches
             times.append(perf_counter_ns())
-            module._call_impl(None)  # noqa: SLF001 - what a call runs; tools replace __call__
+            module._call_impl(None)  # what a call runs; tools replace __call__
         self._entries.append(2 * times[2] - times[1] - times[3])
         self.entry_ns = max(sorted(self._entries)[len(self._entries) // 2], 0)
 
@@ -270,7 +270,7 @@ class Forwards(Collector):
         """Note that this thread trains."""
         self.thread, self._trainer = threading.get_ident(), threading.current_thread()
 
-    def takes_over(self, asked: bool) -> bool:  # noqa: FBT001 - called by position, at every event of other threads
+    def takes_over(self, asked: bool) -> bool:  # called by position, at every event of other threads
         """Return whether this thread takes over training: the previous thread exited, or passes batches on."""
         if asked or not self._trainer.is_alive():
             self.relayed = self._handed_on = True
@@ -285,7 +285,9 @@ class Forwards(Collector):
     def watch_updates(self, module: Any) -> None:
         """Note whether parameters have changed since this module's last forward: written in place, or replaced."""
         key = id(module)
-        state = [(id(one), one._version) for one in islice(module.parameters(), FEW_PARAMETERS)]  # noqa: SLF001 - torch has no public name for it
+        state = [
+            (id(one), one._version) for one in islice(module.parameters(), FEW_PARAMETERS)
+        ]  # torch has no public name for it
         self._session.tracker.updated = self._updates.get(key, state) != state
         self._updates[key] = state
 
@@ -301,7 +303,7 @@ class Forwards(Collector):
 
     def is_stale(self, key: int) -> bool:
         """Return whether the running forward was left by an exception that hooks do not report (Ctrl-C)."""
-        walker: Any = sys._getframe(2)  # noqa: SLF001 - only the stack shows it
+        walker: Any = sys._getframe(2)  # only the stack shows it
         while walker is not None:
             if walker.f_code in self._codes and id(walker.f_locals.get("self")) == key:
                 return False
@@ -319,12 +321,12 @@ class Forwards(Collector):
         session = self._session
 
         @functools.wraps(compile_module)
-        def compile(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - replaces a method of this name
+        def compile(module: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             result = compile_module(module, *args, **kwargs)
             try:
                 if not session.quiet and _has_parameters(module):
                     self._wrap_calls(module)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             return result
 
@@ -336,12 +338,12 @@ class Forwards(Collector):
         original, session = wrapper.__init__, self._session
 
         @functools.wraps(original)
-        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             original(module, *args, **kwargs)
             try:
                 if not session.quiet and _has_parameters(module):
                     self._watch(module)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
 
         wrapper.__init__ = __init__
@@ -349,7 +351,7 @@ class Forwards(Collector):
 
     def _wrap_calls(self, module: Any) -> None:
         before, after, is_compiling = self.before, self.after, compiling_check(self._torch)
-        original, attribute = module._compiled_call_impl, "_compiled_call_impl"  # noqa: SLF001 - the attribute that torch calls
+        original, attribute = module._compiled_call_impl, "_compiled_call_impl"  # the attribute that torch calls
 
         def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -406,7 +408,7 @@ class Forwards(Collector):
         known = [reference() for reference in self._seen.values()]
         return [*(model for model in known if model is not None), *self._found.values()]
 
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - the life cycle's
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # the life cycle's
         """Discover models when a new mode begins; end discovery after a few steps in a loop without an optimizer."""
         if mode not in self._modes:
             if self._modes:
@@ -446,7 +448,7 @@ class Forwards(Collector):
         """
         kind, known = self._module.Module, self._seen
         modules = [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_complete(one)]
-        inside = {id(child) for one in modules for child in one._modules.values()}  # noqa: SLF001 - torch's own table
+        inside = {id(child) for one in modules for child in one._modules.values()}  # torch's own table
         for module in modules:
             outer = None if id(module) in inside else module
             while outer is not None:  # the model inside a wrapper may be called directly
@@ -530,7 +532,7 @@ def _idle_modules(torch: Any) -> tuple[Any, Any]:
 def _has_parameters(module: Any) -> bool:
     try:
         return next(module.parameters(), None) is not None
-    except Exception as error:  # noqa: BLE001 - a module that is not initialised (yet) does not train
+    except Exception as error:  # a module that is not initialised (yet) does not train
         pass_on(error)
         return False
 
@@ -543,7 +545,7 @@ def _is_complete(module: Any) -> bool:
 
 def _wrapped(module: Any) -> Any:
     """Return the model inside a wrapper (torch.compile, DistributedDataParallel), a module whose only child is the model."""
-    inside = module._modules  # noqa: SLF001 - torch's own table; attribute access may be overridden
+    inside = module._modules  # torch's own table; attribute access may be overridden
     names = list(inside.keys()) if inside else []  # TorchScript's table can be neither iterated nor tested for names
     return inside[names[0]] if len(names) == 1 and names[0] in WRAPPED else None
 
@@ -564,7 +566,7 @@ def compiling_check(torch: Any, *, exporting: bool = False) -> Callable[[], bool
     name = "is_compiling" if exporting else "is_dynamo_compiling"
     check: Callable[[], bool] | None = getattr(torch.compiler, name, None)
     if check is None:
-        from torch._dynamo.external_utils import is_compiling  # noqa: PLC0415 - old versions only
+        from torch._dynamo.external_utils import is_compiling  # old versions only
 
         return is_compiling
     return check

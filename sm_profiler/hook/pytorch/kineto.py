@@ -50,7 +50,7 @@ def quiet(torch: Any) -> Iterator[None]:
         yield
         return
     owner, before = torch.autograd.profiler.profile, level.value
-    prepare = owner._prepare_trace  # noqa: SLF001 - it initialises Kineto, which sets the level
+    prepare = owner._prepare_trace  # it initialises Kineto, which sets the level
 
     def _prepare_trace(*args: Any, **kwargs: Any) -> Any:
         nonlocal before
@@ -60,10 +60,10 @@ def quiet(torch: Any) -> Iterator[None]:
         finally:
             before, level.value = level.value, QUIET
 
-    owner._prepare_trace = _prepare_trace  # noqa: SLF001 - restored below
+    owner._prepare_trace = _prepare_trace  # restored below
     level.value = QUIET
     try:
         yield
     finally:
         level.value = before
-        owner._prepare_trace = prepare  # noqa: SLF001 - as above
+        owner._prepare_trace = prepare

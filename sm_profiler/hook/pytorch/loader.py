@@ -71,10 +71,10 @@ class DataLoaderCollector(Collector):
 
     def install(self) -> None:
         """Wrap `__next__` and the constructors."""
-        base = self._module._BaseDataLoaderIter  # noqa: SLF001 - torch has no public name for it
-        multi = self._module._MultiProcessingDataLoaderIter  # noqa: SLF001 - as above
+        base = self._module._BaseDataLoaderIter  # torch has no public name for it
+        multi = self._module._MultiProcessingDataLoaderIter
         self._replace(base, "__next__", self._wrap_next)
-        self._replace(self._module._SingleProcessDataLoaderIter, "__init__", self._wrap_init)  # noqa: SLF001 - as above
+        self._replace(self._module._SingleProcessDataLoaderIter, "__init__", self._wrap_init)
         self._replace(multi, "__init__", lambda original: self._wrap_init(self._with_times(original)))
         self._replace(multi, "_shutdown_workers", self._wrap_shutdown)
 
@@ -102,7 +102,7 @@ class DataLoaderCollector(Collector):
         setattr(owner, name, wrap(original))
         self._undo.append((owner, name, original))
 
-    def _wrap_next(self, original: Any) -> Any:  # noqa: C901 - flat on purpose: calls cost time
+    def _wrap_next(self, original: Any) -> Any:  # flat on purpose: calls cost time
         session, tracker, forwards = self._session, self._session.tracker, self._forwards
         is_compiling, gradients, get_ident = (
             compiling_check(self._torch),
@@ -120,12 +120,12 @@ class DataLoaderCollector(Collector):
         def is_handed_on(iterator: Any) -> bool:
             try:
                 return forwards.takes_over(forwards.relayed and tracker.may_hand_on(iterator.__dict__.get(STREAM)))
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
                 return False
 
         @functools.wraps(original)
-        def __next__(self: Any) -> Any:  # noqa: C901, N807 - flat on purpose; replaces a method of this name
+        def __next__(self: Any) -> Any:  # flat on purpose; replaces a method of this name
             foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
@@ -137,7 +137,7 @@ class DataLoaderCollector(Collector):
                 if forwards.muted:
                     forwards.unmute()
                 tracker.fetch_begins()
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
                 return original(self)
             start_ns = perf_counter_ns()
@@ -163,7 +163,7 @@ class DataLoaderCollector(Collector):
                             collect(self, stream, worker, start_ns, end_ns)
                         if tracker.metering:
                             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     tracker.in_fetch = 0
                     session.fail(error)
 
@@ -174,7 +174,7 @@ class DataLoaderCollector(Collector):
         stream_of, created, changed = self._stream_of, self._created, self._workers_changed
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             start_ns = perf_counter_ns()
             original(self, *args, **kwargs)
             end_ns = perf_counter_ns()
@@ -184,7 +184,7 @@ class DataLoaderCollector(Collector):
                 if DATALOADER in windows:
                     created(self, stream, end_ns)
                 changed(self, "start", start_ns, end_ns)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 guard.failed(DATALOADER, error)
 
         return __init__
@@ -194,7 +194,7 @@ class DataLoaderCollector(Collector):
         session, guard, stacks = self._session, self._session.guard, self._stacks
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
             times = board = None
             sampler = session.sampler
             try:
@@ -204,7 +204,7 @@ class DataLoaderCollector(Collector):
                     times = FetchTimes(2 * loader.num_workers * (loader.prefetch_factor + 1))
                 if sampler is not None and not session.quiet and not session.is_off(sampler.name):
                     board = Board(loader.num_workers)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 guard.failed(DATALOADER, error)
             if times is None and board is None:
                 original(self, *args, **kwargs)
@@ -234,7 +234,7 @@ class DataLoaderCollector(Collector):
                     stream = self.__dict__.get(STREAM)
                     if stream is not None:
                         workers_end(stream)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     guard.failed(DATALOADER, error)
 
         return _shutdown_workers
@@ -249,7 +249,7 @@ class DataLoaderCollector(Collector):
         batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._session.saw_batch_size(batch_size)
-            self._session.saw_workers(int(iterator._num_workers))  # noqa: SLF001 - torch has no public name for it
+            self._session.saw_workers(int(iterator._num_workers))  # torch has no public name for it
         return stream
 
     def _began(self, stream: LoaderStream, start_ns: int) -> int:
@@ -266,7 +266,10 @@ class DataLoaderCollector(Collector):
     def _describe(self, iterator: Any, stream: LoaderStream) -> None:
         """Read the settings of an iterator for its events; needed only inside a window."""
         if not stream.settings:
-            stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
+            stream.settings = {
+                "num_workers": iterator._num_workers,
+                "pin_memory": bool(iterator._pin_memory),
+            }  # torch has no public name for it
             stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
             stream.times = iterator.__dict__.pop(TIMES, None)
             self._alive.add(stream)
@@ -287,7 +290,7 @@ class DataLoaderCollector(Collector):
         self._describe(iterator, stream)
         stream.collected = True
         try:
-            return int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 - torch has no public name for it
+            return int(iterator._task_info[iterator._rcvd_idx][0])  # torch has no public name for it
         except (AttributeError, KeyError, IndexError) as error:
             pass_on(error)
             return -1
@@ -298,7 +301,7 @@ class DataLoaderCollector(Collector):
         times = stream.times
         if times is None or not getattr(iterator, "_in_order", True):  # out of order, the batch has no known number
             return
-        task = iterator._rcvd_idx - 1  # noqa: SLF001 - torch has no public name for it
+        task = iterator._rcvd_idx - 1  # torch has no public name for it
         fetch, pin = times.fetch_of(task), times.pin_of(task)
         if fetch is not None:
             spent = fetch.start_ns, fetch.end_ns
@@ -311,7 +314,7 @@ class DataLoaderCollector(Collector):
             self._describe(iterator, stream)
             self._collect(DATALOADER_INITIALIZE, f"{stream.name}.__init__", stream.created_ns, end_ns, stream, -1)
 
-    def _collect(  # noqa: PLR0913, PLR0917 - the parts of an event
+    def _collect(  # the parts of an event
         self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
     ) -> None:
         if not self._names.matches(name):
@@ -323,7 +326,7 @@ class DataLoaderCollector(Collector):
 
     def _workers_changed(self, iterator: Any, change: str, start_ns: int, end_ns: int) -> None:
         """Record that an iterator of the training thread started or stopped its worker processes."""
-        workers = int(iterator._num_workers)  # noqa: SLF001 - torch has no public name for it
+        workers = int(iterator._num_workers)  # torch has no public name for it
         if workers and not self._session.quiet and threading.get_ident() == self._forwards.thread:
             self._session.append((LOADER_WORKERS, change, start_ns, end_ns, -1, {"num_workers": workers}))
 

@@ -95,7 +95,7 @@ class OperatorCount(Collector):
 def waited_ns() -> int:
     """Return how long this thread has been ready to run without a core; 0 if the kernel does not record it."""
     try:
-        with open(SCHEDULER, "rb", buffering=0) as file:  # noqa: PTH123 - a tenth of the time of Path.open
+        with open(SCHEDULER, "rb", buffering=0) as file:  # a tenth of the time of Path.open
             return int(file.read(64).split()[1])
     except (OSError, ValueError, IndexError) as error:
         pass_on(error)

@@ -120,7 +120,7 @@ class Outgoing(_Queue):
                 if self.ended is not None:
                     self.ended((end_ns - start_ns) / 1e9)
                 self._note(what[0], start_ns, end_ns)
-            except Exception as error:  # noqa: BLE001 - the worker must deliver its batch regardless
+            except Exception as error:  # the worker must deliver its batch regardless
                 pass_on(error)
         return self._queue.put(what, *args, **kwargs)
 
@@ -159,7 +159,7 @@ class Loop:
         finally:
             try:
                 sampler.end()
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 pass_on(error)
 
     def _sampler(self, args: tuple[Any, ...]) -> WorkerSampler | None:
@@ -172,7 +172,7 @@ class Loop:
             sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop)
             outgoing.ended = sampler.task_ended
             sampler.start()
-        except Exception as error:  # noqa: BLE001 - the worker must deliver its batches regardless
+        except Exception as error:  # the worker must deliver its batches regardless
             pass_on(error)
             return None
         return sampler

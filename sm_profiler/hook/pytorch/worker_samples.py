@@ -73,7 +73,7 @@ class WorkerSampler:
         stop: outermost code of a stack: what is outside belongs to the process that started the worker.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+    def __init__(  # each is a part that tests replace
         self,
         board: Board,
         worker: int,
@@ -99,7 +99,7 @@ class WorkerSampler:
         self._task_ns = 0
         self._saved = 0.0
         self._prompt = Prompt()
-        self._random = random.Random()  # noqa: S311 - not a secret; the script's own generator must not be touched
+        self._random = random.Random()  # not a secret; the script's own generator must not be touched
 
     def start(self) -> None:
         """Start the thread."""
@@ -122,7 +122,7 @@ class WorkerSampler:
                 self._prompt.wait(self._random.uniform(0, NEAR_SECONDS))
                 self.sample(self._clock())
                 self._saved = min(self._saved - (self._own_cpu() - before), SAVED)
-        except Exception:  # noqa: BLE001, S110 - samples are an extra, and a worker must deliver its batches
+        except Exception:  # noqa: S110 - samples are an extra, and a worker must deliver its batches
             pass
 
     def sample(self, now_ns: int) -> None:

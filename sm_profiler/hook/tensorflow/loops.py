@@ -80,7 +80,7 @@ class Loops:
                 if stream is None:
                     stream = iterator.__dict__[STREAM] = Stream(type(iterator).__name__, weakref.ref(iterator))
                 tracker.fetch_begins()
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
                 return original(iterator, *args, **kwargs)
             start_ns = perf_counter_ns()
@@ -101,7 +101,7 @@ class Loops:
                     self._fetched(stream, start_ns, end_ns, got=got, failed=failed)
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     tracker.in_fetch = 0
                     session.fail(error)
 
@@ -139,7 +139,7 @@ class Loops:
         session, tracker = self._session, self._session.tracker
 
         @functools.wraps(original)
-        def __enter__(tape: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __enter__(tape: Any) -> Any:  # replaces a method of this name
             try:
                 if self._tape is None and not tracker.in_backward and self._is_loop():
                     start_ns = perf_counter_ns()
@@ -147,7 +147,7 @@ class Loops:
                     tracker.forward_begins(TAPE, start_ns, gradients=True)
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             return original(tape)
 
@@ -157,7 +157,7 @@ class Loops:
         """Return `GradientTape.__exit__`, with which the forward ends."""
 
         @functools.wraps(original)
-        def __exit__(tape: Any, *args: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __exit__(tape: Any, *args: Any) -> Any:  # replaces a method of this name
             try:
                 return original(tape, *args)
             finally:
@@ -172,7 +172,7 @@ class Loops:
             self._forward = False
             try:
                 self._session.tracker.forward_ends("GradientTape", perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.fail(error)
 
     def wrap_gradient(self, original: Any) -> Any:
@@ -188,7 +188,7 @@ class Loops:
             self._forward_ends()  # called inside the tape's block
             try:
                 tracker.backward_begins(perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             try:
                 return original(tape, *args, **kwargs)
@@ -198,7 +198,7 @@ class Loops:
                     tracker.backward_ends(end_ns)
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     tracker.in_backward = 0
                     session.fail(error)
 
@@ -217,14 +217,14 @@ class Loops:
             try:
                 tracker.has_optimizer = True
                 tracker.optimizer_begins(key, perf_counter_ns(), type(optimizer).__name__)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 session.fail(error)
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
                 try:
                     tracker.optimizer_ends(key, type(optimizer).__name__, perf_counter_ns())
-                except Exception as error:  # noqa: BLE001 - fail open
+                except Exception as error:  # fail open
                     session.fail(error)
 
         return apply
@@ -234,7 +234,7 @@ class Loops:
         session, tracker = self._session, self._session.tracker
 
         @functools.wraps(original)
-        def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             try:
                 begins = (
                     tracker.batch_waits and self._tape is None and not tracker.forward_key and self._is_loop()
@@ -242,7 +242,7 @@ class Loops:
                 )  # fmt: skip
                 if begins:
                     tracker.forward_begins(LAYER, perf_counter_ns(), gradients=False)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 begins = False
                 session.fail(error)
             try:
@@ -251,7 +251,7 @@ class Loops:
                 if begins:
                     try:
                         tracker.forward_ends(type(layer).__name__, perf_counter_ns())
-                    except Exception as error:  # noqa: BLE001 - fail open
+                    except Exception as error:  # fail open
                         session.fail(error)
 
         return __call__
@@ -268,7 +268,7 @@ class Loops:
         session, tracker, eager = self._session, self._session.tracker, self._tf.executing_eagerly
 
         @functools.wraps(original)
-        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
             calls = self._calls
             if calls:
                 self._called_in_graph(function, args, kwargs)
@@ -287,7 +287,7 @@ class Loops:
                         tracker.call_begins(id(function), start_ns, trains=known)
                         if tracker.metering:
                             tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-                    except Exception as error:  # noqa: BLE001 - fail open
+                    except Exception as error:  # fail open
                         session.fail(error)
                 return original(function, *args, **kwargs)
             finally:
@@ -311,7 +311,7 @@ class Loops:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
             elif self.retracing.held:
                 self.retracing.call_ended(end_ns, None)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.fail(error)
 
     def _call_unseen(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -336,7 +336,7 @@ class Loops:
                     self._note_duration(function, start_ns, end_ns, waits)
                 elif end_ns - start_ns < quickest:
                     self._note_duration(function, start_ns, end_ns, self.fetched)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.fail(error)
 
     def _called_in_graph(self, function: Any, args: Any, kwargs: Any) -> None:
@@ -348,7 +348,7 @@ class Loops:
         try:
             self._calls[0].__dict__[xla.INSIDE] = True
             self._in_graphs.traced(_name(function), args, kwargs)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.guard.failed(xla.COMPILER, error)
 
     def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
@@ -364,7 +364,7 @@ class Loops:
             if reason and not self.retracing.held:
                 about = {"compiler": xla.COMPILER, "again": True, "reason": reason} | user_line()
                 self.retracing.compiled(name, start_ns, about)
-        except Exception as error:  # noqa: BLE001 - fail open; the arguments' own code may have raised it
+        except Exception as error:  # fail open; the arguments' own code may have raised it
             self._session.guard.failed(xla.COMPILER, error)
 
     def _note_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:

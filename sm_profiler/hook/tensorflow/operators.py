@@ -141,7 +141,7 @@ class OperatorCount(Collector):
             return
         try:
             function.__dict__[NODES] = _operators(made)
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._session.switch_off(self, error)
 
     def _note(self, functions: list[Any], launched: int, batches: int) -> None:
@@ -172,7 +172,7 @@ class OperatorCount(Collector):
         def measure() -> None:
             try:
                 costs.set_result(self._measure(graphs=graphs))
-            except Exception as error:  # noqa: BLE001 - raised below, on the thread that waits
+            except Exception as error:  # raised below, on the thread that waits
                 costs.set_exception(error)
 
         with self._retracing.ignored():
@@ -222,16 +222,16 @@ def _operators(made: Any) -> int:
     They are counted where Python has them already: a large graph takes long to serialize, the more so with constants.
     """
     count = len(made.graph.get_operations())
-    waiting, seen = list(made._inference_function.children), set()  # noqa: SLF001 - it has no public name
+    waiting, seen = list(made._inference_function.children), set()  # it has no public name
     while waiting:
         one = waiting.pop()
         if one.name in seen:
             continue
         seen.add(one.name)
-        definition = one._cached_definition  # noqa: SLF001 - of what was called; `definition` would make it anew
+        definition = one._cached_definition  # of what was called; `definition` would make it anew
         if definition is not None and XLA in definition.attr and definition.attr[XLA].b:
             return -1
-        graph = one._cached_graph  # noqa: SLF001 - `graph` would make one
+        graph = one._cached_graph  # `graph` would make one
         if graph is not None:
             count += len(graph.get_operations()) - len(graph.inputs)
         waiting += one.children

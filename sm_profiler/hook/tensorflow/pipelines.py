@@ -172,7 +172,7 @@ def _datasets(dataset: Any) -> list[tuple[str, Any]]:
         if kind is not None:
             wrapper = getattr(one, "_map_func", None) or getattr(one, "_predicate", None) or getattr(one, "_scan_func", None)  # fmt: skip
             found.append((kind, getattr(wrapper, "_func", None)))
-        waiting += list(one._inputs())  # noqa: SLF001 - TensorFlow has no public name for it
+        waiting += list(one._inputs())  # TensorFlow has no public name for it
     return found
 
 

@@ -19,11 +19,11 @@ class TensorFlowProfiler(Profiler):
 
     def __init__(self) -> None:
         self._owner: Any = import_module("tensorflow.python.profiler.profiler_v2")
-        self.module = self._owner._pywrap_profiler  # noqa: SLF001 - TensorFlow's own name
+        self.module = self._owner._pywrap_profiler  # TensorFlow's own name
 
     def is_busy(self) -> bool:
         """Return whether the script profiles."""
-        return self._owner._profiler is not None  # noqa: SLF001 - TensorFlow has no public function for it
+        return self._owner._profiler is not None  # TensorFlow has no public function for it
 
     def start(self, folder: Path) -> Any:
         """Start profiling."""

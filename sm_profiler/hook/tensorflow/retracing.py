@@ -147,7 +147,7 @@ class Retracing(Collector):
             try:
                 if self._depth == 0:
                     about = self._describe(function_type, options)
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 pass_on(error)
                 about = {"compiler": COMPILER, "again": False}
             self._depth += 1
@@ -207,7 +207,7 @@ def why(wanted: Any, known: list[Any]) -> str:
     """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
     try:
         fewest = min((_differences(wanted, one) for one in reversed(known)), key=len)
-    except Exception as error:  # noqa: BLE001 - other versions of TensorFlow describe arguments differently
+    except Exception as error:  # other versions of TensorFlow describe arguments differently
         pass_on(error)
         return "other arguments"
     return " ".join("; ".join(fewest).split())[:MAX_TEXT]

@@ -51,12 +51,14 @@ class Stages(Collector):
         """Return the constructor of an iterator."""
 
         @functools.wraps(original)
-        def __init__(iterator: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+        def __init__(
+            iterator: Any, dataset: Any = None, *args: Any, **kwargs: Any
+        ) -> None:  # replaces a method of this name
             original(iterator, dataset, *args, **kwargs)
             try:
                 if dataset is not None and self._eager() and not self._session.quiet:
                     self._pipelines.append(_Pipeline(weakref.ref(iterator)))
-            except Exception as error:  # noqa: BLE001 - fail open
+            except Exception as error:  # fail open
                 self._session.guard.failed(DATALOADER, error)
 
         return __init__

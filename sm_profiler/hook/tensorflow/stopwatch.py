@@ -205,7 +205,7 @@ class Stopwatch:
     def _attempt(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # noqa: BLE001 - fail open
+        except Exception as error:  # fail open
             self._failed(error)
             return None
 
@@ -223,7 +223,7 @@ class Stopwatch:
             return None
         graph = tf.compat.v1.get_default_graph()
         while graph is not None:  # XLA cannot compile the operators
-            context = graph._get_control_flow_context()  # noqa: SLF001 - TensorFlow's own check does the same
+            context = graph._get_control_flow_context()  # TensorFlow's own check does the same
             if context is not None and context.IsXLAContext():
                 return None
             graph = getattr(graph, "outer_graph", None)

@@ -13,17 +13,16 @@ import pandas as pd
 from sm_profiler.analysis.gpu import differences
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.formats.columns import Floats
+from sm_profiler.formatting import decimal, duration, percent, plural, shorten
+from sm_profiler.metrics.gpu.measure import RankTime, measure
 from sm_profiler.printable import printable
-from sm_profiler.report.blocks import Table
+from sm_profiler.render.blocks import Table
+from sm_profiler.render.gpu_section import PARTS
+from sm_profiler.render.markdown import Summary, runs_of
+from sm_profiler.render.page import render_page
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
-from sm_profiler.report.formatting import decimal, duration, percent, plural
-from sm_profiler.report.gpu.measure import RankTime, measure
 from sm_profiler.report.gpu.report import verdict_on
-from sm_profiler.report.gpu.section import PARTS
-from sm_profiler.report.markdown import Summary, runs_of
-from sm_profiler.report.page import render_page
-from sm_profiler.report.svg import shorten
 
 STEP = "step"
 MIN_STEPS = 3  # of each side; two have no spread to speak of

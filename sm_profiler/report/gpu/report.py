@@ -10,17 +10,17 @@ import numpy as np
 
 from sm_profiler.analysis.gpu.callers import operators_alone
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-from sm_profiler.report import policy
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.model import Evidence, Finding, Report, Verdict
+from sm_profiler.formatting import percent
+from sm_profiler.metrics.gpu.measure import RankTime, measure
+from sm_profiler.metrics.gpu.tables import describe
+from sm_profiler.metrics.job_metrics import measure_job
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
-from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import percent
-from sm_profiler.report.gpu.judge import decide_traces
-from sm_profiler.report.gpu.measure import RankTime, measure
-from sm_profiler.report.gpu.tables import describe
-from sm_profiler.report.job_metrics import measure_job
-from sm_profiler.report.model import Evidence, Finding, Report, Verdict
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.source import FileQuality
 
 

@@ -34,7 +34,7 @@ from sm_profiler.formats.kineto_reader import (
     KinetoTrace,
 )
 from sm_profiler.formats.outcome import REFUSED
-from sm_profiler.report.svg import shorten
+from sm_profiler.formatting import shorten
 from sm_profiler.report.timeline_writer import Export, TimelineWriter, timeline_file
 from sm_profiler.storage import Storage
 
@@ -272,4 +272,4 @@ def _sums(start: Floats, end: Floats, value: Floats) -> tuple[Floats, Floats]:
     order = np.lexsort((-change, at))
     at, total = at[order], np.cumsum(change[order])
     last = np.append(at[1:] != at[:-1], True) if len(at) else np.empty(0, np.bool_)
-    return at[last], np.where(np.abs(total[last]) < 1e-9, 0.0, np.round(total[last], 6))  # noqa: PLR2004 - rounding
+    return at[last], np.where(np.abs(total[last]) < 1e-9, 0.0, np.round(total[last], 6))  # rounding

@@ -16,6 +16,10 @@ import numpy as np
 from sm_profiler.analysis.gpu.callers import Frame
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces, TraceFile, read_trace
 from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.formats.event_names import (
@@ -30,14 +34,10 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
 from sm_profiler.formats.layout import TraceFile as EventFile
 from sm_profiler.formats.layout import shown_node
-from sm_profiler.report import policy
-from sm_profiler.report.classes import Class
-from sm_profiler.report.gpu.judge import decide_traces
-from sm_profiler.report.gpu.lines import SampledLines
-from sm_profiler.report.gpu.measure import measure
-from sm_profiler.report.gpu.tables import describe
-from sm_profiler.report.model import Report
-from sm_profiler.report.sample_fold import decode_stacks
+from sm_profiler.metrics.gpu.lines import SampledLines
+from sm_profiler.metrics.gpu.measure import measure
+from sm_profiler.metrics.gpu.tables import describe
+from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.source.column_builder import ColumnBuilder
 
 # What the profiler that records a window does not change: it slows down the host, not the kernels.

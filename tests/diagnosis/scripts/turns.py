@@ -25,7 +25,7 @@ class Uneven(nn.Module):
 
     def __init__(self, rank):
         super().__init__()
-        self.scale, self.draw = nn.Parameter(torch.ones(1)), random.Random(rank)  # noqa: S311 - no secret
+        self.scale, self.draw = nn.Parameter(torch.ones(1)), random.Random(rank)  # no secret
 
     def forward(self, inputs):
         if what == "forward":
@@ -38,7 +38,7 @@ class Uneasy(Vectors):
 
     def __init__(self, rank):
         super().__init__(32 * steps, 192)
-        self.draw = random.Random(rank)  # noqa: S311 - no secret
+        self.draw = random.Random(rank)  # no secret
 
     def __getitem__(self, index):
         if what == "wait" and index % 32 == 0:

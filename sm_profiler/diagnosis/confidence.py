@@ -1,0 +1,32 @@
+"""Confidence in a finding, with the reason why it is not higher."""
+
+from __future__ import annotations
+
+
+class Confidence(str):
+    """A confidence (`low`, `medium` or `high`) that has a reason.
+
+    Attributes:
+        reason: a few words; "" if the confidence is high.
+    """
+
+    __slots__ = ("reason",)
+
+    reason: str
+
+    def __new__(cls, level: str, reason: str = "") -> Confidence:  # typing.Self comes with Python 3.11
+        """Return a confidence with its reason."""
+        found = super().__new__(cls, level)
+        found.reason = reason
+        return found
+
+
+CLOSE_TO_LIMIT = "close to its limit"
+INDIRECT = "inferred, not measured directly"
+OTHERS_WORK = "other programs use the cores"
+VARIES = "the steps vary much"
+
+
+def few_steps(steps: int) -> str:
+    """Return that the steps are too few for high confidence."""
+    return f"only {steps:,} steps"

@@ -1,0 +1,275 @@
+"""The input of a judge, and computations that several judges share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import Ledger, policy
+from sm_profiler.diagnosis.confidence import CLOSE_TO_LIMIT, INDIRECT, OTHERS_WORK, VARIES, Confidence, few_steps
+from sm_profiler.diagnosis.judges.stack import Stack, stack_of
+from sm_profiler.diagnosis.ledger import UNSEEN
+from sm_profiler.diagnosis.loop import Loop
+from sm_profiler.diagnosis.loop_ledger import (
+    CALLBACKS,
+    COPYING,
+    LOGGING,
+    MAKING,
+    OTHER,
+    RUNNING,
+    SAVING,
+    SeenCode,
+    ledger_of,
+)
+from sm_profiler.diagnosis.model import Finding
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+
+if TYPE_CHECKING:
+    from sm_profiler.formats.columns import Floats
+
+
+NO_LOADER = "no loader to watch in this loop"
+
+
+@attrs.frozen(eq=False)
+class JudgeContext:
+    """Metrics and rule results of one job."""
+
+    metrics: JobMetrics
+    rules: dict[str, dict[str, Any]]
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Processes with enough training steps to be judged."""
+        return tuple(rank for rank in self.metrics.ranks if len(rank.iterations) >= thresholds.MIN_STEPS)
+
+    def mean(self, of: Callable[[Rank], float]) -> float:
+        """Return the average over the judged ranks; 0 if there are none."""
+        return float(np.mean([of(rank) for rank in self.ranks])) if self.ranks else 0.0
+
+    @cached_property
+    def loop(self) -> Loop | None:
+        """The ledger's steps, averaged over ranks; None with too few of them."""
+        whole = self.mean(lambda rank: rank.loop)
+        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole) if self.ranks else None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the judged ranks' steps."""
+        return ledger_of(self.metrics, self.ranks)
+
+    @cached_property
+    def seen(self) -> SeenCode:
+        """Meaning of the samples beside the phases."""
+        return SeenCode.of(self.metrics)
+
+    def unnamed(self) -> float:
+        """Return the part of the time beside the phases of a step that no activity of its own accounts for."""
+        if self.loop is None:
+            return 1.0
+        beside = float(np.median(self.loop.of_activity(OTHER, UNSEEN)))
+        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING)))
+        return beside / (beside + named) if beside + named > 0 else 1.0
+
+    @property
+    def waits_known(self) -> bool:
+        """True if waiting for data was recorded over the whole loop of all judged ranks."""
+        return waits_recorded(self.ranks)
+
+    @property
+    def wait(self) -> float:
+        """Share of the iterations spent waiting for data, without rare stalls and garbage collections."""
+
+        def of(rank: Rank) -> float:
+            in_waits = rank.gc_in_wait / (
+                float(rank.iterations.length[rank.iterations.known].sum()) * rank.scale or 1.0
+            )
+            steady = rank.stalls.is_rare and not input_bursts(rank, self.metrics)
+            return max(rank.share_of_iterations("wait", without_stalls=steady) - in_waits, 0.0)
+
+        return self.mean(of)
+
+    @property
+    def stack(self) -> Stack:
+        """Names of repairs in the framework whose steps were recorded."""
+        return stack_of(self.metrics.metadata)
+
+    @property
+    def core_wait(self) -> float:
+        """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
+        return self.mean(self.core_wait_of)
+
+    def core_wait_of(self, rank: Rank) -> float:
+        """Return the core wait of one rank."""
+        usage = self.metrics.usage.get(rank.name)
+        return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+
+    @property
+    def shared_wait(self) -> float:
+        """Share of the loop in which the main threads have no core because other programs use it."""
+        return self.mean(self.shared_wait_of)
+
+    def shared_wait_of(self, rank: Rank) -> float:
+        """Return the shared wait of one rank.
+
+        While a thread waits for a core, another one runs there. So the waits that other programs cause cannot exceed
+        their processor time; the others are those for threads of the training itself, which more machines do not end.
+        """
+        others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
+        waited = self.core_wait_of(rank)
+        return waited if others is None else min(waited, others)
+
+    @property
+    def gpu_mean(self) -> float | None:
+        """Mean use of all GPUs in the loop, percent; None without GPUs."""
+        return mean_or_none([gpu.mean for gpu in self.metrics.gpus])
+
+    def gpu_counter(self, metric: str) -> float | None:
+        """Return the mean of a metric of all GPUs in the loop; None if they do not have it."""
+        of_gpus = self.metrics.system.of(metric)
+        return mean_or_none([data.mean_within(*self.metrics.gpu_span) for data in of_gpus.values()])
+
+    @property
+    def gpu_spare(self) -> float:
+        """Share of the loop in which the GPUs are idle; all of it if they were not sampled, or never used."""
+        gpu = self.gpu_mean
+        return 1.0 if gpu is None or gpu <= thresholds.GPU_NEVER else max(1 - gpu / 100, 0.0)
+
+    @property
+    def gpu_busiest(self) -> float | None:
+        """Mean use of the most used GPU of each node, averaged over nodes, percent; None without GPUs."""
+        best: dict[str, float] = {}
+        for gpu in self.metrics.gpus:
+            if np.isfinite(gpu.mean):
+                best[gpu.node] = max(best.get(gpu.node, 0.0), gpu.mean)
+        return mean_or_none(list(best.values()))
+
+    @property
+    def gpu_idle(self) -> float | None:
+        """Share of the GPU samples in the loop that are idle; None without GPUs."""
+        return mean_or_none([gpu.idle for gpu in self.metrics.gpus])
+
+    def rule_share(self, rule: str) -> float:
+        """Return the violations of a bottleneck rule per data point; 0 with too few data points."""
+        found = self.rules.get(rule, {})
+        points = found.get("Datapoints", 0)
+        return float(found.get("Violations", 0)) / points if points >= policy.MIN_GPU_SAMPLES else 0.0
+
+    @property
+    def busy_cores(self) -> float:
+        """Share of the moments in which CPUs, and not only the core of a recorded training thread, keep GPUs waiting."""
+        cpu = self.metrics.mean_of("cpu")
+        alone = bool(self.ranks) and cpu is not None and cpu < policy.LOADER_HOT_CPU
+        return 0.0 if alone else self.rule_share("CPUBottleneck")
+
+    @property
+    def steps(self) -> int:
+        """Iterations of the judged rank with the fewest; 0 if there are none."""
+        return min((len(rank.iterations) for rank in self.ranks), default=0)
+
+    def share_error(self, of: Callable[[Rank], Floats]) -> float:
+        """Return the standard error of a share of the iterations, the largest of the ranks.
+
+        Args:
+            of: returns the seconds of each iteration of a rank that count for the share.
+        """
+        return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
+
+    def confidence(
+        self, value: float, threshold: float, *, sure: bool = True, error: float | None = None, doubt: str = INDIRECT
+    ) -> str:
+        """Return the confidence in a finding.
+
+        It is high if the value is far above its threshold, both in proportion and in standard errors, many steps were
+        recorded, and the data show the cause directly. It is low if chance alone could have crossed the threshold, or the
+        other programs of a machine on which the training mostly waits for a core.
+
+        Args:
+            value: the value that exceeds the threshold.
+            threshold: the threshold.
+            sure: the data show the cause directly.
+            error: standard error of the value; by default, it varies as much as the steps do.
+            doubt: why the data do not show the cause directly.
+        """
+        if error is None:
+            error = abs(value) * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
+        beyond = value - threshold
+        far, steady = value >= policy.CLEARLY * threshold, beyond >= policy.SURE_SIGMAS * error
+        clear = far and steady
+        if clear and sure and self.steps >= policy.STEADY_STEPS:
+            return "high"
+        if not clear and self.shared_wait >= policy.MOSTLY_SHARED:  # which shifts the shares of the parts
+            return Confidence("low", OTHERS_WORK)
+        level = "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
+        if not sure:
+            return Confidence(level, doubt)
+        if not clear:
+            return Confidence(level, VARIES if far else CLOSE_TO_LIMIT)
+        return Confidence(level, few_steps(self.steps))
+
+
+Judge: TypeAlias = Callable[[JudgeContext], Finding | None]
+
+
+def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:
+    """Return the CPU cores that others than the training processes occupy on a node; None if that is not known."""
+    cpu, cores = metrics.system.of("cpu").get((node, "")), metrics.system.cores.get(node)
+    usage = [metrics.usage[one.name] for one in metrics.ranks if one.node == node and one.name in metrics.usage]
+    known = [used for one in usage if (used := one.cores(start, end)) is not None]
+    if cpu is None or not cores or not known or not np.isfinite(busy := cpu.mean_within(start, end)):
+        return None
+    return max(busy / 100 * cores - sum(known), 0.0)
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """Return the mean of the finite values; None if there are none."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else None
+
+
+def waits_recorded(ranks: Sequence[Rank]) -> bool:
+    """Return whether waiting for data was recorded over the whole loop of all these processes."""
+    return bool(ranks) and all(rank.has_waits or rank.waits_seen > policy.WAITS_SEEN for rank in ranks)
+
+
+def declared_shares(ranks: Sequence[Rank]) -> list[tuple[str, float]]:
+    """Return the phases that the script declared with their shares of the loop, averaged over ranks, largest first."""
+    shares: dict[str, float] = {}
+    for rank in ranks:
+        for name, spent in rank.declared.items():
+            shares[name] = shares.get(name, 0.0) + (spent / rank.loop / len(ranks) if rank.loop else 0.0)
+    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+
+
+def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
+    """Return whether the long waits recur with each round of the loader's workers, so that slow workers cause them."""
+    stalls, workers = rank.stalls, metrics.loader.num_workers
+    if stalls.where != "wait" or workers <= 0 or not stalls.count:
+        return False
+    return bool(stalls.long.mean() >= policy.BURSTS / workers) and (stalls.period is None or stalls.period <= workers)
+
+
+def _blocks(values: Floats) -> Floats:
+    """Return the sums of consecutive stretches of equally many values, without the rest at the end."""
+    blocks = int(policy.ERROR_BLOCKS)
+    return np.asarray(values[: len(values) // blocks * blocks].reshape(blocks, -1).sum(axis=1))
+
+
+def _share_error(part: Floats, whole: Floats) -> float:
+    """Return the standard error of the ratio of two sums over iterations."""
+    parts, wholes = _blocks(part), _blocks(whole)
+    if wholes.sum() <= 0:
+        return 0.0
+    rest = parts - parts.sum() / wholes.sum() * wholes
+    return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
+
+
+def _relative_error(values: Floats) -> float:
+    """Return the standard error of the mean as a share of it."""
+    sums = _blocks(values)
+    return float(sums.std(ddof=1) / np.sqrt(len(sums)) / sums.mean()) if sums.sum() > 0 else 0.0

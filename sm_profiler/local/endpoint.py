@@ -1,0 +1,213 @@
+"""`LocalSageMaker`: an endpoint in a separate process, and what it has in common with one in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+from abc import ABC, abstractmethod
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.local.peers import is_own_listener
+from sm_profiler.local.services import CLIENT_VARIABLES, ROLE, Services
+from sm_profiler.processes import start_module
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
+ENVIRONMENT_PATH = "/_sm_profiler/environment"
+INTERRUPT_PATH = "/_sm_profiler/interrupt/"  # and the name of a training job
+MAX_ENVIRONMENT = 65_536  # bytes
+
+
+class EndpointBase(ABC):
+    """An endpoint's address, default bucket, role and clients; a `with` block starts and stops it."""
+
+    environment: dict[str, str]
+    _services: Services | None = None
+
+    @property
+    def services(self) -> Services:
+        """Address and clients.
+
+        Raises:
+            ProfilerError: the endpoint is not running.
+        """
+        if self._services is None:
+            raise ProfilerError("the local endpoint is not running: call start(), or use it in a with statement")
+        return self._services
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start the endpoint; `environment` is complete on return."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop jobs and endpoint; on return, no process of a job is left."""
+
+    @abstractmethod
+    def interrupt(self, job: str) -> None:
+        """Take the machines of a running training job away, as happens to spot instances.
+
+        With EnableManagedSpotTraining, or while RetryStrategy allows it, the job starts anew with its checkpoints;
+        otherwise it fails.
+
+        Raises:
+            ProfilerError: no such job is running.
+        """
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:port."""
+        return self.services.url
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the job files."""
+        return self.services.folder
+
+    @property
+    def bucket(self) -> str:
+        """Name of the default bucket, which exists."""
+        return self.services.bucket
+
+    @property
+    def role(self) -> str:
+        """ARN of a role that exists."""
+        return ROLE
+
+    def client(self, service: str, region: str | None = None) -> Any:
+        """Return a boto3 client for this endpoint."""
+        return self.services.client(service, region)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+STOP_S = 60.0  # the endpoint is killed after that; the supervisors of its jobs notice and end them
+
+
+class LocalSageMaker(EndpointBase):
+    """A SageMaker, S3, IAM, STS and CloudWatch Logs endpoint on this machine that really runs jobs.
+
+        with LocalSageMaker() as local:
+            subprocess.run([...], env={**os.environ, **local.environment})
+
+    The endpoint is a separate process, so the caller's mocks and threads do not affect it and several can run at once.
+    It ends with `stop`, with the `with` block, and at the latest with the process that started it.
+
+    Args:
+        port: port on 127.0.0.1; 0 picks a free one.
+        folder: folder for job files; by default a temporary one, removed at the end.
+
+    Attributes:
+        environment: variables for a client's process: address, region, credentials, SDK settings.
+    """
+
+    def __init__(self, port: int = 0, folder: str | Path | None = None) -> None:
+        self._port, self._wanted = port, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+
+    def start(self) -> LocalSageMaker:
+        """Start the endpoint; `environment` is complete on return.
+
+        Raises:
+            ProfilerError: the port is in use, or moto is missing.
+        """
+        folder = "" if self._wanted is None else str(Path(self._wanted).absolute())
+        pipe = subprocess.PIPE
+        self._process = start_module(
+            "sm_profiler.local", [str(self._port), folder], cwd=".", stdin=pipe, stdout=pipe, new_session=True
+        )
+        try:
+            line = self._process.stdout.readline() if self._process.stdout else b""
+        except BaseException:
+            self.stop()
+            raise
+        no_answer = {"error": "the local endpoint did not start; see its output above"}
+        found: dict[str, Any] = json.loads(line) if line else no_answer
+        if "error" in found:
+            self.stop()
+            raise ProfilerError(found["error"])
+        self.environment = found["environment"]
+        self._services = Services(found["url"], Path(found["folder"]))
+        return self
+
+    def interrupt(self, job: str) -> None:
+        """Take the machines of a running training job away."""
+        interrupt_at(int(self.url.rpartition(":")[2]), job)
+
+    def stop(self) -> None:
+        """Stop jobs and endpoint; on return, no process of a job is left."""
+        process, self._process, self._services = self._process, None, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()  # the endpoint ends when its standard input does
+        try:
+            process.wait(STOP_S)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def environment_at(port: int) -> dict[str, str] | None:
+    """Return the client environment of an endpoint that already serves this port; None if there is none.
+
+    Users let their shell evaluate it, and another user's program may listen on the port: only variables and addresses
+    that an endpoint sets are accepted.
+    """
+    if not is_own_listener(port):
+        return None
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
+    try:
+        connection.request("GET", ENVIRONMENT_PATH)
+        answer = connection.getresponse()
+        found = json.loads(answer.read(MAX_ENVIRONMENT)) if answer.status == HTTPStatus.OK else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    if not isinstance(found, dict) or found.get("AWS_ENDPOINT_URL") != f"http://{ADDRESS}:{port}":
+        return None
+    return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
+
+
+def interrupt_at(port: int, name: str) -> None:
+    """Interrupt a training job of the endpoint that serves this port.
+
+    Raises:
+        ProfilerError: there is no endpoint of this user, or no such job runs there.
+    """
+    if not is_own_listener(port):
+        raise ProfilerError(f"no endpoint of yours serves port {port}")
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
+    try:
+        connection.request("POST", INTERRUPT_PATH + quote(name, safe=""), headers={"Content-Length": "0"})
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise ProfilerError(f"the endpoint on port {port} does not answer: {error}") from error
+    finally:
+        connection.close()
+    if status != HTTPStatus.OK:
+        raise ProfilerError(f"no training job {name} is running")

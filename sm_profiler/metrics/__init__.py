@@ -1,0 +1,1 @@
+"""Metrics of a job, folded from its events and samples: steps and their parts, records, sampled stacks, machine."""

@@ -1,0 +1,117 @@
+"""Attempts of interrupted jobs: which processes succeed each other, and the downtime between them.
+
+Attempts are distinguished by process and start time in the hook's metadata, because a restarted container may reuse the
+pid. Processes without a rank are named after their pid; those of a node that never ran at the same time are attempts
+of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Mask
+from sm_profiler.metrics.step_fold import TRAIN, StepRows, StepSummary, column
+from sm_profiler.metrics.step_sample import joined_judged, judged_all
+
+
+@attrs.frozen
+class Attempts:
+    """Attempts of one process.
+
+    Attributes:
+        count: 1 for a process that was never interrupted.
+        breaks: first rows of the second, third, … attempt.
+        down_s: seconds from the last step of an attempt to the first wait or step of the next, summed.
+    """
+
+    count: int = 1
+    breaks: tuple[int, ...] = ()
+    down_s: float = 0.0
+
+
+def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any]], pids: int) -> Attempts:
+    """Find the attempts of one process.
+
+    Args:
+        name: name of the process.
+        rows: its steps.
+        metadata: records of all processes.
+        pids: number of processes that recorded its steps, for profiles without metadata.
+    """
+    starts = sorted(
+        {one["start_us"] for one in metadata if process_name(one) == name and one.get("start_us") is not None}
+    )
+    breaks: list[int] = []
+    for start in starts[1:]:
+        # the recorded start may be the first event of the new process, and thus its first wait
+        at = int(np.searchsorted(rows.start, start - 1))
+        if 0 < at < len(rows) and at not in breaks and rows.number[at] <= rows.number[at - 1]:
+            breaks.append(at)
+    down = sum(max(rows.start[at] - rows.parts[at, column("wait")] - rows.end[at - 1], 0.0) for at in breaks)
+    return Attempts(max(len(breaks) + 1, pids), tuple(breaks), float(down) / 1e6)
+
+
+def join_successors(
+    found: StepSummary, metadata: Sequence[Mapping[str, Any]]
+) -> tuple[StepSummary, list[dict[str, Any]]]:
+    """Join processes without a rank that succeeded each other on a node, under the name of the first."""
+    named = {process_name(one): str(one.get("node")) for one in metadata if one.get("rank") is None}
+    renamed: dict[str, str] = {}
+    for node in set(named.values()):
+        names = sorted((name for name in found.steps if named.get(name) == node), key=lambda name: found.loop[name])
+        if names and all(found.loop[before][1] <= found.loop[after][0] for before, after in pairwise(names)):
+            renamed |= dict.fromkeys(names[1:], names[0])
+    records = [
+        dict(one) | ({"name": renamed[process_name(one)]} if process_name(one) in renamed else {}) for one in metadata
+    ]
+    if not renamed:
+        return found, records
+    steps, loop, overhead = dict(found.steps), dict(found.loop), dict(found.overhead_us)
+    declared, judged = dict(found.declared_us), dict(found.judged)
+    for name, first in renamed.items():
+        if first in judged or name in judged:
+            before, after = (judged.pop(one) if one in judged else judged_all(steps[one]) for one in (first, name))
+            judged[first] = joined_judged(before, after)
+        steps[first] = StepRows.joined(steps[first], steps.pop(name))
+        loop[first] = (loop[first][0], loop.pop(name)[1])
+        if name in overhead:
+            overhead[first] = overhead.get(first, 0.0) + overhead.pop(name)
+        if name in declared:
+            both, more = dict(declared.get(first, {})), declared.pop(name)
+            declared[first] = {one: both.get(one, 0.0) + more.get(one, 0.0) for one in {**both, **more}}
+    found = attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared, judged=judged)
+    return found, records
+
+
+def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:
+    """Return the seconds from the first wait to the last step of each run of evaluation steps; attempts split runs."""
+    evaluation = rows.mode != TRAIN
+    if not evaluation.any():
+        return 0.0
+    before = np.concatenate([[False], evaluation[:-1]])
+    after = np.concatenate([evaluation[1:], [False]])
+    for at in breaks:
+        before[at] = after[at - 1] = False
+    first, last = np.flatnonzero(evaluation & ~before), np.flatnonzero(evaluation & ~after)
+    begin = rows.start[first] - rows.parts[first, column("wait")]
+    return float((rows.end[last] - begin).sum() / 1e6)
+
+
+def same_attempt(rows: StepRows, breaks: Sequence[int]) -> Mask:
+    """Return for each row but the first whether it is in the same attempt as its predecessor."""
+    same = np.ones(max(len(rows) - 1, 0), np.bool_)
+    same[np.asarray(breaks, np.int64) - 1] = False
+    return same
+
+
+def process_name(one: Mapping[str, Any]) -> str:
+    """Return the name of the process that wrote a metadata record, `algo-1-0`."""
+    if isinstance(one.get("name"), str):
+        return str(one["name"])
+    number = one.get("pid") if one.get("rank") is None else one.get("rank")
+    return f"{one.get('node')}-{number}"

@@ -1,0 +1,380 @@
+"""Ends of a job and of each of its ranks: one answer for the terminal, the page, report.json, the fleet and messages."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from sm_profiler.formats.process_end import (
+    COMPLETED,
+    CRASHED,
+    END,
+    END_CODE,
+    END_ERROR,
+    END_PLACE,
+    END_STEP,
+    END_US,
+    EXITED,
+    INTERRUPTED,
+    KILLED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOPPED,
+    UNKNOWN,
+    bounded_line,
+)
+from sm_profiler.formatting import plural
+from sm_profiler.metrics.attempts import process_name
+
+FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
+SILENT_S = 900.0  # a job whose newest data is older does not count as running
+_FLUSH_S = 5.0  # the records of a killed process end up to so long before it does
+_TOGETHER_S = 2.0  # processes that were killed within this time were killed by the same hand
+_STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy job end closer to each other
+_CODE = re.compile(r"exit ?code:? ?(\d{1,3})\b", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
+# Errors of ranks whose peer is gone.
+_OF_A_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|gloo|nccl|DistBackend|ProcessGroup|TCPStore|peer|socket|"
+    r"timed? ?out|horovod|barrier|ChildFailedError|SignalException",
+    re.IGNORECASE,
+)
+_STATUS = {"Completed": COMPLETED, "Failed": CRASHED, "Stopped": STOPPED, "InProgress": RUNNING, "Stopping": RUNNING}
+
+
+@attrs.frozen
+class RankEnd:
+    """End of a training process.
+
+    Attributes:
+        name: `algo-1-0`.
+        state: a state of `formats.process_end`; "" while it runs, or if that is not known.
+        exit_code: its exit code, if known.
+        error: the exception that ended it: its type and the first line of its message.
+        step: number of its training steps.
+        counted: the process itself counted them; the last steps of one that was killed are not recorded.
+        at: when it ended, or its last step did, seconds since the epoch.
+        is_rank: it has a rank, and thus peers.
+        place: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
+    """
+
+    name: str
+    state: str = ""
+    exit_code: int | None = None
+    error: str = ""
+    step: int = 0
+    counted: bool = True
+    at: float = 0.0
+    is_rank: bool = False
+    place: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        return {
+            "state": self.state or UNKNOWN,
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "where": self.place,
+            "step": self.step,
+        }
+
+    @property
+    def how(self) -> str:
+        """Its end as the rest of a sentence that begins with its name."""
+        return f"{self._what} {self._after}{self._why}"
+
+    @property
+    def sentence(self) -> str:
+        """Its end in a sentence of its own."""
+        text = f"{self._after.capitalize()}, {self.name} {self._what}{self._why}"
+        return text if text.endswith((".", "!", "?")) else f"{text}."
+
+    @property
+    def _after(self) -> str:
+        return f"after {_steps(self.step, counted=self.counted)}"
+
+    @property
+    def _what(self) -> str:
+        if self.state in {KILLED, OUT_OF_MEMORY}:
+            return "was killed"
+        if self.exit_code and not self.error:
+            return f"ended with exit code {self.exit_code}"
+        return "failed" if self.state == CRASHED else "ended"
+
+    @property
+    def _why(self) -> str:
+        return " because memory ran out" if self.state == OUT_OF_MEMORY else _because(self.error, self.place)
+
+
+@attrs.frozen
+class EndFacts:
+    """Facts about a job's end besides the records of its processes.
+
+    Attributes:
+        run: state of the `sm-profiler run` that wrote the profile; "" if there was none, or it is not known.
+        exit_code: its exit code.
+        finished: the profile has end markers.
+        is_fresh: its newest data is recent.
+        first_file_s: seconds until the first open trace file is due to be closed; None if none is open.
+        description: the response of DescribeTrainingJob.
+    """
+
+    run: str = ""
+    exit_code: int | None = None
+    finished: bool = False
+    is_fresh: bool = False
+    first_file_s: float | None = None
+    description: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class JobEnd:
+    """End of a job.
+
+    Attributes:
+        state: a state of `formats.process_end`, without `exited`.
+        exit_code: exit code of the script or its launcher, if known.
+        error: the exception that ended it, or the service's reason.
+        step: training steps of the rank that did most; None without any.
+        counted: that rank itself counted them.
+        ranks: its processes.
+        dead: the rank that failed while its peers went on.
+        short: a rank that ended by itself while its peers went on.
+        launched: `sm-profiler run` started it.
+        first_file_s: seconds until its first trace file is due to be closed; None if none is open.
+        place: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
+    """
+
+    state: str = UNKNOWN
+    exit_code: int | None = None
+    error: str = ""
+    step: int | None = None
+    counted: bool = True
+    ranks: tuple[RankEnd, ...] = ()
+    dead: RankEnd | None = None
+    short: RankEnd | None = None
+    launched: bool = False
+    first_file_s: float | None = None
+    place: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        return {
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "where": self.place,
+            "step": self.step,
+        }
+
+    @property
+    def failed(self) -> bool:
+        """True if the job did not reach its end, through no wish of its user."""
+        return self.state in FAILED
+
+    @property
+    def aftermath_s(self) -> float | None:
+        """When the first rank was gone, seconds since the epoch; what follows is no measure of the loop."""
+        first = self.dead or self.short
+        return first.at if first is not None else None
+
+    @property
+    def sentence(self) -> str:
+        """Its end in one sentence; "" for a job that is complete, or of which nothing is known."""
+        after = f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else ""
+        code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
+        by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
+        ended = f"was ended by {self._signal}" if self._signal else f"ended{code}" if code else "failed"
+        return {
+            CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
+            KILLED: f"The {self._what} was killed{after}.",
+            OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
+            STOPPED: f"The {self._what} was stopped{after}{by}.",
+            INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
+            RUNNING: f"The job is still running: this is the verdict so far{after and f',{after}'}.",
+        }.get(self.state, "")
+
+    @property
+    def _signal(self) -> str:
+        number = (self.exit_code or 0) - 128
+        return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""
+
+    @property
+    def _what(self) -> str:
+        return "script" if self.launched and len(self.ranks) <= 1 else "job"
+
+
+def _because(error: str, place: str) -> str:
+    return f": {error}{f' ({place})' if place else ''}" if error else ""
+
+
+def _steps(count: int, *, counted: bool) -> str:
+    return f"{'' if counted else 'at least '}{plural(count, 'training step')}"
+
+
+def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[int, float]]) -> tuple[RankEnd, ...]:
+    """Return how the latest attempt of each process ended.
+
+    Args:
+        metadata: records of all processes.
+        steps: process → number of its training steps, and end of its loop in seconds since the epoch.
+    """
+    latest: dict[str, dict[str, Any]] = {}
+    for one in metadata:
+        name, known = process_name(one), latest.get(process_name(one), {})
+        start, before = one.get("start_us") or 0, known.get("start_us") or 0
+        if start > before:
+            latest[name] = dict(one)
+        elif start == before:  # a record with the exit code may come before or after that of the process itself
+            by_itself = one.get(END) == EXITED and known.get(END)
+            latest[name] = {**one, **known} if by_itself else {**known, **one}
+    found = []
+    for name in dict.fromkeys((*latest, *steps)):
+        one, (count, at) = latest.get(name, {}), steps.get(name, (0, 0.0))
+        ended, step = one.get(END_US), one.get(END_STEP)
+        found.append(
+            RankEnd(
+                name,
+                _text(one.get(END)),
+                _whole(one.get(END_CODE)),
+                bounded_line(_text(one.get(END_ERROR))),
+                count if step is None else _whole(step) or 0,
+                step is not None,
+                float(ended) / 1e6 if isinstance(ended, (int, float)) else at,
+                one.get("rank") is not None,
+                bounded_line(_text(one.get(END_PLACE))),
+            )
+        )
+    return tuple(found)
+
+
+def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
+    """Return how a job ended."""
+    first = _first_failed(ranks)
+    state, code = _state(facts, ranks, first), facts.exit_code
+    error = place = ""
+    status = facts.description.get("TrainingJobStatus")
+    if state in FAILED:
+        error, place = (first.error, first.place) if first is not None else ("", "")
+        if first is not None and state == CRASHED and len(ranks) > 1:
+            state = first.state
+        if status == "Failed":
+            reason = bounded_line(_text(facts.description.get("FailureReason")))
+            found = _CODE.search(reason)
+            code = int(found[1]) if found else code
+            state = OUT_OF_MEMORY if _NO_MEMORY.search(reason) else state
+            error = error or reason
+        if code is None and first is not None:
+            code = first.exit_code
+    elif state == STOPPED:
+        secondary = _text(facts.description.get("SecondaryStatus"))
+        error = (
+            secondary if secondary.startswith("Max") else next((one.error for one in ranks if one.state == STOPPED), "")
+        )
+    if state == COMPLETED:  # a process that leaves by os._exit looks as if it had been killed
+        ranks = [one if one.state == CRASHED else attrs.evolve(one, state=COMPLETED) for one in ranks]
+    elif facts.run and state not in {RUNNING, UNKNOWN} and len(ranks) == 1:
+        ranks = [attrs.evolve(ranks[0], state=state, exit_code=code)]
+    peers = [one for one in ranks if one.is_rank]
+    dead = short = None
+    if len(peers) > 1 and state in {*FAILED, RUNNING, UNKNOWN}:
+        short = _short(peers)
+        dead = first if short is None and first in peers and not _left_together(peers) else None
+    most = max(ranks, key=lambda one: (one.step, one.counted), default=None)
+    return JobEnd(
+        state,
+        code if state != RUNNING else None,
+        error,
+        None if most is None else most.step,
+        most is None or most.counted or state == RUNNING,
+        tuple(attrs.evolve(one, state=COMPLETED) if one.state == EXITED else one for one in ranks),
+        dead,
+        short,
+        bool(facts.run),
+        facts.first_file_s if state == RUNNING else None,
+        place,
+    )
+
+
+def described_interruptions(description: Mapping[str, Any]) -> int:
+    """Return how often a job was interrupted, as its description lists it."""
+    rows = description.get("SecondaryStatusTransitions")
+    return sum(
+        isinstance(row, Mapping) and row.get("Status") == "Interrupted"
+        for row in (rows if isinstance(rows, list) else [])
+    )
+
+
+def _state(facts: EndFacts, ranks: Sequence[RankEnd], first: RankEnd | None) -> str:
+    status = facts.description.get("TrainingJobStatus")
+    if facts.run and facts.run != UNKNOWN:
+        state = facts.run
+    elif status in _STATUS:
+        interrupted = facts.description.get("SecondaryStatus") == "Interrupted"
+        state = INTERRUPTED if interrupted and status != "Completed" else _STATUS[status]
+    elif ranks and all(one.state for one in ranks):
+        states = {one.state for one in ranks}
+        state = next((one for one in (OUT_OF_MEMORY, KILLED, CRASHED, STOPPED) if one in states), COMPLETED)
+        state = first.state if first is not None else state
+    elif facts.finished:
+        state = COMPLETED
+    elif facts.is_fresh and not facts.run:
+        state = RUNNING
+    else:
+        state = first.state if first is not None else UNKNOWN
+    return state
+
+
+def _first_failed(ranks: Sequence[RankEnd]) -> RankEnd | None:
+    """Return the rank whose failure made the others fail; None if there is none, or if that is not known."""
+    failed = [one for one in ranks if one.state in FAILED]
+    if len(ranks) == 1:
+        return failed[0] if failed else None
+    by_time = sorted(failed, key=lambda one: (one.at, one.name))
+    own = [one for one in by_time if one.state == CRASHED and not _OF_A_PEER.search(one.error)]
+    killed = [one for one in by_time if one.state in {KILLED, OUT_OF_MEMORY}]
+    if own and not any(one.at < own[0].at - _FLUSH_S for one in killed):
+        return own[0]
+    if not killed:
+        return by_time[0] if by_time else None
+    together = [one for one in killed if one.at <= killed[0].at + _TOGETHER_S]
+    without_memory = [one for one in together if one.state == OUT_OF_MEMORY]
+    if len(together) > 1 and len(without_memory) != 1:
+        return None  # all at once
+    return (without_memory or together)[0]
+
+
+def _left_together(peers: Sequence[RankEnd]) -> bool:
+    """Return whether all ranks left with the same exit code, after as many steps: none of them is the cause of it."""
+    ways = {(one.state, one.exit_code, one.error, one.step) for one in peers}
+    return len(ways) == 1 and peers[0].state == CRASHED and not peers[0].error
+
+
+def _short(peers: Sequence[RankEnd]) -> RankEnd | None:
+    """Return a rank that ended by itself while others went on and failed, or have waited for it since."""
+    ended = sorted((one for one in peers if one.state in {COMPLETED, EXITED}), key=lambda one: (one.step, one.at))
+    if not ended:
+        return None
+    first = ended[0]
+    return first if any(_missed(one, first) for one in peers) else None
+
+
+def _missed(one: RankEnd, gone: RankEnd) -> bool:
+    """Return whether a rank went on after another one had ended by itself, and failed or waits because of that."""
+    if one.state == CRASHED:
+        return one.step >= gone.step and one.at >= gone.at - _FLUSH_S and _OF_A_PEER.search(one.error) is not None
+    if one.step <= gone.step:  # it may evaluate or save what all have trained
+        return False
+    return one.at >= gone.at - _FLUSH_S if one.state in FAILED else not one.state and one.at - gone.at > _STEPLESS_S
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,615 @@
+"""Metrics of a job: everything that judges and pages read, computed once from the folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats import event_names
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.process_end import RUNNING
+from sm_profiler.identity import INSTANCE_TYPE, MACHINE
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
+from sm_profiler.metrics.ends import EndFacts, JobEnd, described_interruptions, end_of, rank_ends
+from sm_profiler.metrics.gpus_of_others import gpus_of_others
+from sm_profiler.metrics.iterations import Iterations, as_run_on_device, iterations_of
+from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
+from sm_profiler.metrics.record_fold import Records, rename_processes
+from sm_profiler.metrics.sample_fold import Samples
+from sm_profiler.metrics.stalls import Stalls, find_stalls, of_all
+from sm_profiler.metrics.step_fold import (
+    COMMUNICATION,
+    DECLARED_IN_STEP,
+    EVAL,
+    GC,
+    LOADER,
+    OWN,
+    OWN_IN_STEP,
+    RESULTS,
+    TRAIN,
+    LoaderSettings,
+    StepRows,
+    StepSummary,
+    column,
+    each_process,
+)
+from sm_profiler.metrics.step_sample import Judged, time_between
+from sm_profiler.metrics.system_fold import SystemSeries
+from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.metrics.window_functions import FunctionTime
+
+
+@attrs.frozen(eq=False)
+class Rank:
+    """One training process; all times in seconds.
+
+    Attributes:
+        name: `algo-1-0`.
+        node: `algo-1`.
+        steps: its steps.
+        start, end: start and end of its loop, seconds since the epoch.
+        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        gc, gc_in_wait: garbage collection, and that in waits.
+        communication: recorded collectives, included in the slices.
+        attempts: its attempts; more than one if the job was interrupted and resumed.
+        has_waits: waiting for data was recorded for the whole loop.
+        waits_seen: share of the training steps with a recorded wait.
+        on_device: phases and waits are those of the GPU instead of the host.
+        iterations: its iterations.
+        stalls: the long ones among them.
+        left_out: training steps that the profiler slowed down, and that are not judged.
+        excluded: time of those steps and of the profiler's own work; not part of the loop.
+        declared: phases that the script declared, name → time.
+        stretches: start and end of each stretch of such steps.
+        judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
+    """
+
+    name: str
+    node: str
+    steps: StepRows
+    start: float
+    end: float
+    slices: dict[str, float]
+    gc: float
+    gc_in_wait: float
+    communication: float
+    attempts: Attempts
+    has_waits: bool
+    waits_seen: float
+    on_device: bool
+    iterations: Iterations
+    stalls: Stalls
+    left_out: int = 0
+    excluded: float = 0.0
+    declared: dict[str, float] = attrs.field(factory=dict)
+    judged: Judged | None = None
+    stretches: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """Training steps for each one that `steps` holds."""
+        return self.judged.scale if self.judged is not None else 1.0
+
+    @property
+    def all_steps(self) -> int:
+        """Number of all steps."""
+        return self.judged.steps if self.judged is not None else len(self.steps)
+
+    @property
+    def train_steps(self) -> int:
+        """Number of all training steps."""
+        return self.judged.train if self.judged is not None else int(self.train.sum())
+
+    @property
+    def loop(self) -> float:
+        """Length of the loop without downtime and without what the profiler caused."""
+        return max(self.end - self.start - self.attempts.down_s - self.excluded, 0.0)
+
+    @property
+    def train(self) -> Mask:
+        """Mask of the training steps."""
+        return np.equal(self.steps.mode, TRAIN)
+
+    def share(self, key: str) -> float:
+        """Return a slice as a share of the loop."""
+        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+
+    @property
+    def stall_share(self) -> float:
+        """Time lost in long steps as a share of the loop, without the collections in them."""
+        return (self.stalls.excess - self.stalls.collected) / self.loop if self.loop > 0 else 0.0
+
+    def _rows(self, *, without_stalls: bool) -> Mask:
+        known = self.iterations.known
+        return known & ~self.stalls.long if without_stalls else known
+
+    def share_of_iterations(self, key: str, *, without_stalls: bool = False) -> float:
+        """Return a part as a share of the iterations in which phases were recorded."""
+        rows = self._rows(without_stalls=without_stalls)
+        total = float(self.iterations.length[rows].sum())
+        return float(self.iterations.of(key)[rows].sum()) / total if total > 0 else 0.0
+
+    def mean(self, key: str, *, without_stalls: bool = True) -> float:
+        """Return the mean seconds of a part, by default over the iterations that are not long."""
+        values = self.iterations.of(key)[self._rows(without_stalls=without_stalls)]
+        return float(values.mean()) if len(values) else 0.0
+
+    def median(self, key: str) -> float:
+        """Return the median seconds of a part over the iterations in which phases were recorded."""
+        values = self.iterations.of(key)[self.iterations.known]
+        return float(np.median(values)) if len(values) else 0.0
+
+
+@attrs.frozen(eq=False)
+class GpuMetrics:
+    """Use of one GPU in the training loop, or in the job if no loop was recorded; percent."""
+
+    node: str
+    name: str
+    mean: float
+    idle: float  # share of samples below thresholds.SAMPLE_IDLE
+    memory: float
+    memory_max: float
+
+
+@attrs.frozen(eq=False)
+class JobMetrics:
+    """Metrics of one job. Times are seconds since the epoch.
+
+    Attributes:
+        name: name of the job.
+        start, end: first and last sample or event.
+        running: the job has not ended yet.
+        nodes: names of the nodes.
+        ranks: training processes.
+        gpus: GPUs.
+        system: system metrics over time.
+        loader: settings of the data loader.
+        overhead: the hook's own time as a share of the loop, the largest of the ranks; None if not recorded.
+        instance_type: type of the instances, if the user or the job gave it.
+        metadata: the hook's record of each process.
+        memory: process → (seconds, bytes) of its resident memory.
+        batch_size: samples of a batch of the loader, if known.
+        samples_per_step: samples that the model was given in a training step, on average, if known.
+        records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
+        samples: Python stacks of the training processes.
+        usage: process → its CPU time and page faults over time.
+        description: the response of DescribeTrainingJob; empty if unknown.
+        functions: the script's functions in the Python window, the most expensive first.
+        types_by_node: node → type of its instance, if they were recorded and none was given.
+        others_gpus: GPUs that only other programs use, which are in no other attribute.
+        ending: how it ended.
+    """
+
+    name: str
+    start: float
+    end: float
+    running: bool
+    nodes: tuple[str, ...]
+    ranks: tuple[Rank, ...]
+    gpus: tuple[GpuMetrics, ...]
+    system: SystemSeries
+    loader: LoaderSettings
+    overhead: float | None = None
+    instance_type: str | None = None
+    metadata: tuple[dict[str, Any], ...] = ()
+    memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
+    batch_size: int | None = None
+    records: Mapping[str, Records] = attrs.field(factory=dict)
+    samples: Samples = attrs.field(factory=Samples)
+    usage: Mapping[str, Usage] = attrs.field(factory=dict)
+    description: Mapping[str, Any] = attrs.field(factory=dict)
+    functions: tuple[FunctionTime, ...] = ()
+    types_by_node: Mapping[str, str] = attrs.field(factory=dict)
+    others_gpus: tuple[tuple[str, str], ...] = ()
+    samples_per_step: float | None = None
+    ending: JobEnd = attrs.field(factory=JobEnd)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end; 0 for a job without data."""
+        return max(self.end - self.start, 0.0) if np.isfinite(self.end - self.start) else 0.0
+
+    @property
+    def loop(self) -> tuple[float, float] | None:
+        """Start and end of the training loop over all ranks."""
+        if not self.ranks:
+            return None
+        return min(rank.start for rank in self.ranks), max(rank.end for rank in self.ranks)
+
+    @property
+    def gpu_span(self) -> tuple[float, float]:
+        """Start and end of what the use of the GPUs is judged by: the loop without its start."""
+        return _warm_span(self.ranks, self.loop or (self.start, self.end))
+
+    @property
+    def initialization(self) -> float | None:
+        """Seconds before the loop."""
+        return max(self.loop[0] - self.start, 0.0) if self.loop else None
+
+    @property
+    def loading(self) -> float | None:
+        """Seconds until the slowest process had imported the framework; None if the hook did not record it."""
+        loaded = [float(one["loaded_us"]) / 1e6 - self.start for one in self.metadata if one.get("loaded_us")]
+        return max(0.0, *loaded) if loaded and np.isfinite(loaded).all() else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Training steps a second of the first rank, over its loop without evaluation."""
+        if not self.ranks:
+            return None
+        rank = self.ranks[0]
+        span = rank.loop - rank.slices["evaluation"]
+        return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
+
+    @property
+    def interruptions(self) -> tuple[int, float]:
+        """Number of interruptions, and the downtime in seconds."""
+        attempts = [rank.attempts for rank in self.ranks]
+        count = max((one.count - 1 for one in attempts), default=0)  # those that recorded steps
+        return max(count, described_interruptions(self.description)), max((one.down_s for one in attempts), default=0.0)
+
+    @property
+    def node_types(self) -> dict[str, int]:
+        """Instance type → number of nodes, of which a heterogeneous cluster has several; empty if unknown."""
+        if not self.instance_type:
+            return {}
+        kinds = [self.types_by_node.get(node, self.instance_type) for node in self.nodes or ("",)]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """User, account, job and so on as the scheduler names them, and `label:…`; what all processes agree on.
+
+        Without a process that the hook recorded, it is what the monitors of all nodes agree on.
+        """
+        found = [one["identity"] for one in self.metadata if one.get("identity")]
+        found = found or [
+            {key: text for key, text in owner.items() if key not in {MACHINE, INSTANCE_TYPE}}
+            for owner in self.system.owners.values()
+        ]
+        shared = dict(found[0]) if found else {}
+        for one in found:
+            shared = {key: value for key, value in shared.items() if one.get(key) == value}
+        return shared
+
+    def average_share(self, key: str) -> float:
+        """Return a slice as a share of the loop, averaged over ranks."""
+        loops = [rank for rank in self.ranks if rank.loop > 0]
+        return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
+
+    def mean_of(self, metric: str) -> float | None:
+        """Return the mean of a system metric in the loop over all nodes; None if it was not recorded."""
+        span = self.loop or (self.start, self.end)
+        means = [data.mean_within(*span) for data in self.system.of(metric).values()]
+        means = [mean for mean in means if np.isfinite(mean)]
+        return float(np.mean(means)) if means else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the `job` object of report.json."""
+        ends = {one.name: one.as_dict() for one in self.ending.ranks}
+        hosts = {process_name(one): str(one["host"]) for one in self.metadata if one.get("host")}
+        return {
+            "name": self.name,
+            "start": _number(self.start),
+            "end": _number(self.end),
+            "duration_s": _number(self.duration),
+            "running": self.running,
+            "nodes": list(self.nodes),
+            "instance_type": self.instance_type,
+            "identity": self.identity,
+            "hosts": {node: owner[MACHINE] for node, owner in self.system.owners.items() if owner.get(MACHINE)},
+            "gpus": [attrs.asdict(gpu) for gpu in self.gpus],
+            "cpu_cores": self.system.cores,
+            "initialization_s": _number(self.initialization),
+            "loop": list(self.loop) if self.loop else None,
+            "steps_per_second": _number(self.steps_per_second),
+            "profiler_overhead": _number(self.overhead),
+            "loader": attrs.asdict(self.loader),
+            "utilisation": {
+                metric: _number(self.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
+            },
+            "ranks": [
+                {
+                    "name": rank.name,
+                    "node": rank.node,
+                    "host": hosts.get(rank.name, ""),
+                    "train_steps": rank.train_steps,
+                    "eval_steps": rank.judged.evaluated if rank.judged else int((rank.steps.mode == EVAL).sum()),
+                    **({"judged_steps": len(rank.steps)} if rank.judged else {}),
+                    "loop_s": _number(rank.loop),
+                    "phases": "device" if rank.on_device else "host",
+                    "seconds": {name: _number(value) for name, value in rank.slices.items()},
+                    "own_phases": {name: _number(value) for name, value in rank.declared.items()},
+                    "excluded_s": _number(rank.excluded),
+                    "gc_s": _number(rank.gc),
+                    "communication_s": _number(rank.communication),
+                    "attempts": rank.attempts.count,
+                    "interrupted_s": _number(rank.attempts.down_s),
+                    "end": ends.get(rank.name),
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not np.isfinite(value) else round(float(value), 6)
+
+
+def measure_rank(  # each argument is a source of times
+    name: str,
+    rows: StepRows,
+    span_us: tuple[float, float],
+    attempts: Attempts,
+    disturbed: Disturbed = UNDISTURBED,
+    declared_us: Mapping[str, float] | None = None,
+    collected_us: Mapping[str, float] | None = None,
+) -> Rank:
+    """Divide the loop of one process into its slices, without what the profiler itself caused.
+
+    Args:
+        name: name of the process.
+        rows: its steps.
+        span_us: start and end of its loop.
+        attempts: its attempts.
+        disturbed: spans in which the profiler slowed the steps.
+        declared_us: the script's own phases, name → time.
+        collected_us: garbage collections, part of the loop → time.
+    """
+    start, end = span_us[0] / 1e6, span_us[1] / 1e6
+    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 else UNDISTURBED, span_us)
+    judged, breaks = kept.rows, kept.breaks or attempts.breaks
+    train = judged.mode == TRAIN
+    waits = judged.seconds("wait")
+    has_waits = bool(waits.sum() > 0)
+    waits_seen = float((waits[train] > 0).mean()) if train.any() else 0.0
+    if not has_waits and train.any():  # the old hook recorded waiting in its dataloader window only
+        loading = judged.seconds(LOADER)
+        waits_seen = float(((loading > 0) & train).sum() / train.sum())
+        gaps = np.maximum(judged.start - np.concatenate([[judged.start[0]], judged.end[:-1]]), 0) / 1e6
+        waits = np.minimum(loading, gaps)
+    device = as_run_on_device(judged)
+    if device is not None:
+        waits = device.seconds("wait")
+    iterations = iterations_of(device or judged, waits, breaks, on_device=device is not None, index=kept.index)
+    own = float(judged.seconds(OWN).sum())
+    loop = max(end - start - attempts.down_s - kept.seconds - own, 0.0)
+    evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
+    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
+    slices = _with_rest(slices, loop, evaluation)
+    collected = min(float(judged.seconds(GC).sum()), loop)
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
+    return Rank(
+        name, name.rpartition("-")[0] or name, rows, start, end, slices,
+        collected, min(float(judged.gc_in_wait.sum() / 1e6), collected),
+        float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
+        iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
+        stretches=kept.stretches,
+    )  # fmt: skip
+
+
+def measure_sampled_rank(  # each argument is a source of times
+    name: str,
+    found: Judged,
+    span_us: tuple[float, float],
+    attempts: Attempts,
+    disturbed: Disturbed = UNDISTURBED,
+    declared_us: Mapping[str, float] | None = None,
+    collected_us: Mapping[str, float] | None = None,
+) -> Rank:
+    """Divide the loop of a process of which a sample of the steps was kept: sums are those of all its steps.
+
+    Steps that the profiler slowed are not judged, but counted: among so many they make no difference.
+    """
+    found = found.without(disturbed.windows)
+    rows, totals, start, end = found.rows, found.totals, span_us[0] / 1e6, span_us[1] / 1e6
+    train, waits = rows.mode == TRAIN, rows.seconds("wait")
+    has_waits = bool(totals.parts[column("wait")] > 0)
+    if not has_waits:
+        gaps = np.maximum(rows.start - np.concatenate([rows.start[:1], rows.end[:-1]]), 0) / 1e6
+        waits = np.minimum(rows.seconds(LOADER), gaps)
+    device = as_run_on_device(rows)
+    waits = waits if device is None else device.seconds("wait")
+    iterations = iterations_of(device or rows, waits, found.breaks, on_device=device is not None, index=found.index)
+    iterations = attrs.evolve(iterations, place=np.searchsorted(found.index[train], iterations.index))
+    own = totals.own / 1e6
+    loop = max(end - start - attempts.down_s - own, 0.0)
+    evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
+    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
+    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
+    collected = min(totals.gc / 1e6, loop)
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
+    seen = totals.waits if has_waits else totals.loads
+    return Rank(
+        name, name.rpartition("-")[0] or name, rows, start, end, slices, collected, min(totals.gc_in_wait / 1e6, collected),
+        float(totals.parts[column(COMMUNICATION)] / 1e6), attrs.evolve(attempts, breaks=found.breaks), has_waits,
+        seen / max(found.train, 1), device is not None, iterations, of_all(find_stalls(iterations), iterations, found), 0, own,
+        _named(slices, declared_us or {}), found,
+    )  # fmt: skip
+
+
+def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
+    """Return the slices of all training steps from those of a sample."""
+    rows, totals = found.rows, found.totals
+    train, scaled = rows.mode == TRAIN, {}
+    for key, seconds in slices.items():
+        of_all, of_rows = 0.0, 0.0
+        if key == "between":
+            of_all, of_rows = totals.between, float(time_between(rows)[train].sum())
+        elif key in {parts.DECLARED, "wait"} or any(part.key == key for part in parts.phases()):
+            number = column(key, on_device=on_device and key not in ("wait", parts.DECLARED))
+            number = column(LOADER) if key == "wait" and not totals.waits else number
+            of_all, of_rows = float(totals.parts[number]), float(rows.parts[:, number][train].sum())
+        if of_all <= 0 and key == "between":  # only steps were recorded
+            of_all, of_rows = totals.duration, float(rows.duration[train].sum())
+        scaled[key] = (
+            seconds * of_all / of_rows if of_rows > 0 else of_all / 1e6 if of_all > 0 else seconds * found.scale
+        )
+    return scaled
+
+
+def _separate_collections(slices: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
+    """Move garbage collections from the slices that they interrupt to their own; a GPU idles outside its phases then."""
+    total = sum(by_part.values())
+    shares = {key: spent / total for key, spent in by_part.items()} if total > 0 else {"outside": 1.0}
+    for key, share in shares.items():
+        moved = min(collected * share, slices[key])
+        slices[key] -= moved
+        slices["gc"] += moved
+
+
+def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
+    """Divide the slice of the script's own phases by name, the longest first."""
+    total = sum(declared_us.values())
+    order = sorted(declared_us.items(), key=lambda item: (-item[1], item[0]))
+    return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
+
+
+def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+    """Return the seconds of each part of training."""
+    train = rows.mode == TRAIN
+    steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
+    phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
+    in_phases = np.sum(list(phases.values()), axis=0)
+    # steps with recorded phases represent all, by their length without collections, which are rare and long
+    length = np.maximum(iterations.length - iterations.gc, 0.0)
+    recorded = float(length[iterations.known].sum())
+    scale = float(length.sum()) / recorded if recorded > 0 else 1.0
+    slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
+    slices["wait"] = float(waits[train].sum()) * scale
+    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
+    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
+    if not on_device:  # what a GPU did between its phases is not recorded
+        between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
+        called = train & (in_phases - results > 0)
+        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
+            found = sum(slices[key] for key in (*phases, "between"))
+            fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
+            slices |= {key: slices[key] * fits for key in (*phases, "between")}
+    slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
+    if not (in_phases[train] > 0).any():  # only steps were recorded: all but the script's own phases is between them
+        undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
+        slices["between"] = float(undeclared[train].sum())
+    return slices
+
+
+def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
+    """Return the slices with those that the parts of training leave of the loop."""
+    training, available = sum(slices.values()), max(loop - evaluation, 0.0)
+    if training > available > 0:  # scaled up beyond the loop
+        slices = {key: seconds * available / training for key, seconds in slices.items()}
+    slices["evaluation"] = evaluation
+    slices["outside"] = max(loop - sum(slices.values()), 0.0)
+    return slices
+
+
+def _steps_of(summary: StepSummary, name: str) -> tuple[int, float]:
+    """Return the number of training steps of a process, and the end of its last one in seconds since the epoch."""
+    sampled, rows = summary.judged.get(name), summary.steps[name]
+    count = int(np.equal(rows.mode, TRAIN).sum()) if sampled is None else sampled.train
+    return count, (float(rows.end[-1]) if len(rows) else summary.loop[name][1]) / 1e6
+
+
+def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
+    """Return the batch size if all processes have the same."""
+    sizes = {one.get("batch_size") for one in metadata}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _samples_per_step(metadata: tuple[dict[str, Any], ...]) -> float | None:
+    """Return the mean over the processes; None if one did not record it."""
+    counts = [one.get("samples_per_step") for one in metadata]
+    known = [float(one) for one in counts if isinstance(one, (int, float)) and one > 0]
+    return float(np.mean(known)) if known and len(known) == len(counts) else None
+
+
+def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> LoaderSettings:
+    """Return the loader's settings: as its events have them, else the workers as the processes saw them."""
+    known = [one for each in metadata if isinstance(one := each.get("num_workers"), int)]
+    return attrs.evolve(recorded, num_workers=max(known)) if recorded.num_workers < 0 and known else recorded
+
+
+def _warm_span(ranks: Sequence[Rank], span: tuple[float, float]) -> tuple[float, float]:
+    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it."""
+    steps = int(thresholds.WARM_UP_STEPS)
+    starts = [float(rank.iterations.start[steps]) for rank in ranks if len(rank.iterations) > steps and not rank.judged]
+    start = max(starts, default=span[0]) + thresholds.GPU_LAG_S
+    return (start, span[1]) if span[1] - start >= thresholds.WARM_LEFT * (span[1] - span[0]) else span
+
+
+def measure_job(  # most are optional parts
+    summary: StepSummary,
+    system: SystemSeries,
+    *,
+    name: str,
+    running: bool,
+    instance_type: str | None = None,
+    metadata: tuple[dict[str, Any], ...] = (),
+    memory: dict[str, tuple[Floats, Floats]] | None = None,
+    records: Mapping[str, Records] | None = None,
+    samples: Samples | None = None,
+    usage: Mapping[str, Usage] | None = None,
+    description: Mapping[str, Any] | None = None,
+    functions: tuple[FunctionTime, ...] = (),
+    types_by_node: Mapping[str, str] | None = None,
+    facts: EndFacts | None = None,
+) -> JobMetrics:
+    """Compute the metrics of a job from the results of the folds."""
+    summary, processes = join_successors(summary, metadata)
+    facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
+    ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
+    if ending.aftermath_s is not None:
+        summary = summary.until(ending.aftermath_s * 1e6)
+    names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
+    records = rename_processes(records or {}, names)
+    profiling = records.get(event_names.PROFILING, Records())
+
+    def measured(process: str, rows: StepRows) -> Rank:
+        further = (
+            summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
+            disturbed_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
+        )  # fmt: skip
+        sampled = summary.judged.get(process)
+        return (
+            measure_rank(process, rows, *further)
+            if sampled is None
+            else measure_sampled_rank(process, sampled, *further)
+        )
+
+    ranks = tuple(measured(process, rows) for process, rows in each_process(summary))
+    edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
+    edges = [edge for edge in edges if np.isfinite(edge)]
+    start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
+    loop = (min(rank.start for rank in ranks), max(rank.end for rank in ranks)) if ranks else (start, end)
+    warm = _warm_span(ranks, loop)
+    nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
+    others = gpus_of_others(system, loop, {rank.name: rank.node for rank in ranks}, processes)
+    system = system.without(others)
+    memories = system.of("gpu_memory")
+    gpus = tuple(
+        GpuMetrics(
+            node, device, data.mean_within(*warm), data.idle_within(*warm),
+            memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
+            memories[node, device].highest if (node, device) in memories else float("nan"),
+        )
+        for (node, device), data in system.of("gpu").items()
+    )  # fmt: skip
+    overheads = [
+        summary.overhead_us[rank.name] / 1e6 / (rank.loop + rank.excluded)
+        for rank in ranks
+        if rank.name in summary.overhead_us and rank.loop > 0
+    ]
+    return JobMetrics(
+        name, start, end, ending.state == RUNNING, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
+        max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
+        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {}, others, _samples_per_step(metadata),
+        ending,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The report's own folds, and the metrics of a job from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from sm_profiler.formats import event_names
+from sm_profiler.identity import INSTANCE_TYPE
+from sm_profiler.metrics.ends import SILENT_S, EndFacts
+from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
+from sm_profiler.metrics.memory_fold import MemoryFold
+from sm_profiler.metrics.record_fold import RecordFold
+from sm_profiler.metrics.sample_fold import SampleFold
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import SystemFold
+from sm_profiler.metrics.usage_fold import UsageFold
+from sm_profiler.metrics.window_functions import FunctionTime, read_functions
+from sm_profiler.rules.profiler_report import one_line
+from sm_profiler.source.naming import job_name
+from sm_profiler.source.open_files import closes_in
+
+
+@attrs.frozen
+class JobInfo:
+    """Properties of a job that its profile does not contain.
+
+    Attributes:
+        name: name of the training job; default: from the source.
+        instance_type: such as `ml.g5.xlarge`; default: from the hook's metadata.
+        finished: whether the job is over; default: from the source's end markers, or the age of its data.
+        prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.
+        description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
+    """
+
+    name: str | None = None
+    instance_type: str | None = None
+    finished: bool | None = None
+    prices: Mapping[str, object] | None = None
+    description: Mapping[str, Any] | None = None
+
+
+@attrs.define
+class MetricFolds:
+    """The report's own folds, updated in the rules' pass."""
+
+    steps: StepFold = attrs.field(factory=StepFold)
+    system: SystemFold = attrs.field(factory=SystemFold)
+    memory: MemoryFold = attrs.field(factory=MemoryFold)
+    records: RecordFold = attrs.field(factory=RecordFold)
+    samples: SampleFold = attrs.field(factory=SampleFold)
+    usage: UsageFold = attrs.field(factory=UsageFold)
+
+    def all(self) -> list[Any]:
+        """Return the folds for `run_rules(extra_folds=…)`."""
+        return [getattr(self, field.name) for field in attrs.fields(type(self))]
+
+    @classmethod
+    def of(cls, folds: Iterable[Any]) -> MetricFolds:
+        """Return the folds of `all()` again, from an engine that fed them."""
+        by_type = {type(fold): fold for fold in folds}
+        return cls(*(by_type[type(fold)] for fold in cls().all()))
+
+    def metrics(self, source: Any, job: JobInfo, broken: dict[str, str] | None = None) -> JobMetrics:
+        """Return the metrics of the data so far.
+
+        Args:
+            source: the profile source.
+            job: what it does not contain.
+            broken: receives the names of folds without a result, each with one line about the error; default: raise it.
+        """
+
+        def result(fold: Any) -> Any:
+            try:
+                return fold.result()
+            except Exception as error:
+                if broken is None:
+                    raise
+                broken.setdefault(type(fold).__name__, one_line(error))
+                return type(fold)().result()
+
+        records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
+        metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
+        system = result(self.system)
+        types = {node: owner[INSTANCE_TYPE] for node, owner in system.owners.items() if owner.get(INSTANCE_TYPE)}
+        types |= {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
+        recorded_type = next(iter(types.values()), None)
+        samples = result(self.samples)
+        description = job.description if job.description is not None else getattr(source, "description", None)
+        return measure_job(
+            result(self.steps),
+            system,
+            name=job.name or job_name(getattr(source, "origin", source.uri)),
+            running=False,
+            instance_type=job.instance_type or recorded_type,
+            metadata=metadata,
+            memory=result(self.memory),
+            records=result(self.records),
+            samples=samples,
+            usage=result(self.usage),
+            description=description,
+            functions=() if samples.stacks else _functions(source, broken),
+            types_by_node={} if job.instance_type else types,
+            facts=_facts(source, job, description or {}),
+        )
+
+
+def _facts(source: Any, job: JobInfo, description: Mapping[str, Any]) -> EndFacts:
+    """Return what is known of the job's end besides the records of its processes."""
+    run, last_us = getattr(source, "run", None), getattr(source, "last_timestamp_us", None)
+    return EndFacts(
+        run=run.end if run is not None else "",
+        exit_code=run.exit_code if run is not None else None,
+        finished=source.finished if job.finished is None else job.finished,
+        is_fresh=job.finished is False or (last_us is not None and time.time() - last_us / 1e6 < SILENT_S),
+        first_file_s=closes_in(source.storage.root) if run is not None and not run.is_over else None,
+        description=description,
+    )
+
+
+def _functions(source: Any, broken: dict[str, str] | None) -> tuple[FunctionTime, ...]:
+    """Return the functions of the Python window, which matter if no stacks were sampled."""
+    try:
+        return read_functions(source)
+    except Exception as error:
+        if broken is None:
+            raise
+        broken.setdefault(read_functions.__name__, one_line(error))
+        return ()

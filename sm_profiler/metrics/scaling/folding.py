@@ -1,0 +1,150 @@
+"""Fold a job with an executor: plan, distribute, merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+
+from sm_profiler._version import __version__
+from sm_profiler.errors import SourceError
+from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
+from sm_profiler.metrics.scaling.part import Answer, Task, decode_answer, decode_slice, fold_part
+from sm_profiler.metrics.scaling.plan import Part, group_nodes, groups_needed, plan_parts
+from sm_profiler.metrics.scaling.put_away import put_away
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.rules import engine
+from sm_profiler.rules.engine import Slice, SliceTree
+from sm_profiler.source.item_table import OrderedItems
+from sm_profiler.source.listed import listed, place_of
+from sm_profiler.source.profile import FileQuality, ProfileSource
+
+PARTS_PER_WORKER = 2  # an even load, although parts differ
+PART_BYTES = 2 << 30  # of files, at most: a worker that dies loses no more
+
+
+@attrs.frozen
+class _Cut:
+    """Cut of a job into parts.
+
+    Attributes:
+        parameters: of the rules.
+        interval_us: length of a window.
+        slice_windows: windows of a slice.
+    """
+
+    parameters: Mapping[str, Any]
+    interval_us: int
+    slice_windows: int
+
+    def planned(self, items: OrderedItems, stretches: int, groups: int) -> list[Part]:
+        """Return the parts; those that take longest first, so that no worker is left with one at the end."""
+        found = plan_parts(
+            items, stretches, interval_us=self.interval_us, slice_windows=self.slice_windows, groups=groups
+        )
+        return sorted(found, key=lambda part: -part.size)
+
+    def tasks(self, source: ProfileSource, planned: Sequence[Part]) -> Iterator[bytes]:
+        """Yield what the workers get, one after another: the names of all files of a long job take much memory."""
+        uri, job = place_of(source)
+        for one in planned:
+            yield msgspec.msgpack.encode(
+                Task(
+                    __version__, uri, job, dict(self.parameters), one.first, one.last, one.start_us, one.from_us,
+                    one.until_us, self.slice_windows * self.interval_us, self.interval_us, one.more,
+                    listed(source, (item.info for item in one.items)), [item.info.key for item in one.own],
+                    list(one.hosts), list(one.minutes),
+                )
+            )  # fmt: skip
+
+
+def fold_with(  # keyword arguments, one an independent choice
+    source: ProfileSource,
+    executor: str | Executor | Pool,
+    *,
+    parameters: Mapping[str, Any],
+    interval_us: int,
+    parts: int | None = None,
+    slice_windows: int | None = None,
+    groups: int | None = None,
+) -> Slice | None:
+    """Fold a job with an executor.
+
+    Args:
+        source: the job's data; afterwards it has the account of the files that were read.
+        executor: as for `executors.open_pool`.
+        parameters: of the rules.
+        interval_us: length of a window.
+        parts: number of stretches of time; default: by workers and bytes.
+        slice_windows: windows of a slice; default: as in one process.
+        groups: number of groups of nodes; default: by workers and bytes.
+
+    Returns:
+        The merged state; None if the job must be read in one process: it is short, or its files are not named as usual.
+
+    Raises:
+        SourceError: the data cannot be read, or the executor failed.
+    """
+    cut = _Cut(parameters, interval_us, slice_windows or engine.slice_windows(source, interval_us))
+    items = source.files
+    place_of(source)
+    with open_pool(executor) as pool:
+        size = int(items.sizes.sum())
+        # Minutes around a stretch of time are read twice, so that nodes are divided first.
+        groups = groups or max(min(len(np.unique(items.hosts)), pool.workers), groups_needed(items))
+        groups = len(group_nodes(items, groups))
+        wanted = parts or -(-max(PARTS_PER_WORKER * pool.workers, -(-size // PART_BYTES)) // groups)
+        for count in dict.fromkeys((groups, 1)):
+            whole = _folded(source, pool, cut, cut.planned(items, wanted * groups // count, count))
+            if whole is not None:
+                return whole
+    return None
+
+
+def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part]) -> Slice | None:
+    """Fold the parts of a job; None if that might give other digits than one process, or if there is only one."""
+    if len(planned) < 2:  # one part is one process
+        return None
+    trees = {one.group: SliceTree(put_away) for one in planned}
+    quality: list[FileQuality] = []
+    metadata: dict[str, tuple[dict[str, Any], ...]] = {}
+    missing = {one.first: set(one.minutes) for one in planned}
+    for part, answer in _answers(pool, planned, cut.tasks(source, planned), source):  # while they fold the next parts
+        if answer.error:
+            raise SourceError(answer.error)
+        if answer.irregular:
+            return None
+        quality += [FileQuality(*one) for one in answer.quality]
+        metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
+        missing[part.first].difference_update(answer.clock)
+        for level, number, state in answer.states:
+            trees[part.group].add(level, number, decode_slice(state, cut.parameters))
+    if any(missing.values()):
+        return None
+    first, *others = (whole for _, tree in sorted(trees.items()) if (whole := tree.whole()) is not None)
+    for other in others:
+        first.merge(other)
+    if others and any(isinstance(fold, StepFold) and fold.depends_on_order() for fold in first.folds):
+        return None
+    source.adopt(quality, metadata)
+    return first
+
+
+def _answers(
+    pool: Pool, planned: Sequence[Part], tasks: Iterable[bytes], source: ProfileSource
+) -> Iterator[tuple[Part, Answer]]:
+    """Yield the results as they arrive; the order does not matter."""
+    files = sum(len(one.own) for one in planned)
+    with Meter(files, pool.workers, show=source.options.progress) as meter:
+        for result in run_tasks(pool, fold_part, tasks, waiting=meter.draw):
+            if result.error:
+                raise SourceError(f"the workers failed: {result.error}")
+            answer = decode_answer(result.data)
+            meter.add(len(planned[result.number].own), answer.rows)
+            yield planned[result.number], answer
+            if answer.error or answer.irregular:
+                return

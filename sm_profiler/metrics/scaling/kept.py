@@ -1,0 +1,148 @@
+"""The state of the folds after a whole job in Parquet, which the first report of it keeps: the next one need not read the rows.
+
+It lies in the cache of this user on this machine, and never beside the data, which others may write to. A state is used only
+by the code that wrote it, for the rules' own parameters, and while all Parquet files are those that it was folded from.
+Everything else reads the rows, which gives the same digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import sm_profiler
+from sm_profiler._version import __version__
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.outcome import READ
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.metrics.scaling.part import decode_slice, encode_slice
+from sm_profiler.processes import trim_heap
+from sm_profiler.rules.engine import Slice
+from sm_profiler.source.own_folder import OwnFolder
+from sm_profiler.source.profile import FileQuality, ProfileSource
+
+QUIET_S = 3600.0  # after its last file, a job without an end marker counts as over
+_STATES = OwnFolder("sm-profiler-states", ".state", file_bytes=256 << 20, files=1000, total_bytes=1 << 30)
+_CODE = ("formats", "rules", "metrics", "source")  # packages that a state depends on
+
+
+class _Kept(msgspec.Struct):
+    """A state as it is stored.
+
+    Attributes:
+        code: digest of the code that wrote it.
+        files: digest of the Parquet files that it was folded from.
+        strays: files that were not read because of the time in their name.
+        packed: compressed _Body.
+    """
+
+    code: str
+    files: str
+    strays: list[str]
+    packed: bytes
+
+
+class _Body(msgspec.Struct):
+    """State of the folds, and the account of the files that were read: of those with faults, and all metadata."""
+
+    state: bytes
+    faults: list[tuple[str, str, int, str]]
+    metadata: dict[str, list[dict[str, Any]]]
+
+
+_KEPT, _BODY = msgspec.msgpack.Decoder(_Kept), msgspec.msgpack.Decoder(_Body)
+
+
+@lru_cache(1)
+def code_digest() -> str:
+    """Return a digest of the code that a state depends on."""
+    root = Path(sm_profiler.__file__).parent
+    digest = hashlib.sha256(f"{__version__} {np.__version__}".encode())
+    for package in _CODE:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def is_over(source: ProfileSource) -> bool:
+    """Return whether a job has ended, or has written nothing for so long that it probably has."""
+    last_us = source.last_timestamp_us
+    return last_us is not None and (source.finished or time.time() - last_us / 1e6 > QUIET_S)
+
+
+def keep(source: ProfileSource, whole: Slice) -> None:
+    """Keep the state of a job in Parquet that is over; what cannot be kept is folded again the next time.
+
+    Args:
+        source: the profile, all of whose rows have been read.
+        whole: their state.
+    """
+    files = _digest(source)
+    if files is None or not is_over(source):
+        return
+    whole.folds[0].load_rules()
+    if whole.broken or whole.folds[0].broken:
+        return
+    faults = [
+        (one.path, one.status, one.lost, one.reason) for one in source.quality() if one.lost or one.status != READ
+    ]
+    metadata = {path: list(records) for path, records in source.metadata_by_file().items()}
+    with suppress(TypeError, ValueError):  # numbers or texts that have no bytes
+        body = msgspec.msgpack.encode(_Body(encode_slice(whole), faults, metadata))
+        kept = _Kept(code_digest(), files, sorted(source.strays), zlib.compress(body))
+        _STATES.write(_name(source), msgspec.msgpack.encode(kept))
+
+
+def load(source: ProfileSource) -> Slice | None:
+    """Return the state that is kept with a profile, and have the source account for all files; None if there is none.
+
+    Raises:
+        SourceError: records were lost, and the source is strict.
+    """
+    kept = _found(source)
+    if kept is None:
+        return None
+    try:
+        body = _BODY.decode(codec.unpacked(kept.packed))
+        del kept
+        whole = decode_slice(body.state, {})
+        body.state = b""
+    except (ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
+        return None
+    metadata = {path: tuple(records) for path, records in body.metadata.items()}
+    source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
+    trim_heap()  # of what the state was unpacked from
+    return whole
+
+
+def _digest(source: ProfileSource) -> str | None:
+    found: str | None = getattr(getattr(source, "storage", None), "digest", None)
+    return found
+
+
+def _name(source: ProfileSource) -> str:
+    uri = source.storage.uri
+    return uri if "://" in uri else os.path.realpath(uri)
+
+
+def _found(source: ProfileSource) -> _Kept | None:
+    """Return the state if it is one of this code and of these files."""
+    files = _digest(source)
+    data = _STATES.read(_name(source)) if files is not None else b""
+    if not data:
+        return None
+    try:
+        kept = _KEPT.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    is_valid = (kept.code, kept.files, kept.strays) == (code_digest(), files, sorted(source.strays))
+    return kept if is_valid else None

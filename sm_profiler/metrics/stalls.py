@@ -1,0 +1,218 @@
+"""Find long steps: their cost, the part of the iteration that grew, and their period if they have one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from sm_profiler.metrics import parts, thresholds
+
+if TYPE_CHECKING:
+    from sm_profiler.formats.columns import Floats, Ints, Mask
+    from sm_profiler.metrics.iterations import Iterations
+    from sm_profiler.metrics.step_sample import Judged
+
+MAX_CANDIDATES = 500  # gaps tried as periods; bounds the time for loops with very irregular steps
+
+
+@attrs.frozen(eq=False)
+class Stalls:
+    """Long iterations of one process.
+
+    Attributes:
+        long: mask of the long iterations.
+        median: median length of all iterations, seconds.
+        excess: seconds that the long iterations take beyond the median.
+        share: excess as a share of all iterations.
+        period: steps from one long step to the next, or None.
+        exact: the period holds to the step; otherwise approximately.
+        where: key of the part with most of the excess, or `parts.UNKNOWN`.
+        typical: median length of the long iterations, seconds.
+        agreement: share of the excess in iterations that grew in the same way.
+        collected: seconds of the excess spent in garbage collections.
+        grown: keys of the parts that grew together, `where` first.
+    """
+
+    long: Mask
+    median: float = 0.0
+    excess: float = 0.0
+    share: float = 0.0
+    period: int | None = None
+    exact: bool = False
+    where: str = ""
+    typical: float = 0.0
+    agreement: float = 1.0
+    collected: float = 0.0
+    grown: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of long iterations."""
+        return int(self.long.sum())
+
+    @property
+    def is_rare(self) -> bool:
+        """True if long iterations are exceptions and not how the loop works."""
+        return self.count > 0 and self.long.mean() <= thresholds.RARE
+
+
+def find_stalls(iterations: Iterations) -> Stalls:
+    """Find the long iterations, without those of the warm-up.
+
+    On a busy machine all steps vary, and a repeated stall may not be visible in whole iterations but in the part that it
+    hits. So each part is searched for a period if whole iterations have none.
+    """
+    found = _long_in(iterations, iterations.length)
+    if found.period is not None or len(iterations) < thresholds.MIN_STEPS or not iterations.known.all():
+        return found
+    by_part = [_long_in(iterations, iterations.of(key)) for key in parts.iteration_keys()]
+    periodic = [one for one in by_part if one.period is not None and one.exact]
+    best = max(periodic, key=lambda one: one.share, default=found)
+    return best if best.share >= thresholds.FLOOR else found
+
+
+def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:
+    """Return the stalls of all steps from those of a sample; the longest steps of all are known one by one."""
+    if not found.long.any():
+        return found
+    long = iterations.length[found.long]
+    least = float(judged.longest.min()) if len(judged.longest) else np.inf
+    excess = found.excess * judged.scale
+    if found.period is None and (shorter := long < least).any() and judged.scale > 1:
+        beyond = long - found.median
+        share = float(beyond[shorter].sum() / beyond.sum()) if beyond.sum() > 0 else 1.0
+        excess = excess * share + float((judged.longest - found.median).sum())
+    return attrs.evolve(found, excess=excess, collected=found.collected * judged.scale)
+
+
+def _long_in(iterations: Iterations, values: Floats) -> Stalls:
+    """Find iterations that are long because of `values`: their length, or the time of one part."""
+    nothing = Stalls(
+        np.zeros(len(iterations), np.bool_), float(np.median(iterations.length)) if len(iterations) else 0.0
+    )
+    if len(iterations) < thresholds.MIN_STEPS:
+        return nothing
+    usual, middle = float(np.median(values)), nothing.median
+    spread = float(np.median(np.abs(values - usual)))
+    beyond = max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MADS * spread, thresholds.LONG_STEP_MS / 1e3)
+    long = values > usual + beyond
+    longer = values > usual + max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MS / 1e3)
+    for mask in (long, longer):
+        mask[iterations.index < thresholds.WARM_UP_STEPS] = False
+    total = float(iterations.length.sum())
+    if not long.any() or long.mean() > thresholds.MANY_LONG or total <= 0:
+        return nothing
+    excess = values[long] - usual
+    held = None if iterations.place is iterations.index else iterations.index
+    period, exact = find_period(
+        iterations.index[long], excess, int(iterations.index[-1]), held, longer=iterations.index[longer]
+    )
+    if exact and period is not None:  # other long iterations are the noise of the machine
+        residue = int(np.bincount(iterations.index[long] % period, excess).argmax())
+        long = longer & (iterations.index % period == residue)
+        excess = values[long] - usual
+    if period is None:  # beside a few really long iterations, jitter costs nothing
+        long[long] = excess >= thresholds.JITTER * _weighted_median(excess)
+        excess = values[long] - usual
+    grown, agreement = _grown_parts(iterations, long)
+    return Stalls(
+        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, grown[0],
+        float(np.median(iterations.length[long])), agreement,
+        float(np.minimum(iterations.gc[long], excess).sum()), grown,
+    )  # fmt: skip
+
+
+def _grown_parts(iterations: Iterations, long: Mask) -> tuple[tuple[str, ...], float]:
+    """Return the parts that grow in long iterations, most first, and the share of the lost time that grew like this.
+
+    A cause makes the same part, or the same parts together, grow each time; the noise of a busy machine hits varying
+    parts. Both are tested: the share of the time in iterations that grew most in the same part, and the share in those
+    whose growth has the direction of the growth of all.
+    """
+    rows = long & iterations.known
+    if not rows.any():
+        return (parts.UNKNOWN,), 1.0
+    keys = parts.iteration_keys()
+    grown = []
+    for key in keys:
+        values = iterations.of(key)
+        usual = values[~long & iterations.known]
+        grown.append(values[rows] - (np.median(usual) if len(usual) else 0.0))
+    table = np.asarray(grown)
+    total = table.sum(axis=1)
+    largest = int(total.argmax())
+    weight = np.maximum(table.sum(axis=0), 0.0)
+    if weight.sum() <= 0:
+        return (keys[largest],), 1.0
+
+    def share_of(agrees: Mask) -> float:
+        return float(weight[agrees].sum() / weight.sum())
+
+    lengths = np.linalg.norm(table, axis=0) * np.linalg.norm(total)
+    same_way = (total @ table) / np.where(lengths > 0, lengths, 1.0) >= thresholds.SAME_WAY
+    of_largest, together = share_of(table.argmax(axis=0) == largest), share_of(same_way)
+    if together < thresholds.SAME_PART:
+        return (keys[largest],), of_largest
+    order = [index for index in np.argsort(-total) if total[index] >= thresholds.GREW_TOO * total[largest]]
+    return tuple(keys[index] for index in order), max(of_largest, together)
+
+
+def _weighted_median(excess: Floats) -> float:
+    """Return the excess below which half of all lost time is."""
+    ordered = np.sort(excess)
+    sums = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(sums, sums[-1] / 2)])
+
+
+def find_period(
+    places: Ints, weights: Floats, last: int, held: Ints | None = None, *, longer: Ints | None = None
+) -> tuple[int | None, bool]:
+    """Find the number of steps between long steps, if they are regular.
+
+    A period is exact if most of the weight is on one residue and nearly all steps of this residue are long. It is
+    approximate if the gaps hardly vary, as for something that happens by the clock.
+
+    Args:
+        places: numbers of the long steps, ascending.
+        weights: time that each of them lost.
+        last: number of the last step.
+        held: numbers of the steps that are known; default: all up to the last.
+        longer: numbers of all steps that are longer than usual, also of those that the noise of the machine hides; by
+            default the long ones.
+
+    Returns:
+        The period or None, and whether it is exact.
+    """
+    if len(places) < thresholds.PERIOD_REPEATS:
+        return None, False
+    gaps, longer = np.diff(places), places if longer is None else longer
+    best: tuple[float, int] | None = None
+    for period in np.unique(gaps[(gaps > 1) & (gaps <= thresholds.MAX_PERIOD)])[:MAX_CANDIDATES]:
+        residues = places % period
+        weight = np.bincount(residues, weights)
+        residue = int(weight.argmax())
+        seen = int((longer % period == residue).sum())
+        every = range(residue, last + 1, int(period))
+        possible = len(every) if held is None else int(np.count_nonzero(held % period == residue))
+        missed = max(possible - seen - 1, 0)  # one may be in the warm-up or after the last step
+        share = float(weight[residue] / weights.sum())
+        if (
+            (residues == residue).sum() >= thresholds.PERIOD_REPEATS
+            and share >= thresholds.PERIOD_COST
+            and seen >= thresholds.PERIOD_MATCH * (seen + missed)
+            and (best is None or share > best[0])
+        ):
+            best = share, int(period)
+    if best is not None:
+        return best[1], True
+    middle = float(np.median(gaps))
+    regular = np.abs(gaps - middle) <= max(1.0, thresholds.PERIOD_JITTER * middle)
+    if (
+        middle > thresholds.LOOSE_PERIOD
+        and regular.mean() >= thresholds.PERIOD_MATCH
+        and len(gaps) >= thresholds.PERIOD_REPEATS
+    ):
+        return round(middle), False
+    return None, False

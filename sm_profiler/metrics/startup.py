@@ -1,0 +1,247 @@
+"""Break the time until training runs at full speed down into its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+
+# Secondary status of a training job → part of the start; only what follows the instance's own start is paid.
+_STATES = {
+    "Starting": "instance",
+    "Pending": "instance",
+    "LaunchingMLInstances": "instance",
+    "PreparingTrainingStack": "instance",
+    "DownloadingTrainingImage": "image",
+    "Downloading": "download",
+}
+MIN_SECONDS, MAX_SECONDS = 1e9, 1e11  # since the epoch; times before 2001 and after 5138 are damage
+UNPAID = frozenset({"instance"})
+COMPILING = "compile"
+INSIDE_LOOP = frozenset({COMPILING, "first_steps"})
+LABELS = {
+    "instance": "waiting for the instance",
+    "image": "pulling the image",
+    "download": "downloading the data",
+    "install": "starting the container and installing packages",
+    "imports": "starting Python and importing packages",
+    "building": "building model and dataset before the first step",
+    COMPILING: "compiling in the first steps",
+    "first_steps": "the slow first steps",
+}
+ADVICE = {
+    "instance": "Keep instances warm between jobs (KeepAlivePeriodInSeconds of a warm pool).",
+    "image": "Use a smaller image in the job's region, or a warm pool, which keeps the image.",
+    "download": "Stream the data instead of downloading it first (FastFile mode, FSx), and pack small files into large ones.",
+    "install": "Build the packages of requirements.txt into the image, or pin wheels, so that nothing is resolved or compiled at "
+    "each start.",
+    "imports": "Import less before training: profile with 'python -X importtime', and remove what the script does not need; a "
+    "package on a network file system imports slowly.",
+    "building": "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
+    "memory-mapped (safetensors), and build model and dataset in parallel.",
+    COMPILING: "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
+    "torch.compiler.save_cache_artifacts, for JAX jax_compilation_cache_dir), and compile only the parts that repeat.",
+    "first_steps": "Keep what the first steps prepare: cuDNN autotuning (benchmark=False for changing shapes), allocator warm-up, "
+    "loader workers (persistent_workers=True, fewer imports in them).",
+}
+
+
+@attrs.frozen
+class StartPart:
+    """A part of the start of a job, in time order; `paid` is False before the instance is ready."""
+
+    key: str
+    seconds: float
+
+    @property
+    def label(self) -> str:
+        """Name for a sentence."""
+        return LABELS[self.key]
+
+    @property
+    def paid(self) -> bool:
+        """True if the instance runs already."""
+        return self.key not in UNPAID
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        return {"part": self.key, "label": self.label, "seconds": round(self.seconds, 3), "paid": self.paid}
+
+
+def start_parts(metrics: JobMetrics) -> tuple[StartPart, ...]:
+    """Return the parts of a job's start that are known, in time order."""
+    found = dict.fromkeys(LABELS, 0.0)
+    for key, start, end in _transitions(metrics.description):
+        if key in found and end is not None:
+            found[key] += max(end - start, 0.0)
+    found |= _of_process(metrics)
+    found |= _of_first_steps(metrics)
+    return tuple(StartPart(key, seconds) for key, seconds in found.items() if seconds > 0)
+
+
+@attrs.frozen
+class JobPart:
+    """A part of the whole job, for its bar.
+
+    Attributes:
+        label: name.
+        seconds: its length.
+        colour: a key of `parts.COLOURS`.
+        letter: its letter in a terminal without colours.
+    """
+
+    label: str
+    seconds: float
+    colour: str
+    letter: str
+
+
+_BARS = {  # part of the start → colour and letter; no part of the loop has one of these colours
+    "image": ("slate", "I"), "download": ("pine", "D"), "install": ("steel", "P"), "imports": ("bronze", "M"),
+    "building": ("plum", "B"), COMPILING: ("olive", "C"), "first_steps": ("sand", "S"),
+}  # fmt: skip
+
+
+def job_parts(metrics: JobMetrics) -> list[JobPart]:
+    """Return the paid parts of a job in time order: its start, its loop, and what follows; none without a loop."""
+    if metrics.loop is None:
+        return []
+    start, end = metrics.loop
+    found = [part for part in start_parts(metrics) if part.paid]
+    before = [part for part in found if part.key not in INSIDE_LOOP]
+    inside = [part for part in found if part.key in INSIDE_LOOP]
+    known = [JobPart("Before the first step", metrics.initialization or 0.0, "plum", "B")]
+    return [
+        *map(_bar, before),
+        *(known if all(part.key != "building" for part in before) else ()),
+        *map(_bar, inside),
+        JobPart("Training loop", max(end - start - sum(part.seconds for part in inside), 0.0), "navy", "L"),
+        JobPart("After the loop", max(metrics.end - end, 0.0), "stone", "."),
+    ]
+
+
+def _bar(part: StartPart) -> JobPart:
+    return JobPart(f"{part.label[:1].upper()}{part.label[1:]}", part.seconds, *_BARS[part.key])
+
+
+def before_profile(metrics: JobMetrics) -> tuple[float, float]:
+    """Return the paid seconds before the profile begins, and how many of them start Python and import the framework."""
+    parts = {part.key: part.seconds for part in start_parts(metrics)}
+    moments = _moments(metrics)
+    if moments is None:
+        return parts.get("image", 0.0) + parts.get("download", 0.0), 0.0
+    begun, process, _ = moments
+    imports = max(metrics.start - process, 0.0) if process is not None else 0.0
+    known = [moment for moment in (begun, process) if moment is not None]
+    earlier = max(metrics.start - min(known), 0.0) if known else 0.0
+    return parts.get("image", 0.0) + parts.get("download", 0.0) + earlier, imports
+
+
+def in_first_steps(parts: Sequence[StartPart]) -> float:
+    """Return the seconds by which the first steps exceed usual ones."""
+    return sum(part.seconds for part in parts if part.key in INSIDE_LOOP)
+
+
+def largest(parts: Sequence[StartPart]) -> StartPart | None:
+    """Return the largest paid part."""
+    return max((part for part in parts if part.paid), key=lambda part: part.seconds, default=None)
+
+
+def _transitions(description: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
+    """Return part, start and end of the job's secondary states; damaged ones are left out."""
+    rows = description.get("SecondaryStatusTransitions")
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        if not isinstance(row, Mapping):
+            continue
+        status, start, end = str(row.get("Status")), _seconds(row.get("StartTime")), _seconds(row.get("EndTime"))
+        key = "training" if status == "Training" else _STATES.get(status)
+        if key is not None and start is not None:
+            found.append((key, start, end))
+    return found
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return float(value) if isinstance(value, (int, float)) and MIN_SECONDS < value < MAX_SECONDS else None
+
+
+def _micros(value: object) -> float | None:
+    return (
+        float(value) / 1e6
+        if isinstance(value, (int, float)) and MIN_SECONDS * 1e6 < value < MAX_SECONDS * 1e6
+        else None
+    )
+
+
+def _moments(metrics: JobMetrics) -> tuple[float | None, float | None, float] | None:
+    """Return when the container and the first process started, and when it had imported the framework."""
+    loaded = [(at, one) for one in metrics.metadata if (at := _micros(one.get("loaded_us"))) is not None]
+    if metrics.loop is None or not loaded:
+        return None
+    ready, record = min(loaded, key=lambda pair: pair[0])  # a restarted process would count its own start
+    if ready > metrics.loop[0]:
+        return None
+    process = _micros(record.get("process_us"))
+    if process is None or process > ready:
+        return None, None, ready
+    training = [start for key, start, _ in _transitions(metrics.description) if key == "training"]
+    begun = min(training) if training else _micros(record.get("container_us"))
+    return (begun if begun is not None and begun < process else None), process, ready
+
+
+def _of_process(metrics: JobMetrics) -> dict[str, float]:
+    """Return the parts between the start of the container and the loop, by the first process that was ready."""
+    moments = _moments(metrics)
+    if moments is None or metrics.loop is None:
+        return {}
+    begun, process, ready = moments
+    building = metrics.loop[0] - ready
+    further = min(importing(metrics), building)  # further packages, after the framework
+    found = {"building": building - further, "imports": further}
+    if process is not None:
+        found["imports"] += ready - process
+        if begun is not None:
+            found["install"] = process - begun
+    return found
+
+
+def importing(metrics: JobMetrics) -> float:
+    """Return the seconds of imports between the framework's and the loop, by samples; the most of all processes."""
+    spent: dict[str, float] = {}
+    for one in metrics.samples.stacks:
+        if one.phase == "start" and one.leaf == "import":
+            spent[one.process] = spent.get(one.process, 0.0) + one.seconds
+    return max(spent.values(), default=0.0)
+
+
+def _of_first_steps(metrics: JobMetrics) -> dict[str, float]:
+    """Return by how much the first steps exceed usual ones, and how much of that was compilation."""
+    if not metrics.ranks:
+        return {}
+    rank = max(metrics.ranks, key=_first_steps)
+    spent = _first_steps(rank)
+    if spent <= 0:
+        return {}
+    until = rank.start + spent
+    records = metrics.records.get(COMPILE)
+    compiling = sum(one.seconds for one in records.of(rank.name) if one.start <= until) if records else 0.0
+    compiling = min(compiling, spent)
+    return {COMPILING: compiling, "first_steps": spent - compiling}
+
+
+def _first_steps(rank: Rank) -> float:
+    """Return the seconds that the first training steps of a process take beyond usual ones."""
+    count = int(thresholds.WARM_UP_STEPS)
+    if len(rank.iterations) < thresholds.MIN_STEPS or not rank.train[:count].all():
+        return 0.0
+    usual = float(np.median(rank.iterations.length))
+    return max(float(rank.steps.end[count - 1]) / 1e6 - rank.start - count * usual, 0.0)

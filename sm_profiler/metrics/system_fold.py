@@ -1,0 +1,363 @@
+"""Fold system metrics into a fixed number of time buckets that keep extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Category, Floats, SystemColumns, Table
+from sm_profiler.formatting import natural_key
+from sm_profiler.identity import (
+    INSTANCE_TYPE,
+    KEYS,
+    LABEL,
+    LABEL_TYPE,
+    MACHINE,
+    MAX_LABELS,
+    MAX_TEXT,
+    OWNER_TYPES,
+)
+from sm_profiler.metrics import thresholds
+
+BUCKETS = 1200  # a wide screen shows about as many points
+MAX_VALUE = 1e18  # larger ones are damage, and their sums would overflow
+MAX_SECONDS = 1e11  # since the epoch
+MAX_DEVICES = 1024  # per node and metric; the others share the series of OTHER_DEVICES
+OTHER_DEVICES = "others"
+MAX_OWNERS = 4096  # nodes of which the fold keeps who used them
+_KEYS = frozenset({*KEYS, MACHINE, INSTANCE_TYPE})
+
+
+class SystemWindow(Protocol):
+    """The part of an evaluation window that this fold reads."""
+
+    @property
+    def new_system(self) -> SystemColumns:
+        """System metrics of the window, each in one window only."""
+
+
+@attrs.define(eq=False)
+class Buckets:
+    """One metric over time in buckets of equal width.
+
+    Attributes:
+        first: number of the first bucket, in units of `width` since the epoch.
+        width: seconds a bucket; doubles when BUCKETS are not enough.
+        count: samples.
+        total: their sum.
+        low, high: the smallest and the largest value.
+        idle: samples below thresholds.SAMPLE_IDLE.
+    """
+
+    first: int = 0
+    width: int = 1
+    count: Floats = attrs.field(factory=lambda: np.zeros(0))
+    total: Floats = attrs.field(factory=lambda: np.zeros(0))
+    low: Floats = attrs.field(factory=lambda: np.zeros(0))
+    high: Floats = attrs.field(factory=lambda: np.zeros(0))
+    idle: Floats = attrs.field(factory=lambda: np.zeros(0))
+
+    def add(self, seconds: Floats, values: Floats) -> None:
+        """Add samples; `seconds` since the epoch."""
+        good = (np.abs(values) <= MAX_VALUE) & (seconds > 0) & (seconds <= MAX_SECONDS)
+        if not good.any():
+            return
+        seconds, values = seconds[good], values[good]
+        self._make_room(float(seconds.min()), float(seconds.max()))
+        at = (seconds // self.width).astype(np.int64) - self.first
+        np.add.at(self.count, at, 1)
+        np.add.at(self.total, at, values)
+        np.minimum.at(self.low, at, values)
+        np.maximum.at(self.high, at, values)
+        np.add.at(self.idle, at, values < thresholds.SAMPLE_IDLE)
+
+    def _make_room(self, earliest: float, latest: float) -> None:
+        if not len(self.count):
+            self.first = int(earliest // self.width)
+        while True:
+            low = min(self.first, int(earliest // self.width))
+            high = max(self.first + len(self.count), int(latest // self.width) + 1)
+            if high - low <= BUCKETS:
+                break
+            self.halve()
+        before, after = self.first - low, high - self.first - len(self.count)
+        if before or after:
+            for name, filler in (
+                ("count", 0),
+                ("total", 0),
+                ("low", np.inf),
+                ("high", -np.inf),
+                ("idle", 0),
+            ):
+                old = getattr(self, name)
+                grown = np.full(before + len(old) + after, filler, np.float64)
+                grown[before : before + len(old)] = old
+                setattr(self, name, grown)
+            self.first = low
+
+    def halve(self) -> None:
+        """Double the width of the buckets."""
+        odd = self.first % 2
+        self.first //= 2
+        self.width *= 2
+        for name, filler, join in (
+            ("count", 0, np.add), ("total", 0, np.add), ("low", np.inf, np.minimum),
+            ("high", -np.inf, np.maximum), ("idle", 0, np.add),
+        ):  # fmt: skip
+            old = getattr(self, name)
+            old = np.pad(old, (odd, (len(old) + odd) % 2), constant_values=filler)
+            setattr(self, name, join(old[0::2], old[1::2]))
+
+    def merge(self, other: Buckets) -> None:
+        """Add the samples of other buckets."""
+        if not len(other.count):
+            return
+        copy = attrs.evolve(other)
+        while copy.width < self.width:
+            copy.halve()
+        while self.width < copy.width:
+            self.halve()
+        edge = copy.first + len(copy.count) - 1
+        self._make_room(copy.first * copy.width, edge * copy.width)
+        while copy.width < self.width:
+            copy.halve()
+        here = slice(copy.first - self.first, copy.first - self.first + len(copy.count))
+        for name, join in (
+            ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add),
+        ):  # fmt: skip
+            getattr(self, name)[here] = join(getattr(self, name)[here], getattr(copy, name))
+
+    @property
+    def seconds(self) -> Floats:
+        """Middle of each bucket, seconds since the epoch."""
+        return (self.first + np.arange(len(self.count), dtype=np.float64) + 0.5) * self.width
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each bucket; NaN without samples."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)
+
+    @property
+    def highest(self) -> float:
+        """Largest value; NaN without samples."""
+        return float(self.high.max()) if len(self.high) else float("nan")
+
+    def within(self, start_s: float, end_s: float) -> NDArray[np.bool_]:
+        """Return a mask of the buckets with samples in a time span, or of all with samples if none is in it."""
+        filled = self.count > 0
+        inside = filled & (self.seconds >= start_s) & (self.seconds <= end_s)
+        return inside if inside.any() else filled
+
+    def mean_within(self, start_s: float, end_s: float) -> float:
+        """Return the mean over a time span; NaN without samples."""
+        rows = self.within(start_s, end_s)
+        return float(self.total[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+
+    def idle_within(self, start_s: float, end_s: float) -> float:
+        """Return the share of the samples of a time span that were idle; NaN without samples."""
+        rows = self.within(start_s, end_s)
+        return float(self.idle[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+
+
+# dimension or name in the files → metric
+METRICS = {
+    "CPUUtilization": "cpu",
+    "I/OWaitPercentage": "io_wait",
+    "GPUUtilization": "gpu",
+    "GPUMemoryUtilization": "gpu_memory",
+    "MemoryUsedPercent": "memory",
+    "ReceiveBytesPerSecond": "received",
+    "TransmitBytesPerSecond": "sent",
+    "ReadThroughputInBytesPerSecond": "disk_read",
+    "WriteThroughputInBytesPerSecond": "disk_write",
+    "GPUSMClockMHz": "gpu_clock",
+    "GPUSMClockMaxMHz": "gpu_clock_max",
+    "GPUThrottledByPower": "gpu_by_power",
+    "GPUThrottledByHeat": "gpu_by_heat",
+    "GPUThrottledByHardware": "gpu_by_hardware",
+    "GPUTemperatureCelsius": "gpu_temperature",
+    "GPUTensorUtilization": "gpu_tensor",
+    "GPUFP32Utilization": "gpu_single",
+    "GPUFP64Utilization": "gpu_double",
+    "GPUDRAMBandwidthUtilization": "gpu_bandwidth",
+    "SwapInBytesPerSecond": "swap_in",
+    "SwapOutBytesPerSecond": "swap_out",
+    "MajorFaultsPerSecond": "major_faults",
+    "MemoryPressurePercent": "memory_pressure",
+    "IOPressurePercent": "io_pressure",
+    "NFSOperationsInProgress": "nfs_in_progress",
+    "NFSLatencyMilliseconds": "nfs_latency",
+}
+PER_DEVICE = (
+    "gpu", "gpu_memory", "gpu_clock", "gpu_clock_max", "gpu_by_power", "gpu_by_heat", "gpu_by_hardware", "gpu_temperature",
+    "gpu_tensor", "gpu_single", "gpu_double", "gpu_bandwidth",
+)  # fmt: skip
+CPU_FAMILY = ("cpu", "io_wait")
+
+
+@attrs.frozen(eq=False)
+class SystemSeries:
+    """Result of the fold.
+
+    Attributes:
+        series: (node, metric, device) → buckets; device is `gpu0` … for GPUs, else "".
+        cores: node → number of CPU cores.
+        first_s, last_s: first and last sample; NaN without samples.
+        rows: number of measurements.
+        owners: node → who used it, as `identity` returns it, with MACHINE and INSTANCE_TYPE; empty if not recorded.
+    """
+
+    series: dict[tuple[str, str, str], Buckets]
+    cores: dict[str, int]
+    first_s: float
+    last_s: float
+    rows: int
+    owners: dict[str, dict[str, str]] = attrs.field(factory=dict)
+
+    def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
+        """Return the buckets of one metric by (node, device)."""
+        return {(node, device): data for (node, name, device), data in self.series.items() if name == metric}
+
+    def without(self, devices: Collection[tuple[str, str]]) -> SystemSeries:
+        """Return the series of all devices but these, each given by its node and name."""
+        kept = {
+            (node, name, device): data
+            for (node, name, device), data in self.series.items()
+            if (node, device) not in devices
+        }
+        return attrs.evolve(self, series=kept)
+
+
+@attrs.frozen(eq=False)
+class _Metrics(Table):
+    """The columns of system metrics that this fold selects from."""
+
+    timestamp: Floats
+    value: Floats
+    name: Category
+
+
+class SystemFold:
+    """Collects system metrics window by window; memory is bounded by nodes, GPUs and BUCKETS."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str, str], Buckets] = {}
+        self._devices: dict[tuple[str, str], int] = {}
+        self._cores: dict[str, set[str]] = {}
+        self._owners: dict[str, dict[str, str]] = {}
+        self._first, self._last, self._rows = np.inf, -np.inf, 0
+
+    def update(self, window: SystemWindow) -> None:
+        """Add the system metrics of one window."""
+        system = window.new_system
+        if not len(system):
+            return
+        self._rows += len(system)
+        self._first = min(self._first, float(system.timestamp.min()))
+        self._last = max(self._last, float(system.timestamp.max()))
+        self._note_owners(system)
+        codes = metric_codes(system)
+        metrics = _Metrics(system.timestamp, system.value, system.name)
+        for node, rows in system.node.groups(codes >= 0):
+            self._node(node, metrics[rows], codes[rows])
+
+    def _note_owners(self, system: SystemColumns) -> None:
+        """Note who used each node; in case of doubt, the last one named."""
+        named = system.type.mask(lambda kind: kind in OWNER_TYPES)
+        if not named.any():
+            return
+        rows = system[named]
+        columns = (rows.node.codes, rows.type.codes, rows.name.codes, rows.dimension.codes)
+        for node, kind, name, text in dict.fromkeys(zip(*(codes.tolist() for codes in columns), strict=True)):
+            is_label = rows.type.values[kind] == LABEL_TYPE
+            key = f"{LABEL}{rows.name.values[name]}" if is_label else rows.name.values[name]
+            self._own(rows.node.values[node], key, rows.dimension.values[text][:MAX_TEXT])
+
+    def _own(self, node: str, key: str, text: str) -> None:
+        if node not in self._owners and len(self._owners) >= MAX_OWNERS:
+            return
+        owner = self._owners.setdefault(node, {})
+        if key in _KEYS or (key.startswith(LABEL) and (key in owner or len(owner) < MAX_LABELS + len(_KEYS))):
+            owner[key] = text
+
+    def _node(self, node: str, metrics: _Metrics, codes: NDArray[np.int8]) -> None:
+        for number in np.flatnonzero(np.bincount(codes)):
+            metric = _METRIC_NAMES[number]
+            rows = metrics[codes == number]
+            if metric in PER_DEVICE:
+                for device, mine in rows.name.groups():
+                    self._bucket(node, metric, device).add(rows.timestamp[mine], rows.value[mine])
+            elif metric in CPU_FAMILY:
+                self._cpu(node, metric, rows)
+            else:
+                self._bucket(node, metric, "").add(rows.timestamp, rows.value)
+
+    def _cpu(self, node: str, metric: str, rows: _Metrics) -> None:
+        """Average the cores of each tick; all cores of a tick have its timestamp."""
+        self._cores.setdefault(node, set()).update(rows.name.present())
+        rows = rows[np.isfinite(rows.value)]
+        if not len(rows):
+            return
+        ticks, which = np.unique(rows.timestamp, return_inverse=True)
+        counts = np.bincount(which)
+        self._bucket(node, metric, "").add(ticks, np.bincount(which, rows.value) / counts)
+        if metric == "cpu":
+            hottest = np.full(len(ticks), -np.inf)
+            np.maximum.at(hottest, which, rows.value)
+            self._bucket(node, "hottest_core", "").add(ticks, hottest)
+
+    def _bucket(self, node: str, metric: str, device: str) -> Buckets:
+        key = node, metric, device
+        if key not in self._series and device:
+            self._devices[node, metric] = self._devices.get((node, metric), 0) + 1
+            if self._devices[node, metric] > MAX_DEVICES:
+                key = node, metric, OTHER_DEVICES
+        return self._series.setdefault(key, Buckets())
+
+    def merge(self, other: SystemFold) -> None:
+        """Add the metrics of a fold of other minutes or nodes."""
+        for key, data in other._series.items():
+            self._bucket(*key).merge(data)
+        for node, names in other._cores.items():
+            self._cores.setdefault(node, set()).update(names)
+        for node, owner in other._owners.items():
+            for kind, text in owner.items():
+                self._own(node, kind, text)
+        self._first, self._last = min(self._first, other._first), max(self._last, other._last)
+        self._rows += other._rows
+
+    def result(self) -> SystemSeries:
+        """Return all metrics so far."""
+        none = float("nan")
+        return SystemSeries(
+            dict(sorted(self._series.items(), key=lambda item: [natural_key(text) for text in item[0]])),
+            {node: len(self._cores[node]) for node in sorted(self._cores, key=natural_key)},
+            float(self._first) if self._rows else none,
+            float(self._last) if self._rows else none,
+            self._rows,
+            {node: dict(self._owners[node]) for node in sorted(self._owners, key=natural_key)},
+        )
+
+
+_METRIC_NAMES = tuple(dict.fromkeys(METRICS.values()))
+
+
+def metric_codes(system: SystemColumns) -> NDArray[np.int8]:
+    """Return the metric of each row as an index into _METRIC_NAMES, -1 for others.
+
+    Network metrics count the traffic of the training container (dimension Algorithm) only.
+    """
+
+    def table(column: Category) -> NDArray[np.int8]:
+        numbers = [_METRIC_NAMES.index(METRICS[text]) if text in METRICS else -1 for text in column.values]
+        return np.asarray(numbers or [-1], np.int8)
+
+    by_dimension, by_name = table(system.dimension)[system.dimension.codes], table(system.name)[system.name.codes]
+    codes = np.where(by_dimension >= 0, by_dimension, by_name).astype(np.int8)
+    codes[system.dimension.mask("Platform")] = -1
+    return codes

@@ -1,0 +1,429 @@
+"""The page's sections, with the headings of the managed service's report, from the rules' report objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from sm_profiler.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, shorten, utc
+from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.unrecorded import how_to_record
+from sm_profiler.render import charts
+from sm_profiler.render.blocks import (
+    MAX_ROWS,
+    Object,
+    Picture,
+    Section,
+    Table,
+    box_plots,
+    by_node,
+    cut_table,
+    details,
+    not_judged,
+    numbers,
+    parameter,
+    readable_phase,
+    share_ring,
+    share_rings,
+    times_fired,
+    what_ran,
+)
+from sm_profiler.render.slices import loop_slices
+
+OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
+MAX_PICTURES = 4  # of one kind in a section
+MAX_LINES = 16  # in one workload chart
+MAX_NODE_SENTENCES = 8
+MAX_RULES = 100
+MAX_OPERATOR = 140  # characters; names of TensorFlow and JAX have the layer in their middle
+Rules = Mapping[str, Object]
+
+
+@attrs.frozen
+class RuleText:
+    """Texts about a built-in rule: what it looks for, and what to do when it fires."""
+
+    looks_for: str
+    advice: str = ""
+
+
+RULES = {
+    "CPUBottleneck": RuleText(
+        "GPUs are idle while CPU cores are saturated.",
+        "Give the data loader more workers and let it prefetch; move preprocessing out of the training process.",
+    ),
+    "IOBottleneck": RuleText(
+        "GPUs are idle while CPU cores wait for the disk.",
+        "Prefetch, pack small files into binary formats, and keep the data on storage closer to the job.",
+    ),
+    "LowGPUUtilization": RuleText(
+        "GPU use is low, or alternates between busy and idle.",
+        "Find the bottleneck first; then make fewer blocking calls, or use a larger batch.",
+    ),
+    "GPUMemoryIncrease": RuleText(
+        "GPU memory rises from one window of samples to the next.",
+        "If it approaches the limit, use an instance with more GPU memory; otherwise look for tensors kept alive.",
+    ),
+    "BatchSize": RuleText(
+        "CPU, GPU and GPU memory are all underused.",
+        "Use a larger batch, or a smaller and cheaper instance.",
+    ),
+    "MaxInitializationTime": RuleText(
+        "Too much time passes before the first training step.",
+        "Stream the data instead of downloading it before the start.",
+    ),
+    "LoadBalancing": RuleText(
+        "GPUs of one node have different loads.",
+        "Use another distribution strategy; give each GPU its own process.",
+    ),
+    "StepOutlier": RuleText(
+        "Some steps take far longer than the others.",
+        "Check what coincides with them: checkpoints, logging, unusual samples, the input pipeline.",
+    ),
+    "Dataloader": RuleText(
+        "The number of loader processes does not fit the CPU cores.",
+        "Match num_workers to the cores, and use pin_memory and prefetching.",
+    ),
+    "OverallSystemUsage": RuleText("Statistics of the system metrics; never fires."),
+    "OverallFrameworkMetrics": RuleText("Statistics of the framework metrics; never fires."),
+}
+CUSTOM = RuleText("A custom rule.")
+
+
+def build_sections(metrics: JobMetrics, rules: Rules, broken: Mapping[str, str]) -> list[Section]:
+    """Return all sections in the order of the page."""
+    return [
+        summary(metrics, rules), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
+        gpu_use(rules), dataloading(rules), batch_size(rules), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
+        bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
+    ]  # fmt: skip
+
+
+def folded(sections: Sequence[Section]) -> list[Section]:
+    """Return sections of which each is one line until it is opened, and one for all that had nothing to judge."""
+    return [*(attrs.evolve(one, fold=True) for one in sections if not one.not_judged), *_not_judged(sections)]
+
+
+def _not_judged(sections: Sequence[Section]) -> list[Section]:
+    """Return one section for all that had nothing to judge: they often have the same reason."""
+    reasons: dict[str, list[str]] = {}
+    for section in sections:
+        if section.not_judged:
+            reasons.setdefault(section.not_judged.partition(";")[0], []).append(section.title)
+    sentences = tuple(f"{', '.join(titles)}: {reason}." for reason, titles in reasons.items())
+    return [Section("unjudged", "Sections without data", sentences, fold=True)] if sentences else []
+
+
+def _advice(rules: Rules, *names: str) -> str:
+    return " ".join(RULES[name].advice for name in names if times_fired(rules, name))
+
+
+def summary(metrics: JobMetrics, rules: Rules) -> Section:
+    """Start, end, loop, initialization and finalization of the job."""
+    key, title = "summary", "Training job summary"
+    found = details(rules, "MaxInitializationTime")
+    start, end = number(found.get("job_start", metrics.start)), number(found.get("job_end", metrics.end))
+    whole = end - start
+    if whole <= 0:
+        return Section(key, title, missing="No system metrics and no steps were recorded.")
+    rows = [("Start", utc(start)), ("End", utc(end)), ("Duration", duration(whole))]
+    steps = found.get("step_num") or {}
+    first, last = number(steps.get("first")) / 1e6, number(steps.get("last")) / 1e6
+    if metrics.loop:
+        first, last = metrics.loop
+    if not first or last < first:
+        note = "Initialization and training loop cannot be separated: no training steps were recorded."
+        return Section(key, title, (note,), (Table(("", ""), tuple(rows)),))
+    before, loop, after = max(first - start, 0.0), last - first, max(end - last, 0.0)
+    rows += [
+        ("Training loop start", utc(first)), ("Training loop end", utc(last)),
+        ("Training loop", f"{duration(loop)} ({percent(loop / whole)})"),
+        ("Initialization", f"{duration(before)} ({percent(before / whole)})"),
+        ("Finalization", f"{duration(after)} ({percent(after / whole)})"),
+    ]  # fmt: skip
+    shares = {"Training loop": loop, "Initialization": before, "Finalization": after}
+    picture = share_ring(shares, "Where the job's time went")
+    fired = bool(times_fired(rules, "MaxInitializationTime"))
+    sentences = ("Initialization took longer than the rule allows.",) if fired else ()
+    return Section(
+        key, title, sentences, (Table(("", ""), tuple(rows)),), (picture,) if picture else (),
+        _advice(rules, "MaxInitializationTime"), fired,
+    )  # fmt: skip
+
+
+def system_usage(rules: Rules) -> Section:
+    """Table of max, p99, p95, p50 and min of each metric and node."""
+    key, title = "system", "System usage statistics"
+    found = {
+        metric: nodes for metric, nodes in details(rules, "OverallSystemUsage").items() if isinstance(nodes, Mapping)
+    }
+    rows: list[tuple[str, ...]] = []
+    sentences: list[str] = []
+    for node in sorted({str(node) for nodes in found.values() for node in nodes}, key=natural_key):
+        for metric, nodes in found.items():
+            stats = nodes.get(node)
+            if isinstance(stats, Mapping):
+                unit = "bytes/s" if metric == "Network" else "percent"
+                values = (decimal(stats.get(name)) for name in ("max", "p99", "p95", "p50", "min"))
+                rows.append((node, metric, unit, *values))
+        medians = [
+            f"{metric} use {decimal(stats.get('p50'))} % (95th percentile {decimal(stats.get('p95'))} %)"
+            for metric in ("CPU", "GPU")
+            if isinstance(stats := found.get(metric, {}).get(node), Mapping) and stats
+        ]
+        if medians and len(sentences) < MAX_NODE_SENTENCES:
+            sentences.append(f"{node}: median {' and '.join(medians)}.")
+    if not rows:
+        return Section(key, title, missing="No system metrics were recorded.")
+    head = ("Node", "Metric", "Unit", "Max", "p99", "p95", "p50", "Min")
+    return Section(key, title, tuple(sentences), (cut_table(head, rows, 12 * MAX_ROWS),))
+
+
+def framework(metrics: JobMetrics, rules: Rules) -> Section:
+    """Shares of the loop's parts and of operators.
+
+    The rule divides the time in another way than the verdict's bar; if there is a loop, the page shows the bar's shares
+    only, so that each share has one definition.
+    """
+    key, title = "framework", "Framework metrics summary"
+    found = details(rules, "OverallFrameworkMetrics")
+    titles = {
+        "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
+        "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
+    }  # fmt: skip
+    slices = [one for one in loop_slices(metrics.ranks, watched=bool(metrics.metadata)) if one.is_named]
+    if slices:
+        titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
+    pictures = share_rings(found, titles)
+    if not pictures and not slices:
+        missing = f"No framework metrics were recorded: {how_to_record(metrics)}"
+        return Section(key, title, missing=missing)
+    rows = [(one.label, one.value, one.note) for one in slices]
+    tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
+    for device in ("CPU", "GPU"):
+        shares, totals = found.get(device), found.get(f"{device}_total")
+        if isinstance(shares, Mapping) and shares:
+            totals = totals if isinstance(totals, Mapping) else {}
+            order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
+            rows = [
+                (
+                    shorten(name, MAX_OPERATOR),
+                    f"{number(shares.get(name)):.1f} %",
+                    duration(number(totals.get(name)) / 1e6),
+                )
+                for name in order
+            ]
+            tables.append(cut_table((f"Operators on the {device}", "Share", "Total time"), rows))
+    return Section(key, title, (), tuple(tables), tuple(pictures))
+
+
+def rule_table(rules: Rules, broken: Mapping[str, str]) -> Section:
+    """All rules, the most triggered first."""
+    rows = []
+    for rule in sorted(rules, key=lambda name: (-times_fired(rules, name), name)):
+        found, text, fired = rules[rule], RULES.get(rule, CUSTOM), times_fired(rules, rule)
+        why_not = details(rules, rule).get("not_evaluated")
+        state = str(fired) if not why_not else f"not judged: {shorten(str(why_not), 160)}"
+        settings = ", ".join(
+            shorten(line, 60).replace(":", " ") for line in str(found.get("RuleParameters", "")).splitlines()
+        )
+        points = decimal(found.get("Datapoints", 0))
+        rows.append((rule, text.looks_for, text.advice if fired else "", state, points, settings))
+    rows += [(rule, "The rule itself failed.", shorten(why, 160), "error", "", "") for rule, why in broken.items()]
+    head = ("Rule", "Looks for", "Recommendation", "Times triggered", "Data points", "Parameters")
+    count = sum(bool(times_fired(rules, rule)) for rule in rules)
+    unjudged = sum("not_evaluated" in details(rules, rule) for rule in rules)
+    note = f"{count} of {len(rules)} rules fired." if rules else "No rules ran."
+    if unjudged:
+        note += f" {unjudged} had nothing to judge."
+    if rules:
+        note += " They are SageMaker's rules; the verdict has its own criteria."
+    return Section("rules", "Rules summary", (note,), (cut_table(head, rows, MAX_RULES),), fired=bool(count))
+
+
+def step_durations(rules: Rules) -> Section:
+    """Statistics and a histogram for each process and phase."""
+    key, title = "steps", "Step duration analysis"
+    found = details(rules, "StepOutlier")
+    entries = _step_entries(found.get("step_details"))
+    if not entries:
+        missing = "Too few training steps were recorded to judge their durations (more than 100 are needed)."
+        return Section(key, title, missing=missing)
+    rows: list[tuple[str, ...]] = []
+    pictures: list[Picture] = []
+    total = 0
+    for process, one in entries:
+        stats, outliers = one.get("step_stats", {}), int(number(one.get("number_of_outliers")))
+        total += outliers
+        values = (milliseconds(stats.get(name)) for name in ("mean", "max", "p99", "p95", "p50", "min"))
+        rows.append((process, readable_phase(str(one.get("phase", ""))), *values, str(outliers)))
+        if len(pictures) < MAX_PICTURES:
+            edges = numbers(one.get("binedges"))
+            unit, scale = ("ms", 1e3) if max(edges, default=0.0) < 1 else ("seconds", 1.0)
+            name = f"Step durations of {shorten(process, 40)} without waiting, {unit}"
+            drawn = charts.histogram(numbers(one.get("probs")), [edge * scale for edge in edges], name, unit)
+            pictures += [Picture(drawn, name)] if drawn else []
+    sentence = (
+        "Time from the start of a step's forward pass to the end of the optimizer, without waiting for data. "
+        f"{plural(total, 'step')} {'is' if total == 1 else 'are'} more than {parameter(rules, 'StepOutlier', 'stddev', '3')} "
+        "standard deviations above the mean of their kind."
+    )
+    head = ("Process", "Phase", "Mean", "Max", "p99", "p95", "p50", "Min", "Outliers")
+    return Section(
+        key, title, (sentence,), (cut_table(head, rows),), (*pictures, *what_ran(found, "What ran inside the outliers")),
+        _advice(rules, "StepOutlier"), bool(times_fired(rules, "StepOutlier")),
+    )  # fmt: skip
+
+
+def _step_entries(found: object) -> list[tuple[str, Object]]:
+    """Flatten step_details: node → entry in the service's form, node → phase → entry in ours."""
+    entries: list[tuple[str, Object]] = []
+    for node, one in found.items() if isinstance(found, Mapping) else ():
+        inner = [one] if isinstance(one, Mapping) and "step_stats" in one else getattr(one, "values", list)()
+        entries += [(str(node), entry) for entry in inner if isinstance(entry, Mapping) and "step_stats" in entry]
+    return entries
+
+
+def gpu_use(rules: Rules) -> Section:
+    """Box plot of each node with low use, workload histograms, differences between GPUs."""
+    key, title = "gpu", "GPU utilization analysis"
+    low, balance = by_node(rules, "LowGPUUtilization"), by_node(rules, "LoadBalancing")
+    workloads = {node: one["workloads"] for node, one in balance.items() if isinstance(one.get("workloads"), Mapping)}
+    if not workloads and not low:
+        reasons = [details(rules, rule).get("not_evaluated") for rule in ("LowGPUUtilization", "LoadBalancing")]
+        return not_judged(key, title, reasons[0] or reasons[1] or "no GPU metrics")
+    sentences: list[str] = []
+    pictures: list[Picture] = []
+    for node, gpus in list(low.items())[:MAX_PICTURES]:
+        pictures += box_plots(gpus, f"GPU use on {node}")
+        sentences += _low_use(rules, node, gpus)[: MAX_ROWS - len(sentences)]
+    for node, gpus in list(workloads.items())[:MAX_PICTURES]:
+        pictures += _workload(node, gpus)
+        if len(gpus) == 1:
+            sentences.append(f"{node} has a single GPU, so there is nothing to balance.")
+    for node, one in balance.items():
+        for first, others in dict(one.get("distances") or {}).items():
+            sentences += [
+                f"{first} and {second} of {node} have different loads (distance {number(value):.2f})."
+                for second, value in others.items()
+            ][: max(MAX_ROWS - len(sentences), 0)]
+    more = max(len(low) - MAX_PICTURES, 0) + max(len(workloads) - MAX_PICTURES, 0)
+    if more:
+        sentences.append(f"{plural(more, 'picture')} of other nodes not drawn; the rule results have their numbers.")
+    advice = _advice(rules, "LowGPUUtilization", "LoadBalancing")
+    return Section(key, title, tuple(sentences), (), tuple(pictures), advice, bool(advice))
+
+
+def _low_use(rules: Rules, node: str, gpus: Mapping[str, object]) -> list[str]:
+    p95, p5 = (number(parameter(rules, "LowGPUUtilization", name, "0")) for name in ("threshold_p95", "threshold_p5"))
+    sentences = []
+    for name, one in gpus.items():
+        if not isinstance(one, Mapping):
+            continue
+        at95, at5 = number(one.get("gpu_95")), number(one.get("gpu_5"))
+        if at95 < p95:
+            most = number(one.get("gpu_max"))
+            sentences.append(
+                f"{name} on {node} is underused: its 95th percentile is {at95:.0f} %, its maximum {most:.0f} %."
+            )
+        elif at5 < p5:
+            sentences.append(
+                f"{name} on {node} fluctuates between {at5:.0f} % (5th percentile) and {at95:.0f} % (95th percentile)."
+            )
+    return sentences
+
+
+def _workload(node: str, gpus: Mapping[str, Sequence[float]]) -> list[Picture]:
+    series = [(str(name), numbers(counts)) for name, counts in list(gpus.items())[:MAX_LINES]]
+    drawn = charts.workload(series, f"Distribution of the use of each GPU of {node}")
+    colours = charts.LINE_COLOURS
+    legend = tuple((name, colours[place % len(colours)], "") for place, (name, _) in enumerate(series))
+    return [Picture(drawn, f"Workload of the GPUs of {node}", legend)] if drawn else []
+
+
+def dataloading(rules: Rules) -> Section:
+    """Loader processes compared with cores, settings, and a histogram of loading times."""
+    key, title = "loader", "Dataloading analysis"
+    found = details(rules, "Dataloader")
+    if not found.get("cores"):
+        why = "no dataloader events were recorded; they need a dataloader window in the configuration"
+        return not_judged(key, title, found.get("not_evaluated") or why)
+    processes, cores = (int(number(found.get(name))) for name in ("dataloaders", "cores"))
+    sentences = [
+        f"{processes:,} data loading process{'' if processes == 1 else 'es'} ran on {plural(cores, 'CPU core')}."
+    ]
+    if found.get("num_workers") is not None:
+        sentences.append(f"num_workers is {decimal(found['num_workers'])}.")
+    if found.get("pin_memory") is False:
+        sentences.append("pin_memory is off; with a GPU, pin_memory=True lets copies overlap with computation.")
+    if found.get("prefetch") is False:
+        sentences.append("No prefetching was recorded; add it to the input pipeline.")
+    times = found.get("dataloading_time") or {}
+    drawn = charts.histogram(
+        numbers(times.get("probs")), numbers(times.get("binedges")), "Time to load a batch, seconds", "seconds",
+        colour="amber",
+    )  # fmt: skip
+    pictures = (Picture(drawn, "Time to load a batch"),) if drawn else ()
+    advice = _advice(rules, "Dataloader")
+    return Section(key, title, tuple(sentences), (), pictures, advice, bool(advice))
+
+
+def batch_size(rules: Rules) -> Section:
+    """Box plot of CPU, GPU and GPU memory of each underused node."""
+    key, title = "batch", "Batch size"
+    found = by_node(rules, "BatchSize")
+    pictures = [
+        picture
+        for node, one in list(found.items())[:MAX_PICTURES]
+        for picture in box_plots(one, f"CPU, GPU and GPU memory on {node}")
+    ]
+    why = details(rules, "BatchSize").get("not_evaluated")
+    if not pictures and why:
+        return not_judged(key, title, why)
+    if not pictures:
+        return Section(key, title, ("CPU, GPUs and GPU memory are well used; the batch size needs no change.",))
+    sentence = f"CPU, GPU and GPU memory are all underused on {plural(len(found), 'node')}."
+    return Section(key, title, (sentence,), (), tuple(pictures), RULES["BatchSize"].advice, fired=True)
+
+
+def bottleneck(rules: Rules, rule: str, title: str, key: str) -> Section:
+    """Share of the moments with the bottleneck, and what ran in them."""
+    found, result = details(rules, rule), rules.get(rule, {})
+    points = int(number(result.get("Datapoints")))
+    if found.get("not_evaluated"):
+        return not_judged(key, title, found["not_evaluated"])
+    if not points:
+        return Section(key, title, missing="No system metrics were recorded.")
+    hits, low = int(number(result.get("Violations"))), int(number(found.get("low_gpu_utilization")))
+    cause = "CPU cores were saturated" if rule == "CPUBottleneck" else "CPU cores waited for the disk"
+    limit = parameter(rules, rule, "threshold", "50")
+    sentence = f"In {percent(hits / points)} of {points:,} moments, GPUs were idle while {cause}; the rule fires above {limit} %."
+    shares = {
+        "Above the threshold": max(points - low, 0),
+        "Low for another reason": max(low - hits, 0),
+        f"Low while {cause}": hits,
+    }
+    ring = share_ring(shares, "GPU use") if low else None
+    pictures = [*([ring] if ring else []), *what_ran(found, "What ran at these moments")]
+    advice = _advice(rules, rule)
+    return Section(key, title, (sentence,), (), tuple(pictures), advice, bool(advice))
+
+
+def gpu_memory(rules: Rules) -> Section:
+    """Box plot and increases of each node whose GPU memory grew."""
+    key, title = "memory", "GPU memory"
+    found = by_node(rules, "GPUMemoryIncrease")
+    if not found:
+        why = details(rules, "GPUMemoryIncrease").get("not_evaluated")
+        return not_judged(key, title, why) if why else Section(key, title, ("GPU memory did not jump.",))
+    sentences: list[str] = []
+    pictures: list[Picture] = []
+    for node, gpus in list(found.items())[:MAX_PICTURES]:
+        pictures += box_plots(gpus, f"GPU memory on {node}")
+        sentences += [
+            f"{name} on {node} rose by {number(one.get('increase')):.1f} percentage points between two windows; its maximum is "
+            f"{number(one.get('gpu_max')):.0f} %."
+            for name, one in gpus.items() if isinstance(one, Mapping)
+        ][:MAX_ROWS]  # fmt: skip
+    return Section(key, title, tuple(sentences), (), tuple(pictures), RULES["GPUMemoryIncrease"].advice, fired=True)

@@ -1,0 +1,184 @@
+"""The verdict as text for a terminal, in at most fifteen lines."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
+from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.formats.process_end import RUNNING
+from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
+from sm_profiler.metrics.ends import JobEnd
+from sm_profiler.metrics.parts import COLOURS
+from sm_profiler.metrics.process_names import readable_processes
+from sm_profiler.metrics.restarts import repeated_work
+from sm_profiler.metrics.startup import job_parts
+from sm_profiler.printable import printable
+from sm_profiler.render import ledger_view
+from sm_profiler.render.flame import at_line, part_of
+from sm_profiler.render.gain_text import gain_of_finding
+from sm_profiler.render.gpu_section import parts_of as gpu_parts
+from sm_profiler.render.slices import loop_slices
+
+MAX_LINES = 15
+MAX_PLACES = 2  # lines of code
+MAX_STACKS = 3  # of a training that stopped
+MIN_NAMED = 0.005  # of a job
+OF_ENDS = frozenset({Class.DEAD_RANK, Class.UNEQUAL_STEPS})  # whose headline is the end of the job
+_MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
+
+
+def terminal_summary(
+    report: Report, colour: bool = False, *, width: int | None = None
+) -> str:  # the interface that the rule runner uses
+    """Return the verdict with its evidence and the next step.
+
+    Args:
+        report: the report.
+        colour: use ANSI colours.
+        width: columns; default: those of the terminal, at most 100.
+    """
+    width = max(min(width or shutil.get_terminal_size((100, 24)).columns, 100), 40)
+    main = report.verdict.main
+    mood = "open" if main.is_open else "good" if main.kind.is_healthy else "bad"
+    code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
+    ending, so_far = report.metrics.ending, ", so far" if report.metrics.running else ""
+    first = _ending(ending, width, colour=colour) if main.kind not in OF_ENDS else []
+    lines = [*first, f"{code}  {main.label} ({main.confidence_text}{so_far})", *_wrap(main.headline, width)]
+    lines += _places(main, width)
+    lines += _wrap(gain_of_finding(main), width)
+    lines += _wrap(f"Next: {main.next_step}", width)
+    lines += _stacks(report, width)
+    lines += _bar(report, width, colour=colour)
+    lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
+    last = []
+    count, downtime = report.metrics.interruptions
+    if count:
+        times = "once" if count == 1 else f"{count} times"
+        repeated = repeated_work(report.metrics)
+        again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
+        excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
+        text = f"  interrupted {times} and resumed{excluded}{again}"
+        last.append(shorten(text, width))
+    for alarm in (report.load_alarm, report.profiling_alarm):
+        last += _wrap(alarm, width) if alarm else []
+    last += _also(report.verdict.also, width)
+    if report.broken:
+        last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
+    return readable_processes(report.metrics)("\n".join([*lines[: MAX_LINES - len(last)], *last]))
+
+
+def _ending(ending: JobEnd, width: int, *, colour: bool) -> list[str]:
+    """Return how the job ended, unless it is complete or still running."""
+    if ending.state == RUNNING or not ending.sentence:
+        return []
+    lines = textwrap.wrap(printable(ending.sentence), width, max_lines=3, placeholder=" …")
+    return [f"\x1b[31;1m{line}\x1b[0m" for line in lines] if colour and ending.failed else lines
+
+
+def _also(findings: Sequence[Finding], width: int) -> list[str]:
+    """Return the other findings, each with its share of the time, in at most two lines."""
+    if not findings:
+        return []
+    each = [f"{one.kind.value} {_share(one)}({one.confidence})" for one in findings]
+    return textwrap.wrap(
+        f"Also: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
+    )
+
+
+def _stacks(report: Report, width: int) -> list[str]:
+    """Return the stacks of the threads that matter in a training that stopped, each in a line, innermost frame first."""
+    if report.verdict.kind is not Class.HANG or (hang := report.hang) is None:
+        return []
+    stacks = [stack for stack in hang.stacks() if stack.training or stack.own is not None]
+    lines = []
+    for stack in stacks[:MAX_STACKS]:
+        frames = " < ".join(f"{file.rpartition('/')[2]}:{line} {name}" for file, line, name in stack.frames)
+        text = clean(printable(f"    {stack.rank} {stack.thread}: {frames}"))
+        lines.append(text if len(text) <= width else f"{text[: width - 1]}…")
+    more = f" ({len(stacks) - MAX_STACKS} more are on the page)" if len(stacks) > MAX_STACKS else ""
+    return [f"  Stacks, the innermost frame first{more}:", *lines] if lines else []
+
+
+def _share(finding: Finding) -> str:
+    of_job = " of the job" if finding.of == "job" else ""
+    return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
+
+
+def _location(finding: Finding, one: Location) -> str:
+    rank = f" on {one.rank}" if one.rank else ""
+    function = "" if one.function == MODULE else f" in {shorten(one.function, 40)}"
+    return f"{at_line(one)}{function}{rank} \N{EM DASH} {part_of(finding, one)}"
+
+
+def _places(main: Finding, width: int) -> list[str]:
+    """Return the lines of code, the first with its source."""
+    lines = []
+    for number, one in enumerate(main.where[:MAX_PLACES]):
+        lines.append(f"  {_location(main, one)}")
+        if not number and one.source:
+            lines.append(f"      {one.source.strip()}")
+    return [shorten(printable(line), width) for line in lines]
+
+
+def _evidence(one: Evidence) -> str:
+    limit = f" ({one.compared})" if one.compared else ""
+    return f"{one.metric}: {in_unit(one.value, one.unit)}{limit}" + (f", {one.where}" if one.where else "")
+
+
+def _broken(broken: Mapping[str, str]) -> str:
+    """Return which parts of the report failed, as report.json lists them."""
+    (first, why), *others = broken.items()
+    return f"Failed and left out: {', '.join([first, *(name for name, _ in others)])} ({why})"
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+    )
+
+
+def _job_slices(report: Report) -> list[tuple[float, str, str, str]]:
+    """Return the parts of a job that starts slowly: share, colour, letter, text."""
+    if report.verdict.kind is not Class.INITIALIZATION_BOUND:
+        return []
+    found = job_parts(report.metrics)
+    whole = sum(one.seconds for one in found) or 1.0
+    return [
+        (one.seconds / whole, one.colour, one.letter, f"{one.label[:1].lower()}{one.label[1:]} {duration(one.seconds)}")
+        for one in found
+        if one.seconds / whole >= MIN_NAMED
+    ]
+
+
+def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
+    """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
+    slices = _job_slices(report) or [
+        (one.share, one.part.colour, one.part.letter, f"{one.label.lower()} {one.value}" if one.is_named else "")
+        for one in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata))
+    ] or [
+        (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
+        for part, share in gpu_parts(report.gpu_traces)
+    ] or [
+        (share, colour_name, name[:1].upper(), f"{name} {percent(share)}")
+        for name, share, colour_name in (ledger_view.shares(report.ledger) if report.ledger else ())
+    ]  # fmt: skip
+    if not slices:
+        return []
+    title = "Job: " if report.verdict.kind is Class.INITIALIZATION_BOUND else "Loop: "
+    drawn, legend = "", []
+    for share, name, letter, label in slices:
+        cells, ansi = round(share * (width - 4)), COLOURS[name].ansi
+        drawn += f"\x1b[{ansi}m{'█' * cells}\x1b[0m" if colour else letter * cells
+        if label:
+            key = f"\x1b[{ansi}m■\x1b[0m" if colour else letter
+            legend.append((f"{key} {label}", len(label) + 2))
+    lines, line, used = [f"  {drawn}"], f"  {title}", 2 + len(title)
+    for entry, columns in legend:
+        if used + columns + 2 > width:
+            lines, line, used = [*lines, line.rstrip()], "  ", 2
+        line, used = f"{line}{entry}  ", used + columns + 2
+    return [*lines, line.rstrip()]

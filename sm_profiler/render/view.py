@@ -1,0 +1,273 @@
+"""The first screen of the page: verdict card, charts of the evidence, job at a glance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.judges.judge_context import mean_or_none
+from sm_profiler.diagnosis.model import Finding, Report
+from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
+from sm_profiler.formatting import duration, in_unit, percent, plural, shorten, size
+from sm_profiler.metrics.hang import Hang, is_library
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.restarts import billed_time, repeated_work
+from sm_profiler.metrics.startup import job_parts
+from sm_profiler.render import charts, gpu_section, ledger_view
+from sm_profiler.render.blocks import Picture
+from sm_profiler.render.charts import ChartPart
+from sm_profiler.render.flame import at_line, part_of, short_file
+from sm_profiler.render.gain_text import gain_of_finding
+from sm_profiler.render.slices import loop_slices
+
+MAX_BARS = 12  # bars of single ranks or GPUs
+MAX_LINE_POINTS = 500
+MAX_OPEN_STACKS = 4  # the others are folded
+MAX_STACKS = 64
+
+
+def finding_view(finding: Finding) -> dict[str, Any]:
+    """Return a finding with its values as text."""
+    return {
+        "code": finding.kind.value,
+        "name": finding.label,
+        "headline": finding.headline,
+        "next": finding.next_step,
+        "gain": gain_of_finding(finding),
+        "confidence": finding.confidence,
+        "reason": finding.doubt,
+        "healthy": finding.kind.is_healthy and not finding.is_open,
+        "open": finding.is_open,
+        "where": [
+            {
+                "place": at_line(one),
+                "function": shorten(one.function, 60) if one.function != MODULE else "",
+                "rank": shorten(one.rank, 40),
+                "phase": shorten(one.phase, 40),
+                "part": part_of(finding, one),
+                "source": shorten(one.source, 160),
+            }
+            for one in finding.where
+        ],
+        "evidence": [
+            {
+                "metric": one.metric,
+                "value": in_unit(one.value, one.unit),
+                "threshold": one.compared,
+                "where": shorten(one.where, 40),
+            }
+            for one in finding.evidence
+        ],
+    }
+
+
+def stacks_view(hang: Hang | None) -> dict[str, Any]:
+    """Return the stacks of a training that stopped as text; empty if it went on."""
+    if hang is None:
+        return {}
+    every = hang.stacks()
+    shown = [
+        {
+            "rank": shorten(stack.rank, 40),
+            "thread": shorten(stack.thread, 60),
+            "training": stack.training,
+            "frames": [
+                {"text": f"{short_file(file)}:{line} in {shorten(function, 80)}", "own": not is_library(file)}
+                for file, line, function in stack.frames
+            ],
+        }
+        for stack in every[:MAX_STACKS]
+    ]
+    alone = [one.name for one in hang.stopped if len(one.stacks) == 1]
+    children = [
+        f"{shorten(child['name'], 40)} ({child['pid']}) of {shorten(child['rank'], 40)}: state {child['state'][:1] or '?'}"
+        + (f", waits in {shorten(child['waits_in'], 40)}" if child["waits_in"].strip("0") else "")
+        for child in hang.as_dict()["children"][:MAX_STACKS]
+    ]
+    return {
+        "open": shown[:MAX_OPEN_STACKS],
+        "more": shown[MAX_OPEN_STACKS:],
+        "left_out": max(len(every) - MAX_STACKS, 0),
+        "alone": f"No other Python thread of the script is alive in {', '.join(alone[:MAX_OPEN_STACKS])}."
+        if alone
+        else "",
+        "children": children,
+    }
+
+
+def loop_bar(ranks: tuple[Rank, ...], title: str, *, watched: bool = False) -> Picture | None:
+    """Draw where the loop's time goes, averaged over ranks."""
+    slices = loop_slices(ranks, watched=watched)
+    if not slices:
+        return None
+    drawn = [ChartPart(one.label, one.share, one.part.colour, one.note) for one in slices]
+    legend = tuple((one.label, one.part.colour, f"{one.value}|{one.note}") for one in slices if one.is_named)
+    return Picture(charts.bar(drawn, title), title, legend, "bar")
+
+
+def pictures(report: Report) -> list[Picture]:
+    """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict.
+
+    A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
+    """
+    metrics, kind = report.metrics, report.verdict.kind
+    loop = loop_bar(metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata))
+    if loop is None and report.ledger:
+        return [ledger_view.picture(report.ledger)]
+    if loop is None:
+        return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
+    draw = _EVIDENCE.get(kind)
+    extra = draw(metrics) if draw else []
+    if kind is Class.INITIALIZATION_BOUND:
+        return [*extra, loop]
+    slow_start = any(one.kind is Class.INITIALIZATION_BOUND for one in report.verdict.also)
+    return [loop, *extra, *(_job_bar(metrics) if slow_start else [])]
+
+
+def _rank_bars(metrics: JobMetrics) -> list[Picture]:
+    return [
+        Picture(one.drawing, shorten(rank.name, 40), (), "bar thin")
+        for rank in metrics.ranks[:MAX_BARS]
+        if (one := loop_bar((rank,), f"Where the time of {rank.name} goes"))
+    ]
+
+
+def _step_strip(metrics: JobMetrics) -> list[Picture]:
+    """Draw the steps in order; of a long job with a period, a stretch in which single steps are visible."""
+    rank = max(metrics.ranks, key=lambda one: one.stall_share)
+    lengths, long = rank.iterations.length, rank.stalls.long
+    first, last = 0, len(lengths)
+    if rank.stalls.period and last > charts.MAX_STRIP_BARS:
+        first = (last - charts.MAX_STRIP_BARS) // 2
+        last = first + charts.MAX_STRIP_BARS
+    shown = f"Steps {first:,} to {last:,} of {len(lengths):,}" if first else "Every step"
+    shown = f"A sample of {len(lengths):,} of {rank.train_steps:,} steps" if rank.judged is not None else shown
+    longest = duration(float(lengths[first:last].max()))
+    title = f"{shown} in order, long ones marked ({shorten(rank.name, 40)}, up to {longest})"
+    return [
+        Picture(charts.step_strip(lengths[first:last].tolist(), long[first:last].tolist(), title), title, (), "strip")
+    ]
+
+
+def _job_bar(metrics: JobMetrics) -> list[Picture]:
+    if not metrics.loop:
+        return []
+    drawn = [ChartPart(one.label, one.seconds, one.colour) for one in job_parts(metrics)]
+    whole = sum(one.value for one in drawn) or 1.0
+    legend = tuple((one.name, one.colour, f"{percent(one.value / whole)}|{duration(one.value)}") for one in drawn)
+    title = "Where the job's time goes"
+    return [Picture(charts.bar(drawn, title), title, legend, "bar")]
+
+
+def _memory(metrics: JobMetrics) -> list[Picture]:
+    """Draw the memory of the largest process; else of the first GPU or node with samples."""
+    name, (seconds, values) = max(
+        metrics.memory.items(), key=lambda item: float(max(item[1][1], default=0.0)), default=("", ((), ()))
+    )
+    if len(seconds) > 1:
+        every = max(len(seconds) // MAX_LINE_POINTS, 1)
+        label = f"Resident memory of {shorten(name, 40)} (up to {size(float(max(values)))})"
+        return [Picture(charts.line(list(seconds[::every]), list(values[::every]), label), label, (), "strip")]
+    for metric, title in (("gpu_memory", "GPU memory over time"), ("memory", "Memory over time")):
+        for data in metrics.system.of(metric).values():
+            rows = data.count > 0
+            if rows.sum() > 1:
+                drawing = charts.line(data.seconds[rows].tolist(), data.mean[rows].tolist(), title)
+                return [Picture(drawing, title, (), "strip")]
+    return []
+
+
+def _usage(metrics: JobMetrics) -> list[Picture]:
+    """Draw the mean use of each resource, for a job without steps."""
+    drawn = []
+    for metric, title, colour in (("gpu", "GPU", "blue"), ("cpu", "CPU", "teal"), ("memory", "Memory", "violet")):
+        mean = metrics.mean_of(metric)
+        if mean is not None:
+            label = f"{title}: {mean:.0f} % used on average"
+            bar = charts.bar([ChartPart("used", mean, colour), ChartPart("free", 100 - mean, "pale")], label)
+            drawn.append(Picture(bar, label, (), "bar thin"))
+    return drawn
+
+
+def _gpus(metrics: JobMetrics) -> list[Picture]:
+    """Draw how busy each GPU is; of many, the extremes."""
+    rows = [(f"{gpu.node} {gpu.name}", gpu.mean) for gpu in metrics.gpus if math.isfinite(gpu.mean)]
+    if len(rows) > MAX_BARS:
+        means = [mean for _, mean in rows]
+        rows = [("most-utilized GPU", max(means)), ("least-utilized GPU", min(means))]
+    drawn = []
+    for name, mean in rows:
+        bar = [ChartPart("busy", mean, "blue"), ChartPart("idle", 100 - mean, "pale")]
+        label = f"{shorten(name, 30)}: {mean:.0f} % busy"
+        drawn.append(Picture(charts.bar(bar, f"{name}: {mean:.0f} % busy"), label, (), "bar thin"))
+    return drawn
+
+
+# Charts beside the loop's bar.
+_EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
+    Class.STRAGGLER: _rank_bars, Class.PERIODIC_STALL: _step_strip, Class.STEP_OUTLIERS: _step_strip,
+    Class.INITIALIZATION_BOUND: _job_bar, Class.MEMORY_GROWTH: _memory, Class.INPUT_BOUND: _gpus,
+    Class.UNBALANCED_GPUS: _gpus, Class.HOST_BOUND: _gpus, Class.COMPUTE_BOUND: _gpus,
+}  # fmt: skip
+
+
+ENDINGS = {  # state of the job → its words below the duration
+    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+}  # fmt: skip
+
+
+def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each tile
+    """Return the tiles: label, value, note."""
+    metrics = report.metrics
+    if not metrics.ranks and report.gpu_traces:
+        return gpu_section.tiles(report.gpu_traces)
+    if not metrics.ranks and report.ledger:
+        return ledger_view.tiles(report.ledger)
+    length = duration(metrics.duration) if metrics.duration else "unknown"
+    tiles = [("Duration", length, ENDINGS.get(metrics.ending.state, ""))]
+    speed = metrics.steps_per_second
+    if speed:
+        steps = sum(int(rank.train.sum()) for rank in metrics.ranks[:1])
+        note = f"{steps:,} steps" + (f" on each of {len(metrics.ranks)} ranks" if len(metrics.ranks) > 1 else "")
+        tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
+        if metrics.batch_size:
+            samples = speed * metrics.batch_size * len(metrics.ranks)
+            tiles.append(("Samples", f"{samples:,.0f} /s", f"{metrics.batch_size} per batch"))
+    machines = plural(len(metrics.nodes), "node")
+    if metrics.gpus:
+        mean = mean_or_none([gpu.mean for gpu in metrics.gpus])
+        value = f"{mean:.0f} %" if mean is not None else "unknown"
+        tiles.append(("GPU use", value, f"{plural(len(metrics.gpus), 'GPU')}, {machines}"))
+    cpu, memory = metrics.mean_of("cpu"), metrics.mean_of("memory")
+    if cpu is not None:
+        cores = plural(sum(metrics.system.cores.values()), "core")
+        tiles.append(("CPU use", f"{cpu:.0f} %", cores if metrics.gpus else f"{cores}, {machines}"))
+    if memory is not None:
+        tiles.append(("Memory", f"{memory:.0f} %", "of the node" if len(metrics.nodes) == 1 else "of the nodes"))
+    if metrics.ranks:
+        count, downtime = metrics.interruptions
+        repeated = repeated_work(metrics)
+        notes = [f"{duration(downtime)} of downtime"] if downtime else []
+        notes += [f"{plural(repeated.steps, 'step')} done again"] if repeated else []
+        tiles.append(("Interruptions", str(count) if count else "none", ", ".join(notes)))
+    billed = billed_time(metrics.description)
+    if billed is not None:
+        note = f"of {duration(billed.training_s)} of training" + (", spot" if billed.spot else "")
+        tiles.append(("Billed", duration(billed.billable_s), note))
+    recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
+    tiles.append(
+        (
+            "Profiling cost",
+            f"{100 * (metrics.overhead or 0.0):.2g} %" if recorded else "unknown",
+            "of the loop's time" if recorded else "not recorded by the hook",
+        )
+    )
+    if report.cost:
+        lost = f"about ${report.cost['lost_per_hour']:.2f}/h"
+        rough = " at an estimated price" if report.cost["price_estimated"] else ""
+        tiles.append(("Lost money", lost, f"estimate, {report.cost['instance_type']}{rough}"))
+    return tiles

@@ -1,0 +1,200 @@
+"""Content of a job's page at one moment, and the copy on disk that is shown while the job is read again."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler._version import __version__
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding, Report
+from sm_profiler.formats.columns import Floats
+from sm_profiler.formatting import utc
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.metrics.system_fold import Buckets
+from sm_profiler.processes import trim_heap
+from sm_profiler.render.page import page_parts, section_part
+from sm_profiler.report.saved import SavedVerdict
+from sm_profiler.serve.heat_map import heat_section
+from sm_profiler.serve.reading import JobReader, local_folder
+from sm_profiler.source.own_folder import OwnFolder
+
+SPARK_POINTS = 60
+MAX_BYTES = 32 << 20  # of a job's copy, uncompressed
+_PAGES = OwnFolder("sm-profiler-pages", ".json.z", file_bytes=MAX_BYTES, files=200, total_bytes=1 << 30)
+
+
+@attrs.frozen(eq=False)
+class Content:
+    """A report and what is drawn from it.
+
+    Attributes:
+        parts: HTML of the page's parts in their order: those of the report, with the heat map after the timeline.
+        main: the leading finding.
+        report: the report; None if it is packed, or stays in the process that made it.
+        packed: the report as bytes, for `unpacked`; b"" if it is not.
+        spark: mean step time in seconds, of consecutive stretches of the latest steps.
+        gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
+        data_at: time of the latest data, seconds since the epoch; None without any.
+    """
+
+    parts: Mapping[str, str]
+    main: Finding
+    report: Report | None
+    packed: bytes = b""
+    spark: tuple[float, ...] = ()
+    gpu: tuple[float, ...] = ()
+    data_at: float | None = None
+
+    @classmethod
+    def of(cls, reader: JobReader) -> Content:
+        """Return the page's content of the data that a reader has read so far.
+
+        Raises:
+            NoProfilerDataError: there is no whole record yet.
+        """
+        report = reader.report()
+        parts = dict[str, str]()
+        for key, html in page_parts(report).items():
+            parts[key] = str(html)
+            if key == "timeline":
+                section = heat_section(reader.heat, report.metrics.start)
+                parts["heat"] = str(section_part(section)) if section else ""
+        data_at = report.metrics.end if report.metrics.duration > 0 else None
+        return cls(parts, report.verdict.main, report, b"", sparkline(report), use_of_gpus(report), data_at)
+
+
+def packed_or_none(report: Report | None) -> bytes:
+    """Return a report as bytes, a fraction of its size in memory; b"" if it holds what has no bytes."""
+    try:
+        return zlib.compress(codec.encode(report), 1) if report is not None else b""
+    except (TypeError, ValueError):  # such as a name that is not UTF-8
+        return b""
+
+
+def unpacked(data: bytes) -> Report:
+    """Return the report again."""
+    found: Report = codec.decode(zlib.decompress(data), report=True)
+    trim_heap()  # of the bytes
+    return found
+
+
+def sparkline(report: Report) -> tuple[float, ...]:
+    """Return the mean step time of the first process in consecutive stretches of its loop."""
+    return _means(report.metrics.ranks[0].iterations.length) if report.metrics.ranks else ()
+
+
+def use_of_gpus(report: Report) -> tuple[float, ...]:
+    """Return the mean use of all GPUs in consecutive stretches of the job."""
+    whole = Buckets()
+    for buckets in report.metrics.system.of("gpu").values():
+        whole.merge(buckets)
+    return _means(whole.mean[whole.count > 0])
+
+
+def _means(values: Floats) -> tuple[float, ...]:
+    stretches = np.array_split(values, min(SPARK_POINTS, len(values) or 1))
+    return tuple(float(stretch.mean()) for stretch in stretches if len(stretch))
+
+
+@attrs.frozen
+class Part:
+    """A part of the page: its HTML, the version of the job in which it changed last, and when that was."""
+
+    html: str
+    version: int
+    at: float
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """State of a job at one moment; see `Content` for what it shares with that.
+
+    Attributes:
+        version: grows with each change.
+        state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
+        note: one line on that state; "" if there is nothing to add.
+        parts: parts of the page in their order.
+        main, report: None before the first report; `report` also if it is packed.
+        packed: the report as bytes, once the job is over.
+        saved: the verdict of the copy on disk, until there is a report.
+        files: number of files read.
+    """
+
+    version: int = 0
+    state: str = "waiting"
+    note: str = ""
+    parts: Mapping[str, Part] = attrs.field(factory=dict)
+    main: Finding | None = None
+    report: Report | None = None
+    packed: bytes = b""
+    saved: SavedVerdict | None = None
+    spark: tuple[float, ...] = ()
+    gpu: tuple[float, ...] = ()
+    files: int = 0
+    data_at: float | None = None
+
+    def whole_report(self) -> Report | None:
+        """Return the report, unpacked for this call only; None before the first."""
+        return unpacked(self.packed) if self.packed else self.report
+
+    def parts_since(self, version: int) -> dict[str, str]:
+        """Return the parts that changed after a version, in their order."""
+        return {key: part.html for key, part in self.parts.items() if part.version > version}
+
+
+def save(where: str, snapshot: Snapshot, *, without: Iterable[str] = ()) -> None:
+    """Save a copy of a job's page, unless the user's folder cannot be written to."""
+    content = {
+        "version": __version__,
+        "place": _place(where),
+        "parts": {key: part.html for key, part in snapshot.parts.items() if key not in without},
+        "spark": snapshot.spark,
+        "files": snapshot.files,
+        "at": time.time(),
+        "verdict": snapshot.main and {"class": snapshot.main.kind.name, "headline": snapshot.main.headline},
+    }
+    text = json.dumps(content).encode()
+    if len(text) <= MAX_BYTES:
+        _PAGES.write(_name(where), zlib.compress(text, 1))
+
+
+def load(where: str) -> Snapshot | None:
+    """Return the page that this user and this version saved of a job; None if there is none, or it is damaged."""
+    try:
+        unpacker = zlib.decompressobj()
+        found: Any = json.loads(unpacker.decompress(_PAGES.read(_name(where)), MAX_BYTES))
+        if found["version"] != __version__ or found["place"] != _place(where):
+            return None
+        verdict = found["verdict"]
+        return Snapshot(
+            1,
+            "reading",
+            f"as of {utc(float(found['at']))}; reading what is there",
+            {str(key): Part(str(html), 1, 0.0) for key, html in found["parts"].items()},
+            saved=None if verdict is None else SavedVerdict(Class[verdict["class"]], str(verdict["headline"])),
+            spark=tuple(float(value) for value in found["spark"]),
+            files=int(found["files"]),
+        )
+    except (OSError, OverflowError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _name(where: str) -> str:
+    folder = local_folder(where)
+    return str(folder.resolve()) if folder else where
+
+
+def _place(where: str) -> list[int]:
+    """Return what distinguishes a folder from a later one of the same name."""
+    folder = local_folder(where)
+    if folder is None:
+        return []
+    found = folder.stat()
+    return [found.st_dev, found.st_ino]
