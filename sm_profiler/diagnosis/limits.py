@@ -1,8 +1,8 @@
 """The numbers that decide a verdict, each with its reason."""
 
-from sm_profiler.metrics.thresholds import FLOOR as _FLOOR
+from sm_profiler.metrics import thresholds
 
-FLOOR = _FLOOR  # which long steps must reach, too
+FLOOR = thresholds.FLOOR  # the share of a step that a finding must reach, and long steps, too
 
 SURELY = 2  # times the floor; what is closer to it may not be worth it in another run
 MIN_STEPS = 10  # fewer give no median that a single odd step cannot move
