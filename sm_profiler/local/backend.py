@@ -96,7 +96,12 @@ def check_update_training(job: TrainingJobRecord, request: JsonDict) -> None:
         raise AWSValidationException(f"Training job {job.name} cannot be updated: its status is {job.status}")
     config = {**(job.profiler_config or {}), **(request.get("ProfilerConfig") or {})}
     rules = request.get("ProfilerRuleConfigurations", [])
-    refuse(check_profiler(config, rules, [rule.name for rule in job.rules]))
+    problems = check_profiler(config, rules, [rule.name for rule in job.rules])
+    if job.moves_profile(config):
+        problems.append(
+            f"ProfilerConfig.S3OutputPath cannot be changed: the profile is stored under {job.profiler_path}"
+        )
+    refuse(problems)
 
 
 CLOSE_S = 30.0
@@ -132,7 +137,7 @@ class Jobs:
         """Change the profiler of a running job."""
         with job.lock:
             if config is not None:
-                job.profiler_config = {**(job.profiler_config or {}), **config}
+                job.configure_profiler(config)
             job.rules.extend(rules)
         self._training[job.arn].update_profiler()
 
@@ -208,7 +213,8 @@ class LocalBackend(SageMakerModelBackend):
             raise ResourceInUseException("Training job names must be unique within an AWS account and region")
         folder = jobs.folder_for("training", name)
         job = TrainingJobRecord(request, self.arn("training-job", name), self.region_name, folder)
-        job.profiler_config = request.get("ProfilerConfig")
+        if (config := request.get("ProfilerConfig")) is not None:
+            job.configure_profiler(config)
         job.rules = [self.rule_job(name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
         self.training_jobs[name] = job
         return job

@@ -256,7 +256,7 @@ class RuleRun(threading.Thread):
     def output_uri(self) -> str:
         """s3:// URI of the rule's output, without a trailing slash."""
         own = self.rule.configuration.get("S3OutputPath")
-        base = f"{own.rstrip('/')}/{self.job.name}" if own else self.job.profiler_uri
+        base = f"{own.rstrip('/')}/{self.job.name}" if own else self.job.profiler_path
         return f"{base}/rule-output/{self.rule.name}"
 
     def training_ended(self) -> None:
@@ -329,7 +329,7 @@ class RuleRun(threading.Thread):
 
     def container_config(self) -> JsonDict:
         """Return the content of processingjobconfig.json."""
-        data = f"{self.job.profiler_uri}/profiler-output"
+        data = f"{self.job.profiler_path}/profiler-output"
         source = {"S3Uri": data, "LocalPath": RULE_INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
         target = {"S3Uri": self.output_uri, "LocalPath": RULE_OUTPUT}
         return {

@@ -41,7 +41,7 @@ class Profiling:
 
     def start(self) -> None:
         """Start sampling and uploading; a bucket that cannot be used is reported at once."""
-        if (uri := self._job.profiler_uri) is not None:
+        if (uri := self._job.profiler_path) is not None:
             self._job.profile_stored = self._uploader(self._hosts[0].folder, uri).check()
         self.follow_config()
         self._thread.start()
@@ -95,15 +95,15 @@ class Profiling:
                 self._round()
 
     def _round(self) -> None:
-        if (uri := self._job.profiler_uri) is None:
+        if (uri := self._job.profiler_path) is None:
             return
         for host in self._hosts:
             for folder in (host.folder / "metrics", local_path(host, self._job.profiler_config)):
-                uploader = self._uploaders.get(str(folder))
-                if uploader is None:
-                    uploader = self._uploaders[str(folder)] = self._uploader(folder, uri)
-                if uploader.upload_new():
-                    self._job.profile_stored = True
+                if str(folder) not in self._uploaders:
+                    self._uploaders[str(folder)] = self._uploader(folder, uri)
+        for uploader in self._uploaders.values():  # an update may have changed LocalPath
+            if uploader.upload_new():
+                self._job.profile_stored = True
 
     def _uploader(self, folder: Path, uri: str) -> Uploader:
         return Uploader(folder, open_destination(f"{uri}/profiler-output", client=self._s3), report=self._log)
@@ -114,7 +114,7 @@ class Profiling:
             self._done.set()
             self._stop_monitors()
         self._thread.join()
-        if (uri := self._job.profiler_uri) is None:
+        if (uri := self._job.profiler_path) is None:
             return
         try:
             self._round()

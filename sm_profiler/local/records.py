@@ -149,6 +149,7 @@ class TrainingJobRecord(JobRecord):
     """A training job; its properties are the names that moto's Search and List calls read."""
 
     profiler_config: JsonDict | None = None
+    profiler_path: str | None = None  # S3 URI of the profile, without a trailing slash; fixed once the profiler was on
     profile_stored: bool = True  # False if the profile's bucket does not exist or refuses uploads
     rules: list[RuleRecord] = attrs.field(factory=list)
     secondary: str = "Starting"
@@ -177,13 +178,21 @@ class TrainingJobRecord(JobRecord):
         """True if the profiler is on."""
         return self.profiler_config is not None and not self.profiler_config.get("DisableProfiler", False)
 
-    @property
-    def profiler_uri(self) -> str | None:
-        """s3:// URI of the profile, without a trailing slash; None without a ProfilerConfig."""
-        if self.profiler_config is None:
-            return None
-        base = self.profiler_config.get("S3OutputPath") or self.request["OutputDataConfig"]["S3OutputPath"]
-        return f"{base.rstrip('/')}/{self.name}"
+    def configure_profiler(self, config: JsonDict) -> None:
+        """Take over a configuration, which may be only what an update changes."""
+        self.profiler_config = {**(self.profiler_config or {}), **config}
+        if self.profiling and self.profiler_path is None:
+            self.profiler_path = f"{self._profiler_base(self.profiler_config)}/{self.name}"
+
+    def moves_profile(self, config: JsonDict) -> bool:
+        """Return whether a configuration has another S3 path than the profile, which the service refuses."""
+        return self.profiler_path not in (
+            None,
+            f"{self._profiler_base({**(self.profiler_config or {}), **config})}/{self.name}",
+        )
+
+    def _profiler_base(self, config: JsonDict) -> str:
+        return str(config.get("S3OutputPath") or self.request["OutputDataConfig"]["S3OutputPath"]).rstrip("/")
 
     @property
     def output_uri(self) -> str:

@@ -74,6 +74,39 @@ Path(os.environ["SM_OUTPUT_DATA_DIR"], "after.json").write_text(path.read_text()
         bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
 
 
+def test_an_update_does_not_move_the_profile(bench):
+    """The files stayed where they were, and the end markers went to the new path, where nothing else was."""
+    script = """
+import os, time
+from pathlib import Path
+path = Path(os.environ["SM_INPUT_CONFIG_DIR"], "profilerconfig.json")
+while "1000" not in path.read_text():
+    time.sleep(0.05)
+"""
+    base = f"s3://{bench.local.bucket}"
+    config = {
+        "S3OutputPath": f"{base}/stays",
+        "ProfilingIntervalInMilliseconds": 100,
+        "ProfilingParameters": {"LocalPath": "/opt/ml/mine"},
+    }
+    name = bench.start(script, ProfilerConfig=config)
+    with pytest.raises(ClientError, match=f"S3OutputPath cannot be changed.*{base}/stays/{name}"):
+        bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"S3OutputPath": f"{base}/moves"})
+    for change in ({"DisableProfiler": True}, {"DisableProfiler": False, "S3OutputPath": f"{base}/stays/"}):
+        bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig=change)
+    for change in ({"ProfilingParameters": {}}, {"ProfilingIntervalInMilliseconds": 1000}):
+        bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig=change)
+    assert bench.wait(name)["TrainingJobStatus"] == "Completed"
+    places = {key.partition(f"/{name}/")[0] for key in bench.keys("") if f"/{name}/profiler-output/" in key}
+    assert places == {"stays"}
+
+
+def test_a_job_whose_profiler_was_never_on_has_no_profile(bench):
+    """The end markers of a profile lay next to its model."""
+    job = bench.run("", ProfilerConfig={"DisableProfiler": True})
+    assert not [key for key in bench.keys("out/") if f"{job['TrainingJobName']}/profiler-output" in key]
+
+
 def test_update_directly_after_create(bench):
     """Before or while the job's folders are created, the script finds the new file."""
     script = """
