@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
-from sm_profiler.trial.plan import BUSY, ENOUGH, Outcome, Setting, Trial
+from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Setting, Trial
 
 HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
 
@@ -46,7 +46,7 @@ def advice(outcome: Outcome, needed: float | None) -> list[str]:
         return ["No setting delivered a batch."]
     lines = [f"Best: {written(best.setting)}: {best.per_second:,.1f} batches/s{_compared(outcome, best)}."]
     if needed:
-        lines.append(_enough(best.per_second, needed))
+        lines.append(_enough(best, needed))
     if (outcome.others or 0.0) >= BUSY:
         lines.append(
             f"Other programs used {percent(outcome.others or 0.0)} of the machine's processor time meanwhile, so settings with "
@@ -76,13 +76,18 @@ def _compared(outcome: Outcome, best: Trial) -> str:
         return ", as in the script"
     if now is None or not now.per_second or not best.per_second:
         return ""
+    if not now.setting.num_workers and best.per_second <= now.per_second:
+        return f", loaded while the loop computes; now {now.per_second:,.1f}, for which it waits"
     return f", {best.per_second / now.per_second:.2g} times as many as now ({now.per_second:,.1f})"
 
 
-def _enough(rate: float, needed: float) -> str:
+def _enough(best: Trial, needed: float) -> str:
     takes = f"Without waiting, the loop needs {needed:,.1f} batches/s ({duration(1 / needed)} per step)"
-    if rate >= needed * ENOUGH:
+    rate = best.delivers(needed)
+    if not best.setting.num_workers:
+        takes += f"; if it loads them itself, between its steps, it gets {rate:,.1f}"
+    if rate * WORTH >= needed:
         return f"{takes}: enough."
-    if rate >= needed:
-        return f"{takes}: just enough; beside the training, loading is slower than alone."
+    if best.setting.num_workers and (best.per_second or 0.0) >= needed:
+        return f"{takes}: just enough; during the training, loading is slower than alone."
     return f"{takes}: not enough. Load less for each batch: cache what is computed each time, read larger files."

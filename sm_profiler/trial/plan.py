@@ -74,6 +74,17 @@ class Trial:
     first_s: float | None = None
     problem: str = ""
 
+    def delivers(self, needed: float | None = None) -> float:
+        """Return the batches a second that the loop gets: loading between its steps without workers, else meanwhile.
+
+        Args:
+            needed: batches a second that the loop needs if it does not wait; None if unknown.
+        """
+        alone = self.per_second or 0.0
+        if not needed or not alone:
+            return alone
+        return min(alone / ENOUGH, needed) if self.setting.num_workers else 1 / (1 / alone + 1 / needed)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the object of the JSON output."""
         found = attrs.asdict(self)
@@ -122,18 +133,22 @@ class Outcome:
         return next((trial for trial in self.measured if trial.current), None)
 
     def best(self, needed: float | None = None) -> Trial | None:
-        """Return the best trial: the smallest setting that suffices, else the smallest that is about the fastest.
+        """Return the best trial: the smallest setting that is about as good as the best one.
 
         Args:
             needed: batches a second that the loop needs if it does not wait; None if unknown.
         """
         if not self.measured:
             return None
-        most = max(trial.per_second or 0.0 for trial in self.measured) / WORTH
-        limit = min(most, needed * ENOUGH) if needed else most
-        good = [trial for trial in self.measured if (trial.per_second or 0.0) >= limit]
+        limit = max(trial.delivers(needed) for trial in self.measured) / WORTH
         return min(
-            good, key=lambda trial: (trial.setting.num_workers, trial.setting.prefetch_factor or 0, not trial.current)
+            (trial for trial in self.measured if trial.delivers(needed) >= limit),
+            key=lambda trial: (
+                needed is None and not trial.setting.num_workers,  # what workers load, the loop does not wait for
+                trial.setting.num_workers,
+                trial.setting.prefetch_factor or 0,
+                not trial.current,
+            ),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -140,6 +140,29 @@ def test_best_is_the_smallest_that_suffices_if_the_need_is_known():
     assert outcome.best(1000.0).setting.num_workers == 4
 
 
+@pytest.mark.parametrize(("needed", "workers"), [(None, 2), (10.0, 1), (1.0, 0), (200.0, 0)])
+def test_without_workers_loading_adds_to_each_step(needed, workers):
+    """No workers were enough as soon as they loaded faster than the loop computes, although the loop waits for them."""
+    outcome = outcome_of((0, 40.0), (1, 30.0), (2, 41.0))
+    assert outcome.best(needed).setting.num_workers == workers
+
+
+def test_table_shows_what_the_loop_gets_without_workers():
+    outcome = outcome_of((0, 40.0))
+    assert (
+        trial_table(outcome, 40.0)
+        .splitlines()[-1]
+        .startswith(
+            "Without waiting, the loop needs 40.0 batches/s (25 ms per step); if it loads them itself, between its steps, "
+            "it gets 20.0: not enough."
+        )
+    )
+    assert trial_table(outcome, 1.0).endswith("it gets 1.0: enough.")
+    slower = trial_table(outcome_of((0, 40.0), (1, 39.0)), 20.0)
+    assert "39.0 batches/s, loaded while the loop computes; now 40.0, for which it waits." in slower
+    assert slower.endswith("enough.")
+
+
 def test_table_names_the_best_setting_and_what_the_loop_takes():
     outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0))
     text = trial_table(outcome, 20.0)
