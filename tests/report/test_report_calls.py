@@ -1,5 +1,7 @@
 """Saving and logging as causes, from made-up records."""
 
+import re
+
 import attrs
 import pytest
 from report_helpers import metrics_of, training, verdict_of
@@ -78,6 +80,47 @@ def test_a_long_first_save_is_named_by_itself():
     verdict = verdict_of(rows)
     findings = {one.kind: one for one in (verdict.main, *verdict.also)}
     assert "every 10 steps, 23.5 ms each time and 2.4 s the longest time" in findings[Class.CHECKPOINTING].headline
+
+
+def numbers_of(headline):
+    """Return the seconds that the calls of a sentence take by its own numbers, for steps of 400."""
+    found = re.findall(r"every (\d+) steps, ([\d.]+) ms", headline)
+    return sum(400 / int(every) * float(length) / 1e3 for every, length in found)
+
+
+def test_calls_of_two_functions_are_not_counted_as_those_of_one():
+    """Each torch.save with an fsync after it counted as two, so that the sentence multiplied to twice the time."""
+    rows = with_saves(400, 20, 0.2, saved=0.6)
+    saves = [row for row in rows if row[0] == event_names.SAVE]
+    for _, _, start, length, *rest, _args in saves:
+        rows.append((event_names.SAVE, "os.fsync", start + length, length / 2, *rest, {"calls": 1, **LINE, "line": 33}))
+    found = verdict_of(rows).main
+    assert found.headline.startswith(
+        "Training stops for torch.save every 20 steps, 120 ms each time for 40 MB, and for os.fsync every 20 steps, "
+        "60 ms each time; this costs"
+    )
+    assert numbers_of(found.headline) == pytest.approx(20 * 0.18, rel=0.01)
+    shown = {one.metric: one.value for one in found.evidence}
+    assert (shown["files saved"], shown["duration of a save"]) == (20, pytest.approx(120))
+
+
+def test_sums_of_short_calls_are_counted_with_the_long_ones_of_their_function():
+    rows = with_saves(400, 20, 0.2)
+    rows.append((event_names.SAVE, "torch.save", 3.0, 0.08, "algo-1-0", -1, {"calls": 100, **LINE}))
+    found = verdict_of(rows).main
+    assert "torch.save 120 times, 34 ms each time" in found.headline
+
+
+def test_samples_of_saving_are_named_apart_from_the_calls():
+    rows = with_saves(400, 20, 0.2, saved=0.6)
+    stack = Sampled("algo-1-0", "outside", True, (Place("train.py", 30, "main"),), "pathlib.Path.open", 1.2, 18)
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 30): "open(path, 'wb')"}))
+    found = decide(JudgeContext(metrics, {})).main
+    assert (
+        "120 ms each time for 40 MB; this costs 30 % of the loop, and saving outside of these calls 15 %"
+        in found.headline
+    )
+    assert found.share_of_time == pytest.approx(0.45, abs=0.02)
 
 
 def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sm_profiler.diagnosis import limits, policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.judges.judge_context import JudgeContext
-from sm_profiler.diagnosis.judges.occurrences import calls_of, largest_names, lines_of, time_in_calls
+from sm_profiler.diagnosis.judges.occurrences import Calls, calls_by_name, calls_of, lines_of, time_in_calls
 from sm_profiler.diagnosis.judges.written import BESIDE_THE_PHASES, Seen, seen_in_samples
 from sm_profiler.diagnosis.loop_ledger import CALLBACKS, LOGGING, SAVING, flushes
 from sm_profiler.diagnosis.model import Evidence, Finding, Location
@@ -36,7 +34,9 @@ _CALLBACK_ADVICE = (
     "Let {} work less often: at the end of an epoch instead of each batch, or at every hundredth batch. Move what does not "
     "change the training (images, statistics, uploads) to a thread, or into a job of its own."
 )
-OUTSTANDING = 5.0  # times the mean of the other calls: one that is named by itself
+MAX_NAMED = 2  # functions in a sentence
+NAMED_SHARE = 0.1  # of the time of all; functions with less have no sentence
+OUTSTANDING = 5.0  # times any other call: one that is named by itself
 
 
 def judge_saving(context: JudgeContext) -> Finding | None:
@@ -52,25 +52,19 @@ def judge_saving(context: JudgeContext) -> Finding | None:
         return None
     if rank is None or spent.share < seen.share:
         return _judge_seen(context, seen, share, "saving files", "that save files", Class.CHECKPOINTING, _SAVING_ADVICE)
-    name = largest_names(spent.records)[0]
-    own = [one for one in spent.records if one.name == name]
-    single = [one for one in own if calls_of(one) == 1]
-    usual, longest = _durations(own)
+    calls = [one for one in calls_by_name(spent) if one.seconds >= NAMED_SHARE * spent.seconds][:MAX_NAMED]
+    most, single = calls[0], _single(calls[0])
+    usual, _ = _durations(most)
     evidence = [
         Evidence("time in the training loop spent saving files", round(share, 4), unit="share"),
-        Evidence("files saved", spent.calls, None, rank.name),
+        Evidence("files saved", most.count, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
-        *(
-            [Evidence("saving outside of these calls, from samples", round(seen.share, 4), unit="share")]
-            if seen.share >= limits.FLOOR
-            else []
-        ),
     ]
-    written = [
-        float(one.args["bytes"]) for one in single if isinstance(one.args.get("bytes"), int) and one.args["bytes"]
-    ]
-    if written:
-        bytes_each = float(np.median(written))
+    around = ""
+    if seen.share >= limits.FLOOR:
+        evidence.append(Evidence("saving outside of these calls, from samples", round(seen.share, 4), unit="share"))
+        around = f", and saving outside of these calls {percent(seen.share)}"
+    if bytes_each := _size(most):
         evidence += [
             Evidence("size of a file", round(bytes_each), None, rank.name, "bytes"),
             Evidence("speed of saving", round(bytes_each / max(usual, 1e-6)), None, rank.name, "bytes/s"),
@@ -78,16 +72,11 @@ def judge_saving(context: JudgeContext) -> Finding | None:
         path = next((one.args.get("path") for one in single if isinstance(one.args.get("path"), str)), None)
         if path:
             evidence.append(Evidence("saved to", path, None, rank.name))
-    steps = [one.step for one in single if one.step >= 0]
-    every = round(float(np.median(np.diff(steps)))) if len(steps) > 1 else 0
-    if every > 0:
+    if (every := _steps_between(most)) > 0:
         evidence.append(Evidence("steps from one save to the next", every, None, rank.name, "steps"))
-    how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(spent.calls, "time")
-    but = f" and {duration(longest)} the longest time" if longest else ""
     return Finding(
         Class.CHECKPOINTING,
-        f"Training stops for {name} {how_often}, {duration(usual)} each time{but}"
-        f"{f' for {size(bytes_each)}' if written else ''}; this costs {percent(share)} of the loop.",
+        f"Training stops for {', and for '.join(map(_stop, calls))}; this costs {percent(spent.share)} of the loop{around}.",
         tuple(evidence),
         f"{context.stack.saving} Save less often, to a local disk first, and only from rank 0; leave out what can be "
         "recomputed.",
@@ -97,13 +86,44 @@ def judge_saving(context: JudgeContext) -> Finding | None:
     )  # fmt: skip
 
 
-def _durations(calls: Sequence[Record]) -> tuple[float, float]:
+def _stop(calls: Calls) -> str:
+    """Return how often and for how long the training stops for some calls."""
+    usual, longest = _durations(calls)
+    every, bytes_each = _steps_between(calls), _size(calls)
+    how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(calls.count, "time")
+    but = f" and {duration(longest)} the longest time" if longest else ""
+    return (
+        f"{calls.name} {how_often}, {duration(usual)} each time{but}{f' for {size(bytes_each)}' if bytes_each else ''}"
+    )
+
+
+def _single(calls: Calls) -> list[Record]:
+    """Return the calls that were recorded one by one."""
+    return [one for one in calls.records if calls_of(one) == 1]
+
+
+def _size(calls: Calls) -> float:
+    """Return the bytes that a call writes; 0 if unknown."""
+    written = [one.args.get("bytes") for one in _single(calls)]
+    known = [float(one) for one in written if isinstance(one, int) and one]
+    return float(np.median(known)) if known else 0.0
+
+
+def _steps_between(calls: Calls) -> int:
+    """Return the steps from one call to the next; 0 if unknown."""
+    steps = [one.step for one in _single(calls) if one.step >= 0]
+    return round(float(np.median(np.diff(steps)))) if calls.count == len(steps) > 1 else 0
+
+
+def _durations(calls: Calls) -> tuple[float, float]:
     """Return the mean duration of a call; with one that takes as long as many, the mean of the others, and that one's, else 0."""
-    count, seconds = sum(map(calls_of, calls)), sum(one.seconds for one in calls)
-    longest = max((one.seconds for one in calls if calls_of(one) == 1), default=0.0)
-    if count > 1 and longest > OUTSTANDING * (seconds - longest) / (count - 1):
-        return (seconds - longest) / (count - 1), longest
-    return seconds / count, 0.0
+    longest, *others = sorted((one.seconds for one in _single(calls)), reverse=True) or [0.0]
+    if calls.count <= 1:
+        return calls.seconds, 0.0
+    mean = (calls.seconds - longest) / (calls.count - 1)
+    if longest > OUTSTANDING * max([mean, *others[:1]]):
+        return mean, longest
+    return calls.seconds / calls.count, 0.0
 
 
 def judge_logging(context: JudgeContext) -> Finding | None:
@@ -118,12 +138,14 @@ def judge_logging(context: JudgeContext) -> Finding | None:
         return None
     if rank is None or spent.share < seen.share:
         return _judge_seen(context, seen, share, "writing text", "that write", Class.LOGGING, _WRITING_ADVICE)
-    names = largest_names(spent.records)
+    names = [one.name for one in calls_by_name(spent)]
+    rest = share - spent.share
     per_step = spent.calls / max(int(rank.train.sum()), 1)
     return Finding(
         Class.LOGGING,
-        f"{percent(share)} of the loop is spent in {names[0]}"
-        f"{f' and {names[1]}' if len(names) > 1 else ''}: {spent.calls:,} calls of {duration(spent.seconds / spent.calls)}.",
+        f"{percent(spent.share)} of the loop is spent in {names[0]}"
+        f"{f' and {names[1]}' if len(names) > 1 else ''}: {spent.calls:,} calls of {duration(spent.seconds / spent.calls)}"
+        f"{f'; other lines that write take {percent(rest)}' if rest >= limits.FLOOR else ''}.",
         (
             Evidence("time in the training loop spent logging", round(share, 4), None, unit="share"),
             Evidence("calls for each training step", round(per_step, 2), None, rank.name),
@@ -168,27 +190,25 @@ def judge_callbacks(context: JudgeContext) -> Finding | None:
         return _judge_seen_callback(context)
     if spent.share < limits.FLOOR:
         return None
-    method = largest_names(spent.records)[0]
-    own = [one for one in spent.records if one.name == method]
-    seconds, calls = sum(one.seconds for one in own), sum(calls_of(one) for one in own)
-    share = spent.share * seconds / max(sum(one.seconds for one in spent.records), 1e-9)
-    name, _, event = method.partition(".")
+    own = calls_by_name(spent)[0]
+    share = spent.share * own.seconds / max(spent.seconds, 1e-9)
+    name, _, event = own.name.partition(".")
     sampled = lines_of_samples(context.metrics, lambda one: one.phase == "callback")
     return Finding(
         Class.SLOW_CALLBACK,
-        f"The callback {name} takes {percent(share)} of the loop: {calls:,} calls of {event}, {duration(seconds / calls)} "
+        f"The callback {name} takes {percent(share)} of the loop: {own.count:,} calls of {event}, {duration(own.seconds / own.count)} "
         "each.",
         (
             Evidence("time in the training loop spent in this callback", round(share, 4), None, unit="share"),
-            Evidence(f"calls of {event}", calls, None, rank.name),
-            Evidence("duration of a call", round(seconds / calls * 1e3, 4), None, rank.name, "ms"),
+            Evidence(f"calls of {event}", own.count, None, rank.name),
+            Evidence("duration of a call", round(own.seconds / own.count * 1e3, 4), None, rank.name, "ms"),
         ),
         _HOST_ADVICE.format(name)
         if event in HOST_CALLS
         else _CALLBACK_ADVICE.format(name),
         share,
         confidence=context.confidence(share, limits.FLOOR),
-        where=sampled or lines_of(own),
+        where=sampled or lines_of(own.records),
     )  # fmt: skip
 
 

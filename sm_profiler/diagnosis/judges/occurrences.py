@@ -199,9 +199,25 @@ def lines_of(records: Sequence[Record]) -> tuple[Location, ...]:
     return tuple(Location(*place, share=seconds[place] / total) for place in longest if total > 0)
 
 
-def largest_names(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the names of the records, the most expensive first."""
-    seconds: dict[str, float] = defaultdict(float)
-    for record in records:
-        seconds[record.name] += record.seconds
-    return tuple(sorted(seconds, key=lambda name: -seconds[name]))
+@attrs.frozen(eq=False)
+class Calls:
+    """The occurrences of one name: what they add to the calls and seconds of a `Spent`."""
+
+    name: str
+    records: tuple[Record, ...]
+    count: int
+    seconds: float
+
+
+def calls_by_name(spent: Spent) -> list[Calls]:
+    """Return the occurrences by their names, the most expensive first; counts and seconds add up to all of them."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    for record in spent.records:
+        found[record.name].append(record)
+    seconds, calls = sum(one.seconds for one in spent.records), sum(map(calls_of, spent.records))
+    longer, more = (spent.seconds / seconds if seconds > 0 else 1.0), spent.calls / max(calls, 1)
+    named = [
+        Calls(name, tuple(own), max(round(sum(map(calls_of, own)) * more), 1), sum(one.seconds for one in own) * longer)
+        for name, own in found.items()
+    ]
+    return sorted(named, key=lambda one: -one.seconds)
