@@ -26,12 +26,12 @@ class FolderTakenError(ProfilerError):
     """A folder for a new profile has files."""
 
 
-def start_monitor(profile: Profile, job: str, *, sample: bool) -> Registration | None:
+def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | None = None) -> Registration | None:
     """Start this node's monitor, which also uploads if the profile has an S3 path, in a process of its own."""
     from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
 
-    task = task_of(profile, job, sample=sample)
+    task = task_of(profile, job, sample=sample, config=config)
     if profile.disabled or not (task.interval_ms or task.destination):
         return None
     try:

@@ -91,7 +91,9 @@ class Command:
         root = rooted(profile.local_path)
         print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
-        registration = start_monitor(profile, environment[JOB_VARIABLE], sample=not options.no_monitor)
+        registration = start_monitor(
+            profile, environment[JOB_VARIABLE], sample=not options.no_monitor, config=config.path
+        )
         write_state(root)
         started, kills = time.monotonic(), oom_kills()
         ended, recorded = Ended(1), False
@@ -189,12 +191,14 @@ class Configuration:
         origin: its file or variable, for display.
         variables: environment variables that pass it to the script.
         folder: the run's folder if it was created for this run.
+        path: its file; None for a text of the environment.
     """
 
     text: str
     origin: str
     variables: dict[str, str]
     folder: Path | None = None
+    path: Path | None = None
 
 
 def find_configuration(given: Path | None, name: str, out: Path | None = None) -> Configuration:
@@ -213,17 +217,18 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
 
     try:
         if given is not None:
-            return Configuration(read_config(given).text, printable(given), {CONFIG_VARIABLE: str(given.resolve())})
+            variables = {CONFIG_VARIABLE: str(given.resolve())}
+            return Configuration(read_config(given).text, printable(given), variables, path=given)
         found = find_config(os.environ) if out is None else None
         if found is not None:
-            return Configuration(found.text, printable(found.path or f"${CONFIG_VARIABLE}"), {})
+            return Configuration(found.text, printable(found.path or f"${CONFIG_VARIABLE}"), {}, path=found.path)
         path = default_config(profile_folder(name, out))
         text = path.read_text("utf-8")
     except OSError as error:
         raise ProfilerError(f"{error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
-    return Configuration(text, "default", {CONFIG_VARIABLE: str(path)}, path.parent)
+    return Configuration(text, "default", {CONFIG_VARIABLE: str(path)}, path.parent, path)
 
 
 def environment_of(config: Configuration, name: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ import attrs
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
-from sm_profiler.formats.process_end import END
+from sm_profiler.formats.process_end import END, END_US
 
 BACKLOG_BYTES = 4_000_000  # of events that wait for a failing disk
 # Bounds on memory, in names and in characters: names may be generated, a new one for every event.
@@ -360,6 +360,18 @@ class TraceWriter:
 def metadata_line(name: str, number: int, args: str) -> str:
     """Return a metadata record."""
     return f'{{"name": "{name}", "ph": "M", "pid": {number}, "args": {args}}}'
+
+
+def write_record(root: Path, source: str, process: Mapping[str, Any]) -> None:
+    """Write a trace file with nothing but the record of a process, whose end it has.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = root / TRACE_FOLDER / f"{source}_{PYTHON_TIMELINE}_{os.getpid()}_end_{time.time_ns()}.json{TEMPORARY}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"[\n{metadata_line(event_names.PROCESS, 0, json.dumps(process))}\n]\n", "utf-8")
+    publish(root, path, int(process[END_US]), source, PYTHON_TIMELINE)
 
 
 def publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:

@@ -240,20 +240,34 @@ def _start() -> Session | None:
         logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
-    accompany(profile)
+    accompany(profile, source.path)
     if profile.hook_on:
         return _start_session(profile, source)
     if not profile.disabled and profile.parameters:
         logger.warning("sm-profiler: the hook is off: %s", profile.off)
     if source.path is not None and not _waiting:
         logger.info("sm-profiler: the hook is off until %s asks for framework metrics: %s", source.path, profile.off)
-        _waiting.append(Standby(source, start))
-        _waiting[0].begin()
+        _wait(source)
     return None
+
+
+def _wait(source: settings.ConfigText) -> None:
+    """Start the hook when the file asks for it, in the folder of this job."""
+    while _waiting:
+        _waiting.pop().end()
+    _waiting.append(Standby(source, _start_late))
+    _waiting[0].begin()
+
+
+def _start_late(profile: Profile, source: settings.ConfigText) -> None:
+    profile = settle(profile)
+    uninstall()
+    start(profile, source)
 
 
 def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session = Session(profile, source=source)
+    session.on_retired = _wait
     missing = sorted(settings.requested_collectors(profile) - WINDOWS)
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))

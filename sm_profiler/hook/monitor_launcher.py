@@ -21,21 +21,28 @@ from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_nam
 from sm_profiler.printable import logger_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sm_profiler.monitor.start import Registration
 
 logger = logger_for("sm_profiler")
 _joined: list[Registration] = []
 
 
-def accompany(profile: Profile) -> None:
-    """Register this process with the monitor of its node, and start the monitor if necessary, in a job of the agent backend."""
+def accompany(profile: Profile, config: Path | None = None) -> None:
+    """Register this process with the monitor of its node, and start the monitor if necessary, in a job of the agent backend.
+
+    Args:
+        profile: the profile.
+        config: its file, which may switch the sampling off while the job runs.
+    """
     if _joined or multiprocessing.parent_process() is not None:
         return  # the parent of a worker is registered already
     if not is_agent_job(profile, os.environ, rooted(PROFILER_CONFIG)):
         return
     from sm_profiler.monitor.start import join  # not needed in jobs of the service
 
-    task = task_of(profile, job_name(os.environ))
+    task = task_of(profile, job_name(os.environ), config=config)
     try:
         registration = join(task)
     except Exception as error:  # the training and its hook continue regardless
@@ -49,7 +56,7 @@ def accompany(profile: Profile) -> None:
     atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
 
 
-def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:
+def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | None = None) -> Task:
     """Return the task of this node's monitor for a profile."""
     resources = read_resources()
     return Task(
@@ -61,4 +68,5 @@ def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:
         first=resources.is_first_node,
         interface=resources.interface,
         job=os.environ.get(JOB_NAME_VARIABLE, ""),
+        config=str(config.absolute()) if config is not None else "",
     )

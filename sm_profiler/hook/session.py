@@ -20,7 +20,7 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_record
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
 from sm_profiler.hook.aside import Aside
@@ -69,6 +69,7 @@ class Session(StepObserver):
         sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
+        on_retired: called once a changed configuration has switched the hook off, with that configuration.
         exiting: the process is about to exit.
     """
 
@@ -96,6 +97,8 @@ class Session(StepObserver):
         self._source = source
         self._reload_problem = ""  # the latest, so that it is reported once
         self._next_profile: Profile | None = None
+        self._retired: threading.Thread | None = None  # finishes the files
+        self.on_retired: Callable[[settings.ConfigText], object] | None = None
         self._recorder: Recorder | None = None
         self._events: deque[TraceEvent] = deque()  # of the script
         self._collectors: tuple[Collector, ...] = ()
@@ -417,6 +420,9 @@ class Session(StepObserver):
             self._may_be_helper = False
         if self._next_profile is not None:
             self.profile, self._next_profile = self._next_profile, None
+            if not self.profile.hook_on:
+                self._retire()
+                return
             self.schedule.configure(self.profile.collectors)
             self._notify("profile_changed", self.profile)
         self._end_slow_windows(step, mode)
@@ -464,8 +470,25 @@ class Session(StepObserver):
 
     def close(self) -> None:
         """End the profile: the last step, open windows, the trace file.  Further calls do nothing."""
-        if self.closed:
-            return
+        if self._retired is not None:
+            self._retired.join()
+        if not self.closed:
+            self._stop()
+            self._finish()
+
+    def _retire(self) -> None:
+        """End the profile, on the training thread, as a changed configuration asks for; the disk must not stall the training."""
+        step = self.tracker.train_number
+        self.tracker.cancel_step()
+        self.note("profiler", f"switched off before step {step} by a change of the configuration: {self.profile.off}")
+        self.guard.warn(f"the configuration changed, and nothing more is recorded: {self.profile.off}")
+        self._stop()
+        self._retired = threading.Thread(target=self._finish, name="sm-profiler end")  # the process waits for it
+        self._retired.start()
+        if self.on_retired is not None and self._source is not None:
+            self.on_retired(self._source)
+
+    def _stop(self) -> None:
         with self.guarded("closing"):
             self.tracker.end_step()
         self.slowdown.close(time.perf_counter_ns())
@@ -474,11 +497,13 @@ class Session(StepObserver):
         self.schedule.close()
         self._notify("close")
         self.closed = self.quiet = True
+        self.tracker.append = _ignore
+
+    def _finish(self) -> None:
         if self._recorder is not None:
             with self.guarded("closing"):
                 self._recorder.at_end = self._complete_last_files
                 self._recorder.close()
-        self.tracker.append = _ignore
         self._notify("finish", also_failed=True)
 
     def _note_missed(self) -> None:
@@ -497,6 +522,8 @@ class Session(StepObserver):
                     self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
             with self.guarded("closing"):  # nothing may be printed after the script's own output
                 self.close()
+                if self._retired is not None:
+                    self._record_end()
             self._notify("exit")
 
     def fail(self, error: BaseException) -> None:
@@ -509,8 +536,18 @@ class Session(StepObserver):
         with suppress(OSError):  # a disk that fails is reported where this process's own file is written
             complete(self.root, self.node)
 
+    def _record_end(self) -> None:
+        """Write how the process ended, whose last file was finished long before."""
+        if self._ended and self._recorder is not None:
+            with suppress(OSError):
+                write_record(self.root, self.source, self.describe())
+                self._leave_exit_code()
+
     def _complete_last_files(self) -> None:
         self._complete_left_files()
+        self._leave_exit_code()
+
+    def _leave_exit_code(self) -> None:
         if self._ended.get(END) == EXITED and parent_process() is None:
             with suppress(OSError):
                 record_exit_code(self.root, self.source, self.describe())

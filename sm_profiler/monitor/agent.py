@@ -32,6 +32,7 @@ from sm_profiler.monitor.local_space import DELETE_VARIABLE, LocalSpace, limit_o
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
+from sm_profiler.monitor.switched_off import SwitchedOff
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
@@ -133,11 +134,19 @@ class Agent:
     def _work(self) -> list[Callable[[threading.Event], None]]:
         work: list[Callable[[threading.Event], None]] = []
         if self.task.interval_ms:
-            work.append(lambda stop: self.sampler().run(stop))
+            work.append(self._sample)
         if self.task.destination:
             work.append(self._upload)
         work.append(self._keep_space)
         return work
+
+    def _sample(self, stop: threading.Event) -> None:
+        """Sample until `stop` is set, while the job's configuration does not switch the profiler off."""
+        switch = SwitchedOff(stop, self.task.config)
+        while not stop.is_set():
+            if not switch.is_set():
+                self.sampler().run(switch)
+            stop.wait(CHECK_SECONDS)
 
     def _upload(self, stop: threading.Event) -> None:
         """Upload until `stop` is set; the client is created in this thread because loading boto3 would delay sampling."""

@@ -38,6 +38,7 @@ class Task:
         first: whether this is the job's first node, which writes the end markers.
         interface: the network interface that connects the nodes, or "".
         job: the training job's name, the same for all its attempts; "" if nothing names it.
+        config: file of the configuration, which may switch the sampling off while the job runs; "" without one.
     """
 
     root: str
@@ -48,6 +49,7 @@ class Task:
     first: bool = True
     interface: str = ""
     job: str = ""
+    config: str = ""
 
     def to_json(self) -> str:
         """Return the task as text for a command line."""

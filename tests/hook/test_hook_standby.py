@@ -2,13 +2,16 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 import torch
+from test_hook_training import environment
 
+from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, standby
 from sm_profiler.hook.settings import ConfigText, read_config
 from sm_profiler.hook.standby import Standby, in_framework
@@ -99,3 +102,86 @@ def test_a_configuration_of_the_environment_cannot_change(quick, monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps(OFF[1]))
     assert entry.install() is None
     assert not entry._waiting
+
+
+def until(what):
+    end = time.monotonic() + PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
+
+
+def end_of_steps(folder):
+    """Return the number of recorded steps, and the states of the profiler."""
+    events = [event for file in folder.rglob("*_pythontimeline.json") for event in json.loads(file.read_text())]
+    steps = sum(event["name"].startswith("Step:") and event["ph"] == "X" for event in events)
+    return steps, {text for event in events if (text := event["args"].get("collectors", {}).get("profiler"))}
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tmp_path, monkeypatch):
+    path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
+    on = {"ProfilingParameters": {"LocalPath": str(folder)}}
+    write(path, on)
+    monkeypatch.setenv("SM_PROFILER_CONFIG", str(path))
+    first = entry.install().session
+    train(4)
+    write(path, off)
+    until(lambda: first._next_profile)
+    train(5)  # the first of these steps is not recorded any more
+    assert first.quiet
+    until(lambda: not first._retired.is_alive())
+    assert not [one for one in threading.enumerate() if one.name in {"sm-profiler", "sm-profiler sampler"}]
+    steps, (state,) = end_of_steps(folder)
+    assert steps == 4
+    assert state.startswith("switched off before step 4 by a change of the configuration: ")
+    assert not list(folder.rglob("*.tmp"))
+    write(path, on)
+    until(lambda: entry.get_hook(create=False).session is not first)
+    train(6)
+    entry.uninstall()
+    assert end_of_steps(folder)[0] == 10
+
+
+SWITCHED_OFF = """
+import json, os, sys, time, torch
+from sm_profiler.hook import entry
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+session = entry.get_hook(create=False).session
+def train():
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+train()
+path = os.environ["SM_PROFILER_CONFIG"]
+open(path, "w").write('{"DisableProfiler": true}')
+os.utime(path, ns=(1, 1))
+while not session.quiet:
+    train()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        ("raise ValueError('x')", {"end": "crashed", "end_code": 1, "end_error": "ValueError: x"}),
+        ("sys.exit(7)", {"end": "crashed", "end_code": 7}),
+        ("pass", {"end": "exited"}),
+    ],
+)
+def test_the_end_of_a_process_is_recorded_after_the_switch(last, end, tmp_path):
+    script, config, folder = tmp_path / "train.py", tmp_path / "config.json", tmp_path / "profile"
+    script.write_text(SWITCHED_OFF + last)
+    config.write_text(json.dumps({"ProfilingParameters": {"LocalPath": str(folder)}}))
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script)]
+    subprocess.run(command, env=environment(SM_PROFILER_CONFIG=str(config)), check=False, stderr=subprocess.DEVNULL)
+    recover_traces(folder, stopped=False)
+    records = [
+        event["args"]
+        for file in folder.rglob("*_pythontimeline.json")
+        for event in json.loads(file.read_text())
+        if "end" in event["args"]
+    ]
+    assert any(one.items() >= end.items() for one in records)
