@@ -35,7 +35,7 @@ def opened():
 
 def read_timeline():
     with tempfile.TemporaryDirectory() as folder:
-        export_timeline(opened(), Path(folder) / "trace.pftrace")
+        export_timeline(opened(), Path(folder) / "trace.json")
 
 def without_state():
     storage.ParquetStorage.digest = None

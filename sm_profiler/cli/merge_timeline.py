@@ -19,11 +19,6 @@ class Command:
         parser.add_argument(
             "--out", metavar="FILE", required=True, help="trace to write; compressed if the name ends in .gz"
         )
-        parser.add_argument(
-            "--format",
-            choices=["json", "perfetto"],
-            help="trace events as JSON, or Perfetto's protobuf; default: perfetto for .pftrace and .perfetto-trace, else json",
-        )
         parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
 
     def run(self, options: Namespace) -> int:
@@ -31,14 +26,13 @@ class Command:
         from sm_profiler.report.gpu.discovery import holds_only_traces
         from sm_profiler.report.gpu.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
-        from sm_profiler.report.timeline_writer import is_perfetto
         from sm_profiler.source import open_source
 
         if holds_only_traces(options.source):
-            done = export_traces(options.source, options.out, kind=options.format)
+            done = export_traces(options.source, options.out)
         else:
             source = open_source(newest_run(options.source), cache=not options.executor)
-            done = export_timeline(source, options.out, kind=options.format, executor=options.executor)
+            done = export_timeline(source, options.out, executor=options.executor)
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""
@@ -51,6 +45,5 @@ class Command:
         )
         for name, shift in done.shift_us.items():
             print(f"sm-profiler: {printable(name)} is shifted by {shift / 1e3:.3g} ms", file=sys.stderr)
-        also = " or in chrome://tracing" if not is_perfetto(options.out, options.format) else ""
-        print(f"open it at https://ui.perfetto.dev{also}")
+        print("open it at https://ui.perfetto.dev or in chrome://tracing")
         return DONE

@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, SystemColumns
-from sm_profiler.formats.timeline_rows import distinct
 from sm_profiler.formatting import shorten
+from sm_profiler.report.trace_json import distinct
 
 COUNTERS = {
     "CPUUtilization": "CPU use, %", "I/OWaitPercentage": "I/O wait, %", "GPUUtilization": "GPU use, %",

@@ -11,15 +11,12 @@ from sm_profiler.report.gpu.timeline import add_windows, outside
 from sm_profiler.report.timeline_writer import Export, timeline_file
 
 
-def export_timeline(
-    source: Any, where: str | Path, *, kind: str | None = None, executor: str | Executor | None = None
-) -> Export:
+def export_timeline(source: Any, where: str | Path, *, executor: str | Executor | None = None) -> Export:
     """Write the whole job of a source as one trace; a file named .gz is compressed.
 
     Args:
         source: the profile.
         where: the file.
-        kind: `json` or `perfetto`; default: by the file's name.
         executor: fetch and parse the files in other processes, as in `build_report`; the trace has the same bytes.
 
     Raises:
@@ -27,7 +24,7 @@ def export_timeline(
     """
     with (
         reading_with(source, executor),
-        timeline_file(where, float(source.first_timestamp_us or 0), source.uri, kind=kind) as writer,
+        timeline_file(where, float(source.first_timestamp_us or 0)) as writer,
     ):
         windows = add_windows(writer, source.storage)
         for batch in source.batches(unsettled=True):

@@ -9,9 +9,8 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Ints, Mask
-from sm_profiler.formats.timeline_rows import Announce
 from sm_profiler.formatting import shorten
-from sm_profiler.report.trace_sinks import TraceSink
+from sm_profiler.report.trace_json import Announce, JsonTrace
 
 LOOP, FORWARD_MODULES, BACKWARD_MODULES, LOADER, COMMUNICATION, OWN = (
     "loop",
@@ -71,7 +70,7 @@ class Lanes:
         tracks: process and thread of each lane.
     """
 
-    def __init__(self, sink: TraceSink) -> None:
+    def __init__(self, sink: JsonTrace) -> None:
         self._sink = sink
         self.processes: dict[str, Process] = {}
         self.tracks: list[tuple[int, int]] = []

@@ -13,7 +13,7 @@ import io
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -21,8 +21,6 @@ import numpy as np
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
-from sm_profiler.formats.perfetto_writer import PerfettoSink
-from sm_profiler.formats.timeline_rows import Announce, CounterRows, SliceRows, distinct
 from sm_profiler.formatting import clean, shorten
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.report.timeline_counters import values_of
@@ -35,10 +33,8 @@ from sm_profiler.report.timeline_lanes import (
     OWN,
     Lanes,
 )
-from sm_profiler.report.trace_sinks import Arguments, JsonSink, TraceSink
+from sm_profiler.report.trace_json import Announce, Arguments, CounterRows, JsonTrace, SliceRows, distinct
 
-JSON, PERFETTO = "json", "perfetto"
-PERFETTO_ENDINGS = (".pftrace", ".perfetto-trace")
 _ROWS = 1 << 14  # written at once, so that they stay in the processor's cache
 _FAR_NS = float(1 << 60)  # times beyond are handled as Python's integers
 _BUFFER = 1 << 20
@@ -67,10 +63,10 @@ class Export:
 class TimelineWriter:
     """Writes a trace with times relative to `origin_us`."""
 
-    def __init__(self, sink: TraceSink, origin_us: float) -> None:
-        self._sink = sink
+    def __init__(self, trace: JsonTrace, origin_us: float) -> None:
+        self._trace = trace
         self.origin_us = origin_us
-        self._lanes = Lanes(sink)
+        self._lanes = Lanes(trace)
         self._shown: dict[str, str] = {}
         self.export = Export()
 
@@ -85,7 +81,7 @@ class TimelineWriter:
         if taken is None:
             self.export.left_out += 1
             return
-        self._sink.slice(found.number, taken.thread, name, category, start, length, args, flow)
+        self._trace.slice(found.number, taken.thread, name, category, start, length, args, flow)
         self.export.events += 1
 
     def add_counter(self, process: str, name: str, at: int, values: Arguments) -> None:
@@ -93,7 +89,7 @@ class TimelineWriter:
         found = self._lanes.process(process)
         for announce in self._lanes.names():
             announce()
-        self._sink.counter(found.number, name, at, values)
+        self._trace.counter(found.number, name, at, values)
         self.export.events += 1
 
     def add_events(self, events: EventColumns) -> None:
@@ -135,7 +131,7 @@ class TimelineWriter:
         if not len(track):
             return
         names, phases = self._names(events.name), self._categories(events.phase)
-        self._sink.slices(SliceRows(track, self._lanes.tracks, names, phases, start, length, step, named))
+        self._trace.slices(SliceRows(track, self._lanes.tracks, names, phases, start, length, step, named))
         self.export.events += len(track)
 
     def _names(self, names: Category) -> Category:
@@ -175,7 +171,7 @@ class TimelineWriter:
             for begin, end in itertools.pairwise(edges):
                 for announce in named.get(begin, ()):
                     announce()
-                self._sink.counter(
+                self._trace.counter(
                     int(owner[begin]), found.name_at(begin), int(found.at[begin]), found.shown(begin, end)
                 )
             return
@@ -193,7 +189,7 @@ class TimelineWriter:
                     found.value[rows],
                     found.first[rows],
                 )
-                self._sink.counters(CounterRows(*columns, here))
+                self._trace.counters(CounterRows(*columns, here))
                 begin = end
 
     def finish(self, metadata: list[dict[str, Any]], source: str) -> Export:
@@ -208,11 +204,11 @@ class TimelineWriter:
                 self.export.clock_error_us[str(one.get("node", args.get("rank")))] = float(args["clock_error_us"])
         for name, error in self.export.clock_error_us.items():
             if name in self._lanes.processes:
-                self._sink.label_process(self._lanes.processes[name].number, f"clock within {error / 1e3:.3g} ms")
+                self._trace.label_process(self._lanes.processes[name].number, f"clock within {error / 1e3:.3g} ms")
         for name, shift in self.export.shift_us.items():
-            self._sink.label_process(self._lanes.processes[name].number, f"shifted by {shift / 1e3:+.3g} ms")
+            self._trace.label_process(self._lanes.processes[name].number, f"shifted by {shift / 1e3:+.3g} ms")
         self.export.processes = len(self._lanes.processes)
-        self._sink.close({
+        self._trace.close({
             "source": clean(source),
             "start_time_since_epoch_in_micros": round(self.origin_us),
             "clock_error_us": self.export.clock_error_us,
@@ -271,40 +267,25 @@ def _only_used(texts: Category, shown: Callable[[str], str]) -> Category:
     return Category(codes.astype(np.int32), tuple(shown(texts.values[code]) for code in texts.codes[first].tolist()))
 
 
-def is_perfetto(where: str | Path, kind: str | None = None) -> bool:
-    """Return whether a timeline is written in Perfetto's own format, which chrome://tracing does not read."""
-    path = Path(where)
-    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return kind == PERFETTO or (kind is None and ending in PERFETTO_ENDINGS)
-
-
 @contextlib.contextmanager
-def timeline_file(
-    where: str | Path, origin_us: float, identity: str, *, kind: str | None = None
-) -> Iterator[TimelineWriter]:
+def timeline_file(where: str | Path, origin_us: float) -> Iterator[TimelineWriter]:
     """Open a file for a timeline.
 
     Args:
         where: the file; compressed if its name ends in .gz.
         origin_us: origin of the times, microseconds since the epoch.
-        identity: where the data comes from.
-        kind: `json` or `perfetto`; default: by the file's name.
 
     Raises:
         SourceError: the file cannot be written.
     """
     path = Path(where)
-    is_packed = path.suffix == ".gz"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             path.open("wb") as file,
-            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) if is_packed else file as out,
+            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) if path.suffix == ".gz" else file as out,
+            io.BufferedWriter(cast("io.RawIOBase", out), _BUFFER) as buffered,
         ):
-            if is_perfetto(path, kind):
-                yield TimelineWriter(PerfettoSink(cast("BinaryIO", out), round(origin_us) * 1000, identity), origin_us)
-            else:
-                with io.BufferedWriter(cast("io.RawIOBase", out), _BUFFER) as buffered:
-                    yield TimelineWriter(JsonSink(buffered), origin_us)
+            yield TimelineWriter(JsonTrace(buffered), origin_us)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None

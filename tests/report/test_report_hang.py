@@ -197,19 +197,17 @@ def test_a_queue_that_no_thread_can_fill_is_named():
     assert "No other Python thread" not in stopped_report().verdict.main.next_step
 
 
-@pytest.mark.parametrize("kind", ["json", "perfetto"])
-def test_the_merged_timeline_has_the_stacks(kind, tmp_path):
+def test_the_merged_timeline_has_the_stacks(tmp_path):
     rows = events([*training(200), stop(None, threads=THREADS, children=CHILDREN)])
-    with timeline_file(tmp_path / "trace", START_S * 1e6, "job", kind=kind) as writer:
+    with timeline_file(tmp_path / "trace", START_S * 1e6) as writer:
         writer.add_events(rows)
         writer.finish([], "job")
     written = (tmp_path / "trace").read_bytes()
     assert b"/job/feed.py:7 in put" in written
     assert b"pt_data_worker (77): state T, waits in do_signal_stop" in written
-    if kind == "json":
-        (event,) = [one for one in json.loads(written)["traceEvents"] if one["name"] == "hang"]
-        assert event["args"]["threads"].startswith("MainThread:\n  /usr/lib/python3.11/threading.py:331 in wait\n")
-        assert (event["args"]["step"], event["args"]["state"]) == (199, "hanging")
+    (event,) = [one for one in json.loads(written)["traceEvents"] if one["name"] == "hang"]
+    assert event["args"]["threads"].startswith("MainThread:\n  /usr/lib/python3.11/threading.py:331 in wait\n")
+    assert (event["args"]["step"], event["args"]["state"]) == (199, "hanging")
 
 
 def test_the_first_step_is_never_reached():

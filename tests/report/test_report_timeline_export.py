@@ -15,7 +15,7 @@ from sm_profiler.report.gpu.timeline import Window, outside
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.report.timeline_lanes import MAX_LANES
 from sm_profiler.report.timeline_writer import TimelineWriter
-from sm_profiler.report.trace_sinks import JsonSink
+from sm_profiler.report.trace_json import JsonTrace
 from sm_profiler.source import open_source
 
 METADATA = {
@@ -97,7 +97,7 @@ def test_checker_rejects_crossing_slices():
 def write(tmp_path, *tables, metadata=()):
     path = tmp_path / "trace.json"
     with path.open("wb") as out:
-        writer = TimelineWriter(JsonSink(out), 1.7e15)
+        writer = TimelineWriter(JsonTrace(out), 1.7e15)
         for table in tables:
             writer.add_events(table)
         done = writer.finish(list(metadata), "here")
@@ -152,10 +152,6 @@ def test_command_writes_compressed_traces(tmp_path, capsys):
     assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.json.gz")]) == 0
     check(json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())))
     assert "chrome://tracing" in capsys.readouterr().out
-    assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.pftrace")]) == 0
-    assert (
-        capsys.readouterr().out == "open it at https://ui.perfetto.dev\n"
-    )  # chrome://tracing does not read this format
 
 
 def test_reports_an_unwritable_path(tmp_path):

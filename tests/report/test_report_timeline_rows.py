@@ -3,7 +3,6 @@
 import io
 import json
 import random
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,31 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_helpers import events, system
 
-from sm_profiler.formats.perfetto_writer import PerfettoSink
-from sm_profiler.formats.timeline_rows import decimals, distinct, thousandths
 from sm_profiler.formatting import shorten
 from sm_profiler.report import timeline_writer
 from sm_profiler.report.timeline_counters import COUNTERS, SERIES
 from sm_profiler.report.timeline_writer import TimelineWriter
-from sm_profiler.report.trace_sinks import JsonSink, _numbers
+from sm_profiler.report.trace_json import JsonTrace, _numbers, decimals, distinct, thousandths
 
 NAMES = ["a", 'x"\\\n\u0000</script>\ud800', "y" * 400, "ünï→😀", "", "?" * 300, "Step:ModeKeys.TRAIN"]
 PHASES = [
     "Forward", "cpu_functions", "GPUFunctions-dev:0", "DataLoaderWorker", "DataLoaderIterWorker", "", "Step:ModeKeys.TRAIN",
     "sm_profiler/gc", "\ud800\u202e" * 80,
 ]  # fmt: skip
-SINKS = {"json": JsonSink, "perfetto": partial(PerfettoSink, origin_ns=1_700_000_000 * 10**9, identity="here")}
 ORIGIN_US = 1_700_000_010 * 1e6
 
 
 class OneByOne:
-    """Takes what a sink takes, and gives it each slice and value alone."""
+    """Takes what a trace takes, and gives it each slice and value alone."""
 
-    def __init__(self, sink):
-        self._sink = sink
+    def __init__(self, trace):
+        self._trace = trace
 
     def __getattr__(self, name):
-        return getattr(self._sink, name)
+        return getattr(self._trace, name)
 
     def slices(self, rows):
         for row in range(len(rows)):
@@ -44,7 +40,7 @@ class OneByOne:
                 announce()
             step = int(rows.step[row])
             args = {"step": step} if step >= 0 else {}
-            self._sink.slice(*rows.kind_at(row), int(rows.start[row]), int(rows.length[row]), args, 0)
+            self._trace.slice(*rows.kind_at(row), int(rows.start[row]), int(rows.length[row]), args, 0)
 
     def counters(self, rows):
         edges = [*np.flatnonzero(rows.first).tolist(), len(rows)]
@@ -53,7 +49,7 @@ class OneByOne:
                 announce()
             values = {rows.series.values[rows.series.codes[row]]: float(rows.value[row]) for row in range(begin, end)}
             name = rows.name.values[rows.name.codes[begin]]
-            self._sink.counter(int(rows.process[begin]), name, int(rows.at[begin]), values)
+            self._trace.counter(int(rows.process[begin]), name, int(rows.at[begin]), values)
 
 
 class PlainWriter(TimelineWriter):
@@ -97,10 +93,10 @@ class PlainWriter(TimelineWriter):
             self.add_counter(f"{node} system", title, round((seconds * 1e6 - self.origin_us) * 1e3), values)
 
 
-def written(kind, batches, plain=False):
+def written(batches, plain=False):
     out = io.BytesIO()
-    sink = SINKS[kind](out)
-    writer = PlainWriter(OneByOne(sink), ORIGIN_US) if plain else TimelineWriter(sink, ORIGIN_US)
+    trace = JsonTrace(out)
+    writer = PlainWriter(OneByOne(trace), ORIGIN_US) if plain else TimelineWriter(trace, ORIGIN_US)
     for batch in batches:
         (writer.add_events if hasattr(batch, "phase") else writer.add_system)(batch)
     done = writer.finish([], "here")
@@ -108,9 +104,8 @@ def written(kind, batches, plain=False):
 
 
 def check(batches):
-    for kind in SINKS:
-        fast, slow = written(kind, batches), written(kind, batches, plain=True)
-        assert fast == slow
+    fast, slow = written(batches), written(batches, plain=True)
+    assert fast == slow
     return fast[1]
 
 
@@ -232,5 +227,5 @@ def test_phases_are_cleaned_in_the_block_that_has_them(monkeypatch):
     monkeypatch.setattr(timeline_writer, "clean", lambda text: cleaned.append(text) or original(text))
     monkeypatch.setattr(timeline_writer, "_ROWS", 10)
     phases = [f"phase-{number:02}" for number in range(100)]
-    written("json", [events([(phase, "f", at / 1e3, 1e-4, "algo-1-0", -1) for at, phase in enumerate(phases)])])
+    written([events([(phase, "f", at / 1e3, 1e-4, "algo-1-0", -1) for at, phase in enumerate(phases)])])
     assert sorted(cleaned) == ["here", *phases]

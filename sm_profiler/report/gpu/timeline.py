@@ -50,13 +50,12 @@ _AGREE_US = 1000.0
 _MATCHED = 5  # collectives from which clocks are compared
 
 
-def export_traces(source: str | os.PathLike[str], where: str | Path, *, kind: str | None = None) -> Export:
+def export_traces(source: str | os.PathLike[str], where: str | Path) -> Export:
     """Write the traces of all ranks as one timeline, one file in memory at a time.
 
     Args:
         source: a file, a folder or an s3:// prefix of Kineto traces.
         where: the file; compressed if its name ends in .gz.
-        kind: `json` or `perfetto`; default: by the file's name.
 
     Raises:
         SourceError: there are no traces, they cannot be read, or the file cannot be written.
@@ -66,7 +65,7 @@ def export_traces(source: str | os.PathLike[str], where: str | Path, *, kind: st
     if first is None:
         raise SourceError(f"{os.fspath(source)} contains no traces of torch.profiler")
     clocks = Clocks()
-    with timeline_file(where, max(_start_us(first) - _EARLIER_US, 0.0) // 1, os.fspath(source), kind=kind) as writer:
+    with timeline_file(where, max(_start_us(first) - _EARLIER_US, 0.0) // 1) as writer:
         flows = 0
         while first is not None:
             name = f"rank {rank}"

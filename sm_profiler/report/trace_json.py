@@ -1,19 +1,25 @@
-"""Formats of a merged timeline: trace-event JSON here, Perfetto's protobuf in `formats.perfetto_writer`."""
+"""Trace events as JSON, which Perfetto and chrome://tracing read, written many at once: a matrix of bytes with a row each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
+import attrs
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.formats.timeline_rows import CounterRows, SliceRows, decimals, right_aligned, thousandths
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask
 
 Arguments = Mapping[str, int | float | str]
+Bytes: TypeAlias = NDArray[np.uint8]
+Announce: TypeAlias = Callable[[], None]  # writes the name of a process or of a lane
+
+_DENSE = 64  # possible numbers for each row up to which a table of all of them is faster than sorting
+_GROUP = 10_000  # four digits are looked up at once
 _REMEMBERED = 50_000  # names whose JSON is kept
 _EXACT = 10**15  # numbers below have all their digits in 15
 _LONGEST = 512  # bytes of what precedes the times of slices that are written together
@@ -21,41 +27,134 @@ _SHOWN_AS_THEY_ARE = 1e-3, 1e15  # numbers between these have no exponent, from 
 _DURATION, _STEP, _END = b',"dur":', b',"args":{"step":', b"}"
 
 
-class TraceSink(Protocol):
-    """Takes the parts of a timeline, times in nanoseconds since its origin, and writes them at once.
+def distinct(numbers: NDArray[Any], top: int) -> tuple[Ints, Ints]:
+    """Number the distinct values among numbers from 0 to below `top`.
 
-    Processes and threads are numbers that were named before their first use.
+    Returns:
+        The number of each row's value, and the first row of each value.
+    """
+    if top > _DENSE * len(numbers) + 1024:
+        _, first, codes = np.unique(numbers, return_index=True, return_inverse=True)
+        return codes.reshape(-1).astype(np.int64), first.astype(np.int64)
+    first = np.full(top, -1, np.int64)
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of several, the last one stays
+    found = np.flatnonzero(first >= 0)
+    places = np.empty(top, np.int64)
+    places[found] = np.arange(len(found))
+    return places[numbers], first[found]
+
+
+@attrs.frozen(eq=False)
+class SliceRows:
+    """Slices in the order in which they are written, times in nanoseconds since the timeline's origin.
+
+    Attributes:
+        track: index into `tracks` of each.
+        tracks: process and thread of each lane.
+        name: shown.
+        category: shown.
+        start: when it begins.
+        length: at least 0.
+        step: number of the step; -1 if unknown.
+        named: row → what names the processes and lanes that are used there for the first time.
     """
 
-    def name_process(self, process: int, name: str, order: int) -> None:
-        """Name a process; processes with a smaller order are shown first."""
+    track: Ints
+    tracks: Sequence[tuple[int, int]]
+    name: Category
+    category: Category
+    start: Ints
+    length: Ints
+    step: Ints
+    named: dict[int, list[Announce]]
 
-    def label_process(self, process: int, label: str) -> None:
-        """Add a note to a process."""
+    def __len__(self) -> int:
+        return len(self.track)
 
-    def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
-        """Name a lane of a process."""
+    def kinds(self) -> tuple[Ints, Ints]:
+        """Number the combinations of lane, name and category, as `distinct` does."""
+        names, categories = len(self.name.values), len(self.category.values)
+        mixed = (self.track * names + self.name.codes) * categories + self.category.codes
+        return distinct(mixed, len(self.tracks) * names * categories)
 
-    def slice(  # one argument a field
-        self, process: int, thread: int, name: str, category: str, start: int, length: int, args: Arguments, flow: int
-    ) -> None:
-        """Write a slice; a positive flow begins here, and its negative ends here."""
-
-    def slices(self, rows: SliceRows) -> None:
-        """Write slices, and the names of what is new there before each."""
-
-    def counter(self, process: int, name: str, at: int, values: Arguments) -> None:
-        """Write the values of a counter from a moment on."""
-
-    def counters(self, rows: CounterRows) -> None:
-        """Write values of counters, and the names of what is new there before each."""
-
-    def close(self, about: Mapping[str, Any]) -> None:
-        """End the trace, with facts about it if the format has a place for them."""
+    def kind_at(self, row: int) -> tuple[int, int, str, str]:
+        """Return process, thread, name and category of a slice."""
+        process, thread = self.tracks[self.track[row]]
+        return (
+            process,
+            thread,
+            self.name.values[self.name.codes[row]],
+            self.category.values[self.category.codes[row]],
+        )
 
 
-class JsonSink:
-    """Writes the trace-event format, which Perfetto and chrome://tracing read."""
+@attrs.frozen(eq=False)
+class CounterRows:
+    """Values of counters in the order in which they are written, times in nanoseconds since the timeline's origin.
+
+    Attributes:
+        process: number of each value's process.
+        name: the counter's.
+        series: name of the value.
+        at: the moment.
+        value: finite.
+        first: True for the first value of a counter at a moment.
+        named: row → what names the processes that are used there for the first time.
+    """
+
+    process: Ints
+    name: Category
+    series: Category
+    at: Ints
+    value: Floats
+    first: Mask
+    named: dict[int, list[Announce]]
+
+    def __len__(self) -> int:
+        return len(self.process)
+
+
+def right_aligned(texts: Sequence[bytes]) -> Bytes:
+    """Return texts as rows of equal width, with zeros before the shorter ones."""
+    width = max(map(len, texts))
+    joined = b"".join([text.rjust(width, b"\0") for text in texts])
+    return np.frombuffer(joined, np.uint8).reshape(len(texts), width)
+
+
+def _table(texts: Sequence[bytes]) -> NDArray[np.uint32]:
+    return np.frombuffer(b"".join(texts), np.uint32)
+
+
+# Digits of a group without the zeros before them, followed by those of groups that others precede.
+_WHOLE = [b"%04d" % number for number in range(_GROUP)]
+_BARE = [(b"%d" % number if number else b"").rjust(4, b"\0") for number in range(_GROUP)]
+_DIGITS, _LAST_DIGITS = _table(_BARE + _WHOLE), _table([b"\0\0\0" + b"0", *_BARE[1:], *_WHOLE])
+_THOUSANDTHS = _table([(b".%03d" % number).rstrip(b"0").rstrip(b".").ljust(4, b"\0") for number in range(1000)])
+
+
+def decimals(numbers: Ints) -> Bytes:
+    """Return whole numbers from 0 on in decimal, one a row, with zero bytes before the shorter ones."""
+    groups = max(-(-len(str(int(numbers.max()))) // 4), 1)
+    made = np.empty((len(numbers), groups), np.uint32)
+    table, rest = _LAST_DIGITS, numbers
+    for place in range(groups - 1, -1, -1):
+        above = rest // _GROUP
+        index = rest - above * _GROUP
+        index[above > 0] += _GROUP
+        made[:, place] = table[index]
+        table, rest = _DIGITS, above
+    return made.view(np.uint8).reshape(len(numbers), 4 * groups)
+
+
+def thousandths(numbers: Ints) -> Bytes:
+    """Return a thousandth of each number as decimals does, with up to three digits behind the point, then zero bytes."""
+    whole = numbers // 1000
+    rest = _THOUSANDTHS[numbers - whole * 1000]
+    return np.concatenate([decimals(whole), rest.view(np.uint8).reshape(len(numbers), 4)], axis=1)
+
+
+class JsonTrace:
+    """Writes a trace, times in nanoseconds since its origin; processes and threads are numbers that are named first."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -79,23 +178,23 @@ class JsonSink:
         return found
 
     def name_process(self, process: int, name: str, order: int) -> None:
-        """Write the process's name and place."""
+        """Name a process; processes with a smaller order are shown first."""
         self._meta("process_name", process, 0, {"name": name})
         self._meta("process_sort_index", process, 0, {"sort_index": order})
 
     def label_process(self, process: int, label: str) -> None:
-        """Write a note."""
+        """Add a note to a process."""
         self._meta("process_labels", process, 0, {"labels": label})
 
     def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
-        """Write the lane's name and place."""
+        """Name a lane of a process."""
         self._meta("thread_name", process, thread, {"name": name})
         self._meta("thread_sort_index", process, thread, {"sort_index": order})
 
     def slice(  # one argument a field
         self, process: int, thread: int, name: str, category: str, start: int, length: int, args: Arguments, flow: int
     ) -> None:
-        """Write a whole event, and one half of its flow."""
+        """Write a slice; a positive flow begins here, and its negative ends here."""
         at = f'"pid":{process},"tid":{thread},"ts":{start / 1e3:.15g}'
         more = f',"args":{json.dumps(args, separators=(",", ":"))}' if args else ""
         head = f'{{"name":{self._text(name)},"cat":{self._text(category)},"ph":"X"'
@@ -105,7 +204,7 @@ class JsonSink:
             self._write(f'{{"name":"launch","cat":"launch",{half},"id":{abs(flow)},{at}}}')
 
     def slices(self, rows: SliceRows) -> None:
-        """Write whole events."""
+        """Write slices, and the names of what is new there before each."""
         kinds, first = rows.kinds()
         heads = [self._head(*rows.kind_at(row)) for row in first.tolist()]
         fits = np.array([len(head) <= _LONGEST for head in heads])[kinds]
@@ -133,14 +232,14 @@ class JsonSink:
         return f',\n{{{names},"ph":"X","pid":{process},"tid":{thread},"ts":'.encode("ascii")
 
     def counter(self, process: int, name: str, at: int, values: Arguments) -> None:
-        """Write a counter event."""
+        """Write the values of a counter from a moment on."""
         written = json.dumps(values)
         self._write(
             f'{{"name":{self._text(name)},"ph":"C","pid":{process},"tid":0,"ts":{at / 1e3:.15g},"args":{written}}}'
         )
 
     def counters(self, rows: CounterRows) -> None:
-        """Write counter events."""
+        """Write values of counters, and the names of what is new there before each."""
         later = [f", {json.dumps(text)}: ".encode("ascii") for text in rows.series.values]
         before = [later[code] for code in rows.series.codes.tolist()]
         names = [self._text(text) for text in rows.name.values]
@@ -159,7 +258,7 @@ class JsonSink:
             self._out.write(b"".join(parts[2 * begin : 2 * end])[2:] + b"}}")
 
     def close(self, about: Mapping[str, Any]) -> None:
-        """Close the array."""
+        """End the trace, with facts about it."""
         self._out.write(f'\n],"otherData":{json.dumps(about)}}}\n'.encode("ascii"))
 
 
