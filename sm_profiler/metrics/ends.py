@@ -29,6 +29,7 @@ from sm_profiler.formats.process_end import (
 )
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.attempts import process_name
+from sm_profiler.source.launched import Launched, lost_in_open_file
 
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running
@@ -147,6 +148,7 @@ class JobEnd:
         launched: `sm-profiler run` started it.
         first_file_s: seconds until its first trace file is due to be closed; None if none is open.
         place: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
+        lost_s: seconds of data that an open trace file can hold, if the end of a process left one that is lost; else 0.
     """
 
     state: str = UNKNOWN
@@ -160,6 +162,7 @@ class JobEnd:
     launched: bool = False
     first_file_s: float | None = None
     place: str = ""
+    lost_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""
@@ -189,7 +192,7 @@ class JobEnd:
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
         ended = f"was ended by {self._signal}" if self._signal else f"ended{code}" if code else "failed"
-        return {
+        text = {
             CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
             KILLED: f"The {self._what} was killed{after}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
@@ -197,6 +200,9 @@ class JobEnd:
             INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
             RUNNING: f"The job is still running: this is the verdict so far{after and f',{after}'}.",
         }.get(self.state, "")
+        if not text or not self.lost_s:
+            return text
+        return f"{text if text.endswith(('.', '!', '?')) else f'{text}.'} {lost_in_open_file(self.lost_s)}."
 
     @property
     def _signal(self) -> str:
@@ -297,16 +303,15 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         bool(facts.run),
         facts.first_file_s if state == RUNNING else None,
         place,
+        _lost_seconds(state, ranks, facts),
     )
 
 
-def described_interruptions(description: Mapping[str, Any]) -> int:
-    """Return how often a job was interrupted, as its description lists it."""
-    rows = description.get("SecondaryStatusTransitions")
-    return sum(
-        isinstance(row, Mapping) and row.get("Status") == "Interrupted"
-        for row in (rows if isinstance(rows, list) else [])
-    )
+def _lost_seconds(state: str, ranks: Sequence[RankEnd], facts: EndFacts) -> float:
+    """Return how much an open file can hold that the end of a training job left behind, with its container."""
+    if not facts.description or state in {COMPLETED, RUNNING, UNKNOWN} or all(one.state for one in ranks):
+        return 0.0
+    return Launched.of(facts.description).rotate_close_s
 
 
 def _state(facts: EndFacts, ranks: Sequence[RankEnd], first: RankEnd | None) -> str:

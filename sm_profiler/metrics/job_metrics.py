@@ -14,7 +14,7 @@ from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
-from sm_profiler.metrics.ends import EndFacts, JobEnd, described_interruptions, end_of, rank_ends
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends
 from sm_profiler.metrics.gpus_of_others import gpus_of_others
 from sm_profiler.metrics.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
@@ -39,6 +39,7 @@ from sm_profiler.metrics.step_fold import (
 )
 from sm_profiler.metrics.step_sample import Judged, time_between
 from sm_profiler.metrics.system_fold import SystemSeries
+from sm_profiler.metrics.transitions import described_interruptions, ended_attempts
 from sm_profiler.metrics.usage_fold import Usage
 from sm_profiler.metrics.window_functions import FunctionTime
 
@@ -252,6 +253,16 @@ class JobMetrics:
         attempts = [rank.attempts for rank in self.ranks]
         count = max((one.count - 1 for one in attempts), default=0)  # those that recorded steps
         return max(count, described_interruptions(self.description)), max((one.down_s for one in attempts), default=0.0)
+
+    @property
+    def attempts_without_steps(self) -> tuple[int, ...]:
+        """Numbers, from 1, of the attempts that trained and ended, by the job's description, and have no step."""
+        attempts = ended_attempts(self.description)
+        if len(attempts) < 2 or not self.ranks:
+            return ()
+        steps = np.concatenate([[rank.start * 1e6, *rank.steps.start] for rank in self.ranks]) / 1e6
+        stored = set(np.searchsorted([start for start, _ in attempts[1:]], steps, side="right").tolist())
+        return tuple(number for number, (_, ended) in enumerate(attempts, 1) if ended and number - 1 not in stored)
 
     @property
     def node_types(self) -> dict[str, int]:

@@ -82,6 +82,15 @@ def _seconds(value: object) -> float | None:
     return float(value) if is_number and 0 <= value <= LONGEST_S else None  # type: ignore[operator, arg-type]
 
 
+def unstored_attempts(metrics: JobMetrics) -> str:
+    """Return that attempts have no steps, as a part of a sentence; "" if all have some."""
+    found = [str(number) for number in metrics.attempts_without_steps]
+    if not found:
+        return ""
+    named = f"attempt {found[0]}" if len(found) == 1 else f"attempts {', '.join(found[:-1])} and {found[-1]}"
+    return f"steps of {named} are not stored"
+
+
 def costs_as_dict(metrics: JobMetrics, hourly: float | None) -> dict[str, Any]:
     """Return the parts of report.json's `job` about interruptions, instances and the bill; none that is unknown."""
     found: dict[str, Any] = {}
@@ -93,6 +102,7 @@ def costs_as_dict(metrics: JobMetrics, hourly: float | None) -> dict[str, Any]:
             "down_s": round(down_s, 3),
             "repeated_steps": repeated and repeated.steps,
             "repeated_s": repeated and round(repeated.seconds, 3),
+            "attempts_without_steps": list(metrics.attempts_without_steps),
             "repeated_usd": round(repeated.seconds * hourly / 3600, 4) if repeated and hourly is not None else None,
         }
     types = metrics.node_types

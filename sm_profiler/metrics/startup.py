@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import attrs
@@ -12,6 +11,7 @@ import numpy as np
 from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.transitions import MAX_SECONDS, MIN_SECONDS, TRAINING, transitions
 
 # Secondary status of a training job → part of the start; only what follows the instance's own start is paid.
 _STATES = {
@@ -22,7 +22,6 @@ _STATES = {
     "DownloadingTrainingImage": "image",
     "Downloading": "download",
 }
-MIN_SECONDS, MAX_SECONDS = 1e9, 1e11  # since the epoch; times before 2001 and after 5138 are damage
 UNPAID = frozenset({"instance"})
 COMPILING = "compile"
 INSIDE_LOOP = frozenset({COMPILING, "first_steps"})
@@ -155,23 +154,13 @@ def largest(parts: Sequence[StartPart]) -> StartPart | None:
 
 
 def _transitions(description: Mapping[str, Any]) -> list[tuple[str, float, float | None]]:
-    """Return part, start and end of the job's secondary states; damaged ones are left out."""
-    rows = description.get("SecondaryStatusTransitions")
-    found = []
-    for row in rows if isinstance(rows, list) else []:
-        if not isinstance(row, Mapping):
-            continue
-        status, start, end = str(row.get("Status")), _seconds(row.get("StartTime")), _seconds(row.get("EndTime"))
-        key = "training" if status == "Training" else _STATES.get(status)
-        if key is not None and start is not None:
-            found.append((key, start, end))
-    return found
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, datetime):
-        return value.timestamp()
-    return float(value) if isinstance(value, (int, float)) and MIN_SECONDS < value < MAX_SECONDS else None
+    """Return part, start and end of the job's secondary states."""
+    parts = {TRAINING: "training", **_STATES}
+    return [
+        (parts[one.status], one.start, one.end)
+        for one in transitions(description)
+        if one.status in parts and one.start is not None
+    ]
 
 
 def _micros(value: object) -> float | None:

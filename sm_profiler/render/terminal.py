@@ -14,7 +14,7 @@ from sm_profiler.formatting import clean, duration, in_unit, percent, plural, sh
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.parts import COLOURS
 from sm_profiler.metrics.process_names import readable_processes
-from sm_profiler.metrics.restarts import repeated_work
+from sm_profiler.metrics.restarts import repeated_work, unstored_attempts
 from sm_profiler.metrics.startup import job_parts
 from sm_profiler.printable import printable
 from sm_profiler.render import ledger_view
@@ -61,8 +61,8 @@ def terminal_summary(
         repeated = repeated_work(report.metrics)
         again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
-        text = f"  interrupted {times} and resumed{excluded}{again}"
-        last.append(shorten(text, width))
+        unstored = unstored_attempts(report.metrics)
+        last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
     for alarm in (report.load_alarm, report.profiling_alarm):
         last += _wrap(alarm, width) if alarm else []
     last += _also(report.verdict.also, width)

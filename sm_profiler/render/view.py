@@ -14,7 +14,7 @@ from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF
 from sm_profiler.formatting import duration, in_unit, percent, plural, shorten, size
 from sm_profiler.metrics.hang import Hang, is_library
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
-from sm_profiler.metrics.restarts import billed_time, repeated_work
+from sm_profiler.metrics.restarts import billed_time, repeated_work, unstored_attempts
 from sm_profiler.metrics.startup import job_parts
 from sm_profiler.render import charts, gpu_section, ledger_view
 from sm_profiler.render.blocks import Picture
@@ -253,6 +253,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         repeated = repeated_work(metrics)
         notes = [f"{duration(downtime)} of downtime"] if downtime else []
         notes += [f"{plural(repeated.steps, 'step')} done again"] if repeated else []
+        notes += [unstored] if (unstored := unstored_attempts(metrics)) else []
         tiles.append(("Interruptions", str(count) if count else "none", ", ".join(notes)))
     billed = billed_time(metrics.description)
     if billed is not None:

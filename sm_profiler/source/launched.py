@@ -8,8 +8,10 @@ from typing import Any
 import attrs
 
 from sm_profiler.config import Profile, config_from_environment, load_profile
+from sm_profiler.config.profile import DEFAULT_ROTATE_SECONDS
 from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE
 from sm_profiler.errors import ConfigError
+from sm_profiler.formatting import duration
 from sm_profiler.printable import printable
 
 RUNNING = ("InProgress", "Stopping")
@@ -92,10 +94,18 @@ class Launched:
         return self.hook and not self.agent.disabled and self.s3_output_path is not None
 
     @property
+    def _config(self) -> Profile | None:
+        return self.agent if self.by_agent else self.service
+
+    @property
+    def rotate_close_s(self) -> float:
+        """Seconds after which the hook closes a trace file, and it can be stored."""
+        return self._config.rotate_close_seconds if self._config is not None else DEFAULT_ROTATE_SECONDS
+
+    @property
     def s3_output_path(self) -> str | None:
         """The S3 path of the configuration that applies, if it is one."""
-        chosen = self.agent if self.by_agent else self.service
-        path = chosen.s3_output_path if chosen is not None else None
+        path = self._config.s3_output_path if self._config is not None else None
         return path if path is not None and path.startswith("s3://") else None
 
     def why_no_profile(self, log: Sequence[str] = ()) -> tuple[str, str]:
@@ -154,7 +164,7 @@ class Launched:
 
     def why_no_steps(self) -> tuple[str, str]:
         """Return why a job with system metrics has no steps, and what to do, each a sentence."""
-        config = self.agent if self.by_agent else self.service
+        config = self._config
         if not self.hook:
             return (
                 f"The hook was off: {AUTO_VARIABLE} is not 1 in the job's environment.",
@@ -169,11 +179,14 @@ class Launched:
             )
         if self.status in CUT_SHORT:
             return (
-                f"{AUTO_VARIABLE}=1 is set and framework metrics are configured, but the job ended early, before any step was stored.",
                 (
-                    "Let the job run longer: a trace file is closed and stored after a minute "
-                    "(RotateFileCloseIntervalInSeconds), and a job that is stopped or killed can lose the open one. If it ran for "
-                    "minutes, look in its log for lines that begin with 'sm-profiler:'."
+                    f"{AUTO_VARIABLE}=1 is set and framework metrics are configured, but the job ended early, before any step "
+                    f"was stored. {lost_in_open_file(self.rotate_close_s)}."
+                ),
+                (
+                    f"Let the job run longer: a trace file is closed and stored after {duration(self.rotate_close_s)} "
+                    "(RotateFileCloseIntervalInSeconds). If it ran for longer, look in its log for lines that begin with "
+                    "'sm-profiler:'."
                 ),
             )
         return (
@@ -183,6 +196,11 @@ class Launched:
                 "in the container, or the script imports no framework that it supports."
             ),
         )
+
+
+def lost_in_open_file(seconds: float) -> str:
+    """Return a sentence, without its period, about data that was in no closed file when a job was ended."""
+    return f"Up to {duration(seconds)} of data was in a file that was still open, and is lost"
 
 
 def _short(text: str) -> str:

@@ -86,6 +86,28 @@ def test_the_state_of_a_described_job(description, state, error, code):
     assert (ending.state, ending.error, ending.exit_code) == (state, error, code)
 
 
+@pytest.mark.parametrize("status", ["Stopped", "Failed"])
+def test_the_open_file_of_a_job_that_was_cut_short_is_lost_aloud(status):
+    """The container of a job that the service stops is gone, with what was in files that were still open."""
+    job = {"TrainingJobStatus": status, "SecondaryStatus": status, "ProfilerConfig": {"S3OutputPath": "s3://b"}}
+    cut = [RankEnd("algo-1-0", step=9)]
+    lost = "Up to 60 s of data was in a file that was still open, and is lost."
+    assert end_of(EndFacts(description=job), cut).sentence.endswith(lost)
+    job["ProfilerConfig"]["ProfilingParameters"] = {"RotateFileCloseIntervalInSeconds": "180"}
+    assert "Up to 3 min of data" in end_of(EndFacts(description=job), cut).sentence
+    report = report_from(training(100), description=job)
+    assert "3 min of data" in " ".join(terminal_summary(report, width=100).splitlines()[:2])
+    assert "3 min of data" in render_html(report)
+    known = [RankEnd("algo-1-0", "stopped", step=9)]  # it recorded its own end, or the agent completed its files
+    for facts, ranks in (
+        (EndFacts(description=job), known),
+        (EndFacts(description={**job, "TrainingJobStatus": "InProgress"}), cut),
+        (EndFacts(description={**job, "TrainingJobStatus": "Completed"}), cut),
+        (of_run("killed", 137), cut),  # its files are on this machine
+    ):
+        assert "lost" not in end_of(facts, ranks).sentence
+
+
 def test_interruptions_are_those_of_the_description():
     rows = [{"Status": "Training"}, {"Status": "Interrupted"}, {"Status": "Training"}]
     report = report_from(training(100), description={"SecondaryStatusTransitions": rows})

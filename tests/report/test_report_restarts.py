@@ -69,6 +69,41 @@ def test_the_bill_of_a_spot_job_is_on_the_page():
     assert tile[2].endswith("of training, spot")
 
 
+def spot(*attempts, resumed=True):
+    """Return the description of a spot job whose attempts trained from and to these seconds after the job's start."""
+    rows = []
+    for begin, end in attempts:
+        rows.append({"Status": "Downloading", "StartTime": START_S + begin - 5, "EndTime": START_S + begin})
+        rows.append({"Status": "Training", "StartTime": START_S + begin, **({"EndTime": START_S + end} if end else {})})
+        rows.append({"Status": "Interrupted", "StartTime": START_S + (end or begin)})
+    return {"SecondaryStatusTransitions": rows[:-1] if resumed else rows}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "missing"),
+    [
+        ([(0.5, 50)], []),
+        ([(0.5, 50), (59, 90)], []),
+        ([(-60, -30), (0.5, 50), (59, 90)], [1]),  # the first trace file of the attempt was never closed
+        ([(-60, -30), (0.5, 50), (52, 55), (59, 90)], [1, 3]),
+        ([(0.5, 50), (59, 90), (95, None)], []),  # it has just begun
+    ],
+)
+def test_attempts_whose_steps_are_not_stored_are_named(attempts, missing):
+    report = report_from(interrupted(1.5), metadata=METADATA, description=spot(*attempts))
+    assert report.as_dict()["job"]["interruptions"]["attempts_without_steps"] == missing
+    named = {0: "", 1: "steps of attempt 1 are not stored", 2: "steps of attempts 1 and 3 are not stored"}[len(missing)]
+    tile = next(tile for tile in glance(report) if tile[0] == "Interruptions")
+    for text in (tile[2], " ".join(terminal_summary(report, width=100).split())):
+        assert named in text
+        assert bool(missing) == ("not stored" in text)
+
+
+def test_jobs_that_a_retry_strategy_starts_again_were_interrupted():
+    rows = [{"Status": "Training"}, {"Status": "Restarting"}, {"Status": "Training"}]
+    assert metrics_of(training(100), description={"SecondaryStatusTransitions": rows}).interruptions[0] == 1
+
+
 @pytest.mark.parametrize("value", [None, "7200", True, -1, float("nan"), 1e300])
 def test_a_damaged_bill_is_left_out(value):
     assert billed_time({"TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": value}) is None

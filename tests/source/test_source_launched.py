@@ -128,7 +128,7 @@ def test_a_log_that_cannot_be_read_is_left_out():
         ),
         (agent({"S3OutputPath": "s3://b"}), "asks for no framework metrics", "FrameworkProfile()"),
         (agent(CONFIG), "no step is stored", "not installed"),
-        ({**agent(CONFIG), "TrainingJobStatus": "Stopped"}, "the job ended early, before any step was stored", "run longer"),
+        ({**agent(CONFIG), "TrainingJobStatus": "Stopped"}, "was stored. Up to 60 s of data was in a file that was still open, and is lost.", "run longer"),
         ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "run longer"),
     ],
 )  # fmt: skip
