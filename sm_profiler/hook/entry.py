@@ -21,6 +21,7 @@ from sm_profiler.hook.frameworks import FRAMEWORKS, WINDOWS, Framework
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.import_watch import when_loaded
+from sm_profiler.hook.leaving import Leaving
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.objects import Objects
@@ -281,6 +282,9 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
+    leaving = Leaving(session)
+    session.add(leaving)
+    session.run(leaving, leaving.install)
     watch = HangWatch(session)
     session.add(watch)
     try:

@@ -1,6 +1,6 @@
 """End of this process, observed while it exits.
 
-Nothing is patched: CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and one
+CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and one
 that ends a process of multiprocessing is still being handled when that process's exit functions run.
 """
 
@@ -20,6 +20,7 @@ from sm_profiler.formats.process_end import (
     END_ERROR,
     END_PLACE,
     EXITED,
+    STOP_SIGNALS,
     STOPPED,
     error_line,
 )
@@ -50,6 +51,15 @@ def how_it_ends() -> dict[str, Any]:
         **({END_PLACE: place} if place else {}),
         END_CODE: 1 if code is None else code,
     }
+
+
+def how_it_leaves(code: int) -> dict[str, Any]:
+    """Return the arguments of the record of a process that leaves by `os._exit`, perhaps for an exception it handles."""
+    if not code:
+        return {END: COMPLETED, END_CODE: 0}
+    state = STOPPED if code - 128 in STOP_SIGNALS else CRASHED
+    found = how_it_ends() if sys.exc_info()[1] is not None else {}
+    return {**found, END: found.get(END) if found.get(END) == STOPPED else state, END_CODE: code}
 
 
 def place_of(error: BaseException) -> str:

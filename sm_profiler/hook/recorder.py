@@ -110,6 +110,8 @@ class Recorder:
 
         def finish() -> None:
             try:
+                self._on_beat()
+                self._drain()
                 self.writer.finish()
             finally:
                 done.set()

@@ -33,7 +33,7 @@ from sm_profiler.hook.left_files import complete
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.process_end import how_it_ends
+from sm_profiler.hook.process_end import how_it_ends, how_it_leaves
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
 from sm_profiler.hook.slowdown import Slowdown
@@ -44,6 +44,7 @@ from sm_profiler.limits import memory_total, oom_kills
 
 UNSUPPORTED = "not available in this version"
 THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
+LEAVE_SECONDS = 2.0  # a process that leaves by os._exit waits no longer for the disk
 MAX_THREAD_ENDS = 16  # that complete the file; later ones leave it open
 
 
@@ -525,6 +526,16 @@ class Session(StepObserver):
                 if self._retired is not None:
                     self._record_end()
             self._notify("exit")
+
+    def leave(self, code: int) -> None:
+        """Write what is queued: the process leaves without exit functions, perhaps because a thread hangs."""
+        if not self.is_recording or os.getpid() != self._pid:
+            return
+        if self.training_thread() == threading.get_ident():
+            self.tracker.end_step()
+        steps = self.tracker.train_number + 1
+        self._ended = {**how_it_leaves(code), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
+        self.recorder.complete_file(LEAVE_SECONDS)
 
     def fail(self, error: BaseException) -> None:
         """Stop recording after an internal error outside any collector; the training continues."""

@@ -187,12 +187,16 @@ class JobEnd:
 
     @property
     def sentence(self) -> str:
-        """Its end in one sentence; "" for a job that is complete, or of which nothing is known."""
+        """Its end in one sentence; "" for a job that is complete without a failed process, or of which nothing is known."""
         after = f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else ""
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
         ended = f"was ended by {self._signal}" if self._signal else f"ended{code}" if code else "failed"
+        failed = next((one for one in self.ranks if one.state in FAILED), None)
         text = {
+            COMPLETED: f"The job completed, but a process of it failed: {_in_sentence(failed.sentence)}"
+            if failed
+            else "",
             CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
             KILLED: f"The {self._what} was killed{after}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
@@ -212,6 +216,10 @@ class JobEnd:
     @property
     def _what(self) -> str:
         return "script" if self.launched and len(self.ranks) <= 1 else "job"
+
+
+def _in_sentence(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _because(error: str, place: str) -> str:
@@ -281,8 +289,8 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         error = (
             secondary if secondary.startswith("Max") else next((one.error for one in ranks if one.state == STOPPED), "")
         )
-    if state == COMPLETED:  # a process that leaves by os._exit looks as if it had been killed
-        ranks = [one if one.state == CRASHED else attrs.evolve(one, state=COMPLETED) for one in ranks]
+    if state == COMPLETED:
+        ranks = [_of_completed(one) for one in ranks]
     elif facts.run and state not in {RUNNING, UNKNOWN} and len(ranks) == 1:
         ranks = [attrs.evolve(ranks[0], state=state, exit_code=code)]
     peers = [one for one in ranks if one.is_rank]
@@ -312,6 +320,13 @@ def _lost_seconds(state: str, ranks: Sequence[RankEnd], facts: EndFacts) -> floa
     if not facts.description or state in {COMPLETED, RUNNING, UNKNOWN} or all(one.state for one in ranks):
         return 0.0
     return Launched.of(facts.description).rotate_close_s
+
+
+def _of_completed(rank: RankEnd) -> RankEnd:
+    """Return the end of a process of a completed job: one that leaves in C, by `_exit`, looks as if it had been killed."""
+    if rank.state in {CRASHED, OUT_OF_MEMORY, STOPPED}:
+        return rank
+    return attrs.evolve(rank, state="" if rank.state == KILLED else COMPLETED)
 
 
 def _state(facts: EndFacts, ranks: Sequence[RankEnd], first: RankEnd | None) -> str:

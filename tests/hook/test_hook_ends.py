@@ -114,6 +114,51 @@ def test_the_exit_code_of_a_training(tmp_path, code, end):
     assert [one.items() >= end.items() for one in records] == ([True] if end else [])
 
 
+FORKING = """
+import os, sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+train(int(sys.argv[1]))
+if not (child := os.fork()):
+    train(7)
+    exec(sys.argv[2])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(
+    ("statement", "end"),
+    [
+        ("os._exit(3)", {"end": "crashed", "end_code": 3, "end_step": 7}),
+        ("os._exit(status=0)", {"end": "completed", "end_code": 0, "end_step": 7}),
+        ("try:\n    1 / 0\nexcept ArithmeticError:\n    os._exit(1)", {"end": "crashed", "end_code": 1, "end_error": "ZeroDivisionError: division by zero"}),
+        ("try:\n    os._exit('no code')\nexcept TypeError:\n    train(2)\n    os._exit(4)", {"end_code": 4, "end_step": 9}),
+    ],
+)  # fmt: skip
+def test_a_child_that_leaves_without_exit_functions_keeps_its_steps(tmp_path, before, statement, end):
+    """Its steps of the last second were lost, all of a short training's, and it counted as killed."""
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(FORKING)
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script), str(before), statement]
+    done = subprocess.run(command, env=environment(SM_PROFILER_CONFIG=config), check=False, timeout=120)
+    assert done.returncode == end["end_code"]
+    files = [json.loads(path.read_text()) for path in profile.rglob("*_pythontimeline.json")]
+    records = [event["args"] for events in files for event in events if event["name"] == "sm_profiler/process"]
+    (child,) = [one for one in records if one.get("end_step") == end.get("end_step", 7)]
+    assert child.items() >= end.items()
+    of_child = [
+        event for events in files for event in events
+        if event["name"] == "Step:ModeKeys.TRAIN" and event["args"]["pid"] == child["pid"]
+    ]  # fmt: skip
+    assert len(of_child) == child["end_step"]
+
+
 def test_the_record_of_a_living_process_waits_for_its_exit_code(tmp_path):
     command = [sys.executable, "-c", f"{LEAVE}print(flush=True)\nsys.stdin.read()\nsys.exit(7)", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

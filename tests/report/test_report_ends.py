@@ -49,7 +49,8 @@ def test_a_crash_comes_first_and_the_speed_below():
 @pytest.mark.parametrize(
     ("facts", "ranks", "state", "sentence"),
     [
-        (of_run("completed", 0), [RankEnd("algo-1-0", "killed", step=9)], "completed", ""),  # os._exit(0)
+        (of_run("completed", 0), [RankEnd("algo-1-0", "killed", step=9)], "completed", ""),  # _exit(0) in C
+        (of_run("completed", 0), [RankEnd("7-algo-1", "crashed", 3, step=9)], "completed", "The job completed, but a process of it failed: after 9 training steps, 7-algo-1 ended with exit code 3."),
         (of_run("crashed", 3), [RankEnd("algo-1-0", "exited", step=9)], "crashed", "The script ended with exit code 3 after 9 training steps."),
         (of_run("crashed", 139), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGSEGV after at least 9 training steps."),
         (of_run("killed", 137), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "killed", "The script was killed after at least 9 training steps."),
@@ -67,6 +68,13 @@ def test_a_crash_comes_first_and_the_speed_below():
 def test_the_state_of_a_job(facts, ranks, state, sentence):
     ending = end_of(facts, ranks)
     assert (ending.state, ending.sentence) == (state, sentence)
+
+
+def test_a_completed_job_does_not_make_the_end_of_a_child_another_one():
+    """A child that was killed counted as completed, because the script went on."""
+    ranks = [RankEnd("7-algo-1", "killed", step=9), RankEnd("8-algo-1", "exited"), RankEnd("9-algo-1", "crashed", 3)]
+    ends = [one.as_dict()["state"] for one in end_of(of_run("completed", 0), ranks).ranks]
+    assert ends == ["unknown", "completed", "crashed"]
 
 
 @pytest.mark.parametrize(
