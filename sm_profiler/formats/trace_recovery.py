@@ -9,12 +9,12 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.layout import EXIT_FOLDER, PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.process_end import (
     CRASHED,
     END,
@@ -26,14 +26,16 @@ from sm_profiler.formats.process_end import (
     STOP_SIGNALS,
     STOPPED,
 )
-from sm_profiler.formats.trace_writer import metadata_line, publish
+from sm_profiler.formats.trace_writer import metadata_line, publish, write_record
 from sm_profiler.limits import oom_kills
 
 _MAX_RECORD = 1_000_000  # bytes
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
-def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool | None = None) -> int:
+def recover_traces(
+    root: Path | str, node: str | None = None, *, stopped: bool | None = None, exiting: Collection[int] = ()
+) -> int:
     """Finish the files that processes left behind, and return their number; files of living processes stay.
 
     The trace file of a killed process ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
@@ -44,13 +46,14 @@ def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool |
         node: this node, if several share the folder: process ids of other nodes mean nothing here.
         stopped: whether the job was asked to stop before these processes ended, for their records: a process that left a
             file open did not exit by itself. None for copies of files whose processes may be alive.
+        exiting: processes that have written their exit codes, and do nothing any more.
     """
     kills, count = oom_kills() if stopped is False else None, 0
     for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
-    return count + _recover_exits(Path(root), node, stopped=bool(stopped))
+    return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
 
 
 def are_traces_held(root: Path | str, node: str | None = None) -> bool:
@@ -81,33 +84,34 @@ def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
             yield path, source, kind
 
 
-def _recover_exits(root: Path, node: str | None, *, stopped: bool) -> int:
+def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Collection[int]) -> int:
     """Make trace files of the records whose processes left with another exit code than 0; return their number."""
     count = 0
     for path in sorted((root / EXIT_FOLDER).glob("*_*_*")):
         source, pid, _ = path.name.rsplit("_", 2)
-        if _alive(pid) or (node is not None and not source.endswith(f"-{node}")):
+        exits = pid.isdecimal() and int(pid) in exiting
+        if (_alive(pid) and not exits) or (node is not None and not source.endswith(f"-{node}")):
             continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path, held=exits) as fd:
             text, _, code = os.pread(fd, _MAX_RECORD, 0).partition(b"\n")
             if not (code and code[0]):
                 path.unlink()
                 continue
             process = json.loads(text)
-            end_us = int(process[END_US])
             state = STOPPED if stopped or code[0] - 128 in STOP_SIGNALS else CRASHED
-            ended = json.dumps({**process, END: state, END_CODE: code[0]})
-            written = b"[\n" + metadata_line(event_names.PROCESS, 0, ended).encode() + b"\n]\n"
-            os.pwrite(fd, written, 0)
-            os.ftruncate(fd, len(written))
-            publish(root, path, end_us, source, PYTHON_TIMELINE)
+            write_record(root, source, {**process, END: state, END_CODE: code[0]})
+            path.unlink()
             count += 1
     return count
 
 
 @contextlib.contextmanager
-def _claimed(path: Path) -> Iterator[int]:
+def _claimed(path: Path, *, held: bool = False) -> Iterator[int]:
     """Open a file that no other process is finishing.
+
+    Args:
+        path: the file.
+        held: its own process has its lock, and leaves it to this one.
 
     Raises:
         OSError: another one is, or has finished it.
@@ -117,7 +121,8 @@ def _claimed(path: Path) -> Iterator[int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise
+            if not held:
+                raise
         except OSError:  # a file system without locks
             pass
         if os.fstat(fd).st_ino != path.stat().st_ino:

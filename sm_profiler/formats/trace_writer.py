@@ -368,10 +368,11 @@ def write_record(root: Path, source: str, process: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = root / TRACE_FOLDER / f"{source}_{PYTHON_TIMELINE}_{os.getpid()}_end_{time.time_ns()}.json{TEMPORARY}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    end_us, folder = int(process[END_US]), root / TRACE_FOLDER
+    path = folder / f"{source}_{PYTHON_TIMELINE}_{os.getpid()}_end_{time.time_ns()}.json{TEMPORARY}"
+    folder.mkdir(parents=True, exist_ok=True)
     path.write_text(f"[\n{metadata_line(event_names.PROCESS, 0, json.dumps(process))}\n]\n", "utf-8")
-    publish(root, path, int(process[END_US]), source, PYTHON_TIMELINE)
+    publish(root, path, end_us, source, PYTHON_TIMELINE)
 
 
 def publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:

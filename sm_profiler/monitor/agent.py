@@ -27,6 +27,7 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
 from sm_profiler.monitor.board import Board, job_labels
+from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.local_space import CHECK_SECONDS as SPACE_SECONDS
 from sm_profiler.monitor.local_space import DELETE_VARIABLE, LocalSpace, limit_of
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
@@ -69,6 +70,7 @@ class Agent:
         sleep: waits for some seconds.
         wake: set to check the job's processes at once.
         terminated: whether SIGTERM has arrived.
+        exits: takes the exit codes of processes that wait for the monitor; None if none can.
     """
 
     task: Task
@@ -80,6 +82,7 @@ class Agent:
     sleep: Callable[[float], object] = time.sleep
     wake: SignalEvent = attrs.field(factory=SignalEvent)
     terminated: bool = False
+    exits: ExitDesk | None = None
     _uploader: Uploader | None = attrs.field(default=None, init=False)
     _local_space: LocalSpace | None = attrs.field(default=None, init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
@@ -114,6 +117,8 @@ class Agent:
             for thread in threads:
                 thread.join(max(deadline - self.clock(), 0.0))
             self._finish(deadline)
+            if self.exits is not None:
+                self.exits.release()
             if self._may_leave():
                 return
 
@@ -204,6 +209,9 @@ class Agent:
                 "sm-profiler: %d files (%.1f MB) of the profile were emptied to keep it within its limit",
                 self._space.lost, self._space.lost_bytes / 1e6,
             )  # fmt: skip
+        if self.exits is not None and (codes := self.exits.let_go()):
+            recover_traces(self.root, self.task.node, stopped=self.terminated, exiting=codes)
+            complete = self._drain(deadline) and complete
         # SIGTERM may arrive at any moment of this, and then the job may be resumed elsewhere.
         if not (ended and complete and self.task.first) or self.terminated or self.registry.living():
             return
@@ -356,10 +364,13 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.terminate())
+    agent.exits = ExitDesk(root, task.node)
+    agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
     signal_when_parent_ends(signal.SIGUSR1)
     agent.run()
+    agent.exits.close()
     if board is not None:
         board.withdraw()
     logging.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -16,6 +17,7 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor.earlier_job import EARLIER, set_aside_other_job
+from sm_profiler.monitor.exit_link import ExitLink
 from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import read_claim
@@ -97,13 +99,20 @@ class Registration:
         root, node = Path(self.task.root), self.task.node
         registry = ProcessRegistry(root, node)
         self._leaving = True
+        link = ExitLink.open(root, node)  # while the monitor does not end yet
         registry.leave(self.pid, by_itself=by_itself)
         if registry.living():
+            if link is not None:
+                link.close()
             return
         lock, began, noticed, watch = NodeLock(root, node), time.monotonic(), False, StopWatch()
         if self.monitor is not None and lock.signer() == self.monitor.pid:
             self.monitor.send_signal(WAKE)  # it would look after this process once a second only
         while lock.is_held() and not self._has_ended():
+            if link is not None and link.may_exit():
+                with contextlib.suppress(OSError):
+                    link.wait_in_exit()
+                return
             waited = time.monotonic() - began
             monitor = self.monitor.pid if self.monitor is not None else lock.signer()
             if monitor is not None and watch.is_over(monitor):
