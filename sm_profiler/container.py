@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler.settings import INSTANCE_TYPE, LOCAL_PATH, NODE_RANK, NODES, ROOT
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,7 +29,7 @@ OUTPUT_DATA = "/opt/ml/output/data"
 OUTPUT_INTERMEDIATE = "/opt/ml/output/intermediate"
 CHECKPOINTS = "/opt/ml/checkpoints"
 FAILURE = "/opt/ml/output/failure"
-DEFAULT_PROFILER_OUTPUT = "/opt/ml/output/profiler"
+DEFAULT_PROFILER_OUTPUT: str = LOCAL_PATH.default
 
 # Processing containers, which run rules.
 PROCESSING_CONFIG = "/opt/ml/config/processingjobconfig.json"
@@ -41,29 +43,14 @@ JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 TOOLKIT_JOB_NAME_VARIABLE = "SM_JOB_NAME"
 TOOLKIT_VARIABLE = "SM_TRAINING_ENV"
 STOP_SIGNAL_VARIABLE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE"
-SERVICE_CONFIG_PATH_VARIABLE = "SMPROFILER_CONFIG_PATH"
 
-# Environment variables of sm-profiler.
-JOB_VARIABLE = "SM_PROFILER_JOB"  # of `sm-profiler run`, for its children
 ISOLATED_FOLDER = "sm-profiler"  # of the agent's files in a folder that the service stores: the job has no network
-AUTO_VARIABLE = "SM_PROFILER_AUTO"
-CONFIG_VARIABLE = "SM_PROFILER_CONFIG"
-ROOT_VARIABLE = "SM_PROFILER_ROOT"
-SOURCE_VARIABLE = "SM_PROFILER_SOURCE"
-POLL_VARIABLE = "SM_PROFILER_POLL_S"
-SCHEDULER_VARIABLE = "SM_PROFILER_SCHEDULER"  # HOST:PORT of Dask's scheduler, where the hosts share a machine
-RULE_IMAGE_VARIABLE = "SM_PROFILER_RULE_IMAGE"
-INSTANCE_TYPE_VARIABLE = "SM_PROFILER_INSTANCE_TYPE"  # of a machine outside of the service
-METRICS_PORT_VARIABLE, METRICS_ADDRESS_VARIABLE = "SM_PROFILER_METRICS_PORT", "SM_PROFILER_METRICS_ADDRESS"
-METRICS_TARGETS_VARIABLE = "SM_PROFILER_METRICS_TARGETS"  # a folder for the address, where Prometheus looks for it
-KMS_VARIABLE = "SM_PROFILER_KMS_KEY"
-ALLOW_STOP_VARIABLE = "SM_PROFILER_ALLOW_STOP_TRAINING"
 
 DEFAULT_NODE = "algo-1"
 # Number of this node and number of nodes outside of the service: our own variables, then those of Kubernetes' training
 # operator, Slurm and torchrun.
 NODE_VARIABLES = (
-    ("SM_PROFILER_NODE_RANK", "SM_PROFILER_NODES"),
+    (NODE_RANK.name, NODES.name),
     ("PET_NODE_RANK", "PET_NNODES"),
     ("SLURM_NODEID", "SLURM_NNODES"),
     ("GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -134,7 +121,7 @@ def escaped(path: str) -> str:
 
 def rooted(path: str, environment: Mapping[str, str] = os.environ) -> Path:
     """Return a path with a leading `/opt/ml` replaced by SM_PROFILER_ROOT, if that is set."""
-    return relocated(path, expanded(environment.get(ROOT_VARIABLE) or OPT_ML, environment))
+    return relocated(path, expanded(ROOT.read(environment) or OPT_ML, environment))
 
 
 @attrs.frozen
@@ -174,7 +161,7 @@ def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESO
     try:
         found = json.loads(rooted(path, environment).read_text("utf-8-sig"))
     except FileNotFoundError:
-        own_type = environment.get(INSTANCE_TYPE_VARIABLE, "")[:MAX_TYPE]
+        own_type = INSTANCE_TYPE.text(environment)[:MAX_TYPE]
         return attrs.evolve(_from_launcher(environment), instance_type=own_type or None)
     except (OSError, ValueError, RecursionError):
         return Resources()

@@ -10,27 +10,26 @@ from pathlib import Path
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.printable import printable
+from sm_profiler.settings import ACCOUNT, HOST, JOB, JOB_ID, LABELS_FILE, NAMESPACE, POD, QUEUE, USER
 
 KEYS = ("user", "account", "job", "job_id", "queue", "namespace", "pod", "host")
 LABEL = "label:"  # begins the key of a pod's label
 # Among system metrics: types of the rows that name the job's owner, and two more keys of theirs.
 OWNER_TYPES = IDENTITY_TYPE, LABEL_TYPE = "identity", "label"
 MACHINE, INSTANCE_TYPE = "machine", "instance_type"
-LABELS_FILE_VARIABLE = "SM_PROFILER_LABELS_FILE"
-LABELS_FILE = "/etc/podinfo/labels"  # where Kubernetes' documentation mounts the downward API
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 MAX_TEXT, MAX_LABELS = 200, 60
 _LARGEST = 65536
 # Our own variables come first; then those that Slurm sets.
 _VARIABLES = {
-    "user": ("SM_PROFILER_USER", "SLURM_JOB_USER"),
-    "account": ("SM_PROFILER_ACCOUNT", "SLURM_JOB_ACCOUNT"),
-    "job": ("SM_PROFILER_JOB", "SLURM_JOB_NAME"),
-    "job_id": ("SM_PROFILER_JOB_ID", "SLURM_JOB_ID"),
-    "queue": ("SM_PROFILER_QUEUE", "SLURM_JOB_PARTITION"),
-    "namespace": ("SM_PROFILER_NAMESPACE",),
-    "pod": ("SM_PROFILER_POD",),
-    "host": ("SM_PROFILER_HOST", "SLURMD_NODENAME"),
+    "user": (USER.name, "SLURM_JOB_USER"),
+    "account": (ACCOUNT.name, "SLURM_JOB_ACCOUNT"),
+    "job": (JOB.name, "SLURM_JOB_NAME"),
+    "job_id": (JOB_ID.name, "SLURM_JOB_ID"),
+    "queue": (QUEUE.name, "SLURM_JOB_PARTITION"),
+    "namespace": (NAMESPACE.name,),
+    "pod": (POD.name,),
+    "host": (HOST.name, "SLURMD_NODENAME"),
 }
 # Labels that name what a variable does not, the surest first.
 _FROM_LABELS = {
@@ -53,12 +52,12 @@ def identity(
 
     Args:
         environment: the process's variables.
-        labels_file: labels in the format of the downward API; default: SM_PROFILER_LABELS_FILE or LABELS_FILE.
+        labels_file: labels in the format of the downward API; default: the setting LABELS_FILE.
         namespace_file: Kubernetes writes it into each pod with a service account.
         input_config: the folder that every SageMaker training container has.
     """
     found = {key: value for key, names in _VARIABLES.items() if (value := _first(environment, names))}
-    labels = read_labels(labels_file or environment.get(LABELS_FILE_VARIABLE) or LABELS_FILE)
+    labels = read_labels(labels_file or LABELS_FILE.read(environment))
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     inside = Path(input_config).is_dir()
     if in_pod:

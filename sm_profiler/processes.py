@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from sm_profiler.limits import Limits
+from sm_profiler.settings import AUTO
 
 # Such a process is neither a training to be profiled nor an interactive session.
-_HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
+_HIDDEN = frozenset({AUTO.name, "PYTHONINSPECT", "PYTHONSTARTUP"})
 STOPPED_SECONDS = 3.0  # how long a stopped process is waited for
 POLL_SECONDS = 0.5
 _LENGTH = 8  # bytes of a message's length

@@ -36,6 +36,7 @@ EVERYWHERE = (
     "processes",
     "signals",
     "identity",
+    "settings",
 )  # what every package may import
 
 

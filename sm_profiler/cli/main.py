@@ -39,6 +39,7 @@ COMMANDS = {
     "monitor": "sample this machine's metrics until stopped",
     "upload": "upload a profile that was left behind on this machine",
     "validate": "explain what a profiler configuration does, or what is wrong with it",
+    "settings": "list every setting with its present value and where it comes from",
     "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",
     "demo": "watch the whole loop on this machine: train, profile, evaluate, report",
     "deploy": "build the rule image and push it to your registry",
@@ -52,7 +53,7 @@ start here:
   sm-profiler report sm-profiler       why was it slow?
   sm-profiler demo                     watch the whole loop, no AWS account needed
 
-exit codes: 0 success; 1 a problem was found (validate; compare, report and fleet with --fail-on);
+exit codes: 0 success; 1 a problem was found (validate, settings; compare, report and fleet with --fail-on);
 2 wrong usage or unreadable input; 130 interrupted; 141 output closed early.
 run exits with the script's own code.
 """

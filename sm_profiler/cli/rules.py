@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 from sm_profiler.cli.arguments import read_json
 from sm_profiler.cli.command import DONE
-from sm_profiler.container import RULE_IMAGE_VARIABLE
 from sm_profiler.errors import ConfigError
+from sm_profiler.settings import RULE_IMAGE
 
 
 class Command:
@@ -99,7 +98,7 @@ def rule_image(options: Namespace) -> str:
     Raises:
         ConfigError: there is none.
     """
-    image = options.image or os.environ.get(RULE_IMAGE_VARIABLE)
+    image = options.image or RULE_IMAGE.read()
     if not image:
         raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
     return str(image)

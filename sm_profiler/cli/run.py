@@ -26,6 +26,7 @@ from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable
 from sm_profiler.run_folder import default_config, profile_folder, quoted, shown, start_monitor
+from sm_profiler.settings import AUTO, CONFIG, JOB
 
 if TYPE_CHECKING:
     pass
@@ -75,7 +76,7 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Run the script and return its exit code."""
         from sm_profiler.config import load_profile
-        from sm_profiler.container import JOB_VARIABLE, rooted
+        from sm_profiler.container import rooted
         from sm_profiler.formats.trace_recovery import recover_traces
         from sm_profiler.monitor.place import settle, with_variables
 
@@ -91,9 +92,7 @@ class Command:
         root = rooted(profile.local_path)
         print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
-        registration = start_monitor(
-            profile, environment[JOB_VARIABLE], sample=not options.no_monitor, config=config.path
-        )
+        registration = start_monitor(profile, environment[JOB.name], sample=not options.no_monitor, config=config.path)
         write_state(root)
         started, kills = time.monotonic(), oom_kills()
         ended, recorded = Ended(1), False
@@ -212,33 +211,31 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
     Raises:
         ProfilerError: it cannot be read, or the folder is not empty.
     """
-    from sm_profiler.container import CONFIG_VARIABLE
     from sm_profiler.hook.settings import find_config, read_config
 
     try:
         if given is not None:
-            variables = {CONFIG_VARIABLE: str(given.resolve())}
+            variables = {CONFIG.name: str(given.resolve())}
             return Configuration(read_config(given).text, printable(given), variables, path=given)
         found = find_config(os.environ) if out is None else None
         if found is not None:
-            return Configuration(found.text, printable(found.path or f"${CONFIG_VARIABLE}"), {}, path=found.path)
+            return Configuration(found.text, printable(found.path or f"${CONFIG.name}"), {}, path=found.path)
         path = default_config(profile_folder(name, out))
         text = path.read_text("utf-8")
     except OSError as error:
         raise ProfilerError(f"{error.filename}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
-    return Configuration(text, "default", {CONFIG_VARIABLE: str(path)}, path.parent, path)
+    return Configuration(text, "default", {CONFIG.name: str(path)}, path.parent, path)
 
 
 def environment_of(config: Configuration, name: str) -> dict[str, str]:
     """Return the environment of the script: the hook is on, and its processes are those of one job."""
-    from sm_profiler.container import AUTO_VARIABLE, JOB_VARIABLE
     from sm_profiler.monitor.task import job_name
 
-    environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
-    environment.pop(JOB_VARIABLE, None)  # of a run around this one
-    environment[JOB_VARIABLE] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    environment = {**os.environ, AUTO.name: "1", **config.variables}
+    environment.pop(JOB.name, None)  # of a run around this one
+    environment[JOB.name] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     return environment
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
+from sm_profiler.settings import SERVE_TOKEN
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TOKEN_VARIABLE = "SM_PROFILER_SERVE_TOKEN"  # the name of the variable
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
@@ -56,8 +55,8 @@ class Command:
 
         base = clean_base(options.base_url)
         token = None
-        if base or options.host not in LOOPBACK or os.environ.get(TOKEN_VARIABLE):
-            token = os.environ.get(TOKEN_VARIABLE) or new_token()
+        if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
+            token = SERVE_TOKEN.text() or new_token()
         listening = listen(options.host, options.port)
         missing = [
             one for one in options.sources if "://" not in one and not is_account(one) and not Path(one).is_dir()

@@ -187,10 +187,9 @@ def share_of_others(
 
 def run_script(words: list[str], plan: Plan) -> int:
     """Run the script in a process of its own and return its exit code; what it prints goes to standard error."""
-    from sm_profiler.container import AUTO_VARIABLE
-    from sm_profiler.trial.plan import PLAN_VARIABLE
+    from sm_profiler.settings import AUTO, TRIAL
 
-    environment = {**os.environ, PLAN_VARIABLE: json.dumps(attrs.asdict(plan)), AUTO_VARIABLE: "0"}
+    environment = {**os.environ, TRIAL.name: json.dumps(attrs.asdict(plan)), AUTO.name: "0"}
     command = [sys.executable, "-m", "sm_profiler.trial", *words]
     script = printable(words[1] if words[0] == "-m" else words[0])
     print(f"sm-profiler: running {script} up to its loop over a PyTorch DataLoader", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sm_profiler.config.profile import COLLECTORS
+from sm_profiler import settings
 from sm_profiler.errors import ConfigError
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
@@ -21,31 +21,17 @@ MAX_VARIABLES = 100
 MAX_VARIABLES_TUNING = 48  # of a tuning job's trials
 MAX_VARIABLE_LENGTH = 512
 
-CONFIG_KEYS = ("S3OutputPath", "DisableProfiler", "ProfilingIntervalInMilliseconds", "ProfilingParameters")
+_NAMES = {
+    group: tuple(key.name for key in settings.CONFIG_KEYS if key.group == group)
+    for group in (settings.TOP, settings.PARAMETERS, settings.WINDOW)
+}
 # an extension that the API rejects; only the agent backend carries it
 KMS_KEY = "KmsKeyId"
+CONFIG_KEYS = tuple(name for name in _NAMES[settings.TOP] if name != KMS_KEY)
+HOOK_PARAMETERS, METRICS_KEYS = _NAMES[settings.PARAMETERS], _NAMES[settings.WINDOW]
 # SageMaker Profiler, the service's other profiler, is recognized by this parameter
 CPU_PROFILING = "CPUProfilingDuration"
-HOOK_PARAMETERS = (
-    "LocalPath",
-    "RotateMaxFileSizeInBytes",
-    "RotateFileCloseIntervalInSeconds",
-    "FileOpenFailThreshold",
-    "SamplerEnabled",
-    *(collector.wire for collector in COLLECTORS.values()),
-)
 PARAMETER_KEYS = (*HOOK_PARAMETERS, CPU_PROFILING, "SMPFileRotationSecs")
-METRICS_KEYS = (
-    "StartStep",
-    "NumSteps",
-    "StartTimeInSecSinceEpoch",
-    "Duration",
-    "DurationInSeconds",
-    "MetricsRegex",
-    "ProfilerName",
-    "cProfileTimer",
-    "DefaultProfiling",
-)
 
 # SDK v2.257's PROFILER_UNSUPPORTED_REGIONS
 UNSUPPORTED_REGIONS = frozenset(

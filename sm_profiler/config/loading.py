@@ -23,19 +23,15 @@ from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import (
     COLLECTORS,
-    DEFAULT_FAIL_THRESHOLD,
-    DEFAULT_INTERVAL_MS,
-    DEFAULT_ROTATE_BYTES,
-    DEFAULT_ROTATE_SECONDS,
     PROFILERS,
     TIMERS,
     CollectorConfig,
     CollectorSpec,
     Profile,
 )
-from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
+from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BYTES, ROTATE_SECONDS, Setting
 
 _T = TypeVar("_T")
 _MAX_INTEGER = 2**63 - 1
@@ -66,11 +62,9 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
     parameters = dict(parameters or {})
     fields = canonical(parameters, PARAMETER_KEYS)
     numbers = {
-        "rotate_max_bytes": int(
-            _positive("RotateMaxFileSizeInBytes", fields, DEFAULT_ROTATE_BYTES, problems, whole=True)
-        ),
-        "rotate_close_seconds": _positive("RotateFileCloseIntervalInSeconds", fields, DEFAULT_ROTATE_SECONDS, problems),
-        "fail_threshold": int(_positive("FileOpenFailThreshold", fields, DEFAULT_FAIL_THRESHOLD, problems, whole=True)),
+        "rotate_max_bytes": int(_positive(ROTATE_BYTES, fields, problems, whole=True)),
+        "rotate_close_seconds": _positive(ROTATE_SECONDS, fields, problems),
+        "fail_threshold": int(_positive(FAIL_THRESHOLD, fields, problems, whole=True)),
     }
     collectors = {}
     for collector in COLLECTORS.values():
@@ -81,7 +75,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         s3_output_path=_path("S3OutputPath", given.get("S3OutputPath"), problems),
         interval_ms=_interval(given.get("ProfilingIntervalInMilliseconds"), problems),
         disabled=disabled,
-        local_path=_path("LocalPath", fields.get("LocalPath"), problems) or DEFAULT_PROFILER_OUTPUT,
+        local_path=_path("LocalPath", fields.get("LocalPath"), problems) or LOCAL_PATH.default,
         collectors=collectors,
         parameters=parameters,
         problems=[printable(problem) for problem in problems],
@@ -154,9 +148,8 @@ def _integer(value: object) -> int | None:
     return int(number) if number is not None and abs(number) <= _MAX_INTEGER else None
 
 
-def _positive(
-    name: str, fields: Mapping[str, Any], default: float, problems: list[str], *, whole: bool = False
-) -> float:
+def _positive(setting: Setting, fields: Mapping[str, Any], problems: list[str], *, whole: bool = False) -> float:
+    name, default = setting.name, float(setting.default)
     value = fields.get(name)
     if value is None:
         return default
@@ -168,15 +161,16 @@ def _positive(
 
 
 def _interval(value: object, problems: list[str]) -> int:
+    default = int(INTERVAL.default)
     if value is None:
-        return DEFAULT_INTERVAL_MS
+        return default
     number = _integer(value)
     if number is None or not 1 <= number <= MAX_INTERVAL_MS:
         allowed = ", ".join(map(str, INTERVALS_MS))
         problems.append(
-            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {shown(value)}; using {DEFAULT_INTERVAL_MS}"
+            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {shown(value)}; using {default}"
         )
-        return DEFAULT_INTERVAL_MS
+        return default
     problem = interval_problem(_number(value))
     if problem is not None:
         problems.append(problem)

@@ -6,12 +6,8 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
+from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BYTES, ROTATE_SECONDS
 
-DEFAULT_INTERVAL_MS = 500
-DEFAULT_ROTATE_BYTES = 10_485_760
-DEFAULT_ROTATE_SECONDS = 60.0
-DEFAULT_FAIL_THRESHOLD = 50
 PROFILERS = ("cprofile", "pyinstrument")
 TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
 
@@ -90,12 +86,12 @@ class Profile:
     """
 
     s3_output_path: str | None = None
-    interval_ms: int = DEFAULT_INTERVAL_MS
+    interval_ms: int = INTERVAL.default
     disabled: bool = False
-    local_path: str = DEFAULT_PROFILER_OUTPUT
-    rotate_max_bytes: int = DEFAULT_ROTATE_BYTES
-    rotate_close_seconds: float = DEFAULT_ROTATE_SECONDS
-    fail_threshold: int = DEFAULT_FAIL_THRESHOLD
+    local_path: str = LOCAL_PATH.default
+    rotate_max_bytes: int = ROTATE_BYTES.default
+    rotate_close_seconds: float = ROTATE_SECONDS.default
+    fail_threshold: int = FAIL_THRESHOLD.default
     collectors: dict[str, CollectorConfig] = attrs.field(factory=dict)
     parameters: dict[str, Any] = attrs.field(factory=dict)
     problems: list[str] = attrs.field(factory=list)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.container import JOB_NAME_VARIABLE, KMS_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
+from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.deploy.image import one_line_errors
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.launch.request import local_source, source_uri, upload_source
 from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
+from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.launched import Launched
 from sm_profiler.storage import AccessDeniedError
@@ -113,7 +113,7 @@ def start_rules(  # keyword arguments, each an independent choice
         **{str(key): str(value) for key, value in (parameters or {}).items()},
         "rule_to_invoke": rule,
         "rule_follow": str(training.get("TrainingJobStatus") in RUNNING).lower(),
-        SOURCE_VARIABLE: data,
+        SOURCE.name: data,
         JOB_NAME_VARIABLE: training["TrainingJobName"],
         **({"source_s3_uri": source} if source else {}),
     }
@@ -166,7 +166,7 @@ def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force
 
 def _key_of(training: Any) -> dict[str, str]:
     """Return the key that encrypts the report: SM_PROFILER_KMS_KEY, or else that of the training job's results."""
-    key = os.environ.get(KMS_VARIABLE) or training.get("OutputDataConfig", {}).get("KmsKeyId")
+    key = KMS_KEY.read() or training.get("OutputDataConfig", {}).get("KmsKeyId")
     return {"KmsKeyId": key} if key else {}
 
 

@@ -12,11 +12,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
-from sm_profiler.container import SCHEDULER_VARIABLE, Resources
+from sm_profiler.container import Resources
 from sm_profiler.errors import SourceError
 from sm_profiler.executors.pools import CONNECT_S, Pool, check_versions, connect, end_process, pool_of
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import processors, start_module
+from sm_profiler.settings import SCHEDULER
 
 PORT = 8786
 JOIN_S = 300.0  # from one host's start to the others': an image is pulled in between
@@ -32,14 +33,12 @@ def is_possible() -> bool:
 
 def scheduler_address(resources: Resources, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return host and port of the scheduler: of the first host, unless the environment names others."""
-    named = environment.get(SCHEDULER_VARIABLE, "")
-    host, _, port = named.rpartition(":")
-    return (host, int(port)) if host and port.isdecimal() else (resources.first_node, PORT)
+    return SCHEDULER.read_or_default(environment) or (resources.first_node, PORT)
 
 
 def workers_here(resources: Resources, environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of workers of this host: one for each processor, unless the hosts share this machine."""
-    hosts = len(resources.hosts) if environment.get(SCHEDULER_VARIABLE) else 1
+    hosts = len(resources.hosts) if SCHEDULER.text(environment) else 1
     return max(processors() // hosts, 1)
 
 
@@ -98,7 +97,7 @@ def open_cluster(resources: Resources) -> Iterator[HostCluster]:
     host, port = scheduler_address(resources)
     with ExitStack() as stack:
         folder = stack.enter_context(_scratch())
-        bound = host if os.environ.get(SCHEDULER_VARIABLE) else "0.0.0.0"  # noqa: S104 - the job's own network
+        bound = host if SCHEDULER.text() else "0.0.0.0"  # noqa: S104 - the job's own network
         arguments = ["--host", bound, "--port", str(port), "--no-dashboard"]
         scheduler = _start("distributed.cli.dask_scheduler", arguments)
         stack.callback(end_process, scheduler)

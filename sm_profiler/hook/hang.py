@@ -27,14 +27,13 @@ from sm_profiler.hook.cells import shown
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.dead_threads import DeadThreads
 from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
+from sm_profiler.settings import HANG_SECONDS
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from sm_profiler.hook.session import Session
 
-SECONDS_VARIABLE = "SM_PROFILER_HANG_SECONDS"
-SECONDS = 60.0  # shorter stops are never reported; 0 in the variable switches the watch off
 TIMES_USUAL = 10.0  # the usual time from step to step
 TIMES_LONGEST = 3.0  # the longest stop so far: an evaluation, a checkpoint, a compilation
 MIN_STEPS = 3  # the first ones allocate and compile
@@ -56,15 +55,6 @@ EVENT_LOOPS = ("asyncio.base_events", "socketserver", "selectors")  # a server o
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def minimum(environment: dict[str, str] | None = None) -> float:
-    """Return the seconds of the shortest stop to report, 0 if none is to be reported."""
-    text = (os.environ if environment is None else environment).get(SECONDS_VARIABLE, "")
-    try:
-        return max(float(text), 0.0) if text else SECONDS
-    except ValueError:
-        return SECONDS
-
-
 class HangWatch(Collector):
     """Notices that steps stopped."""
 
@@ -78,7 +68,7 @@ class HangWatch(Collector):
         frames: Frames = current_frames,
     ) -> None:
         self._session = session
-        self._minimum = minimum()
+        self._minimum: float = HANG_SECONDS.read_or_default()
         self._clock = clock
         self._work_done = work or work_done
         self._frames = frames
@@ -328,7 +318,7 @@ def _user_place(stack: Stack) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < START_TIMES * SECONDS else f"{seconds / 60:.3g} min"
+    return f"{seconds:.0f} s" if seconds < START_TIMES * HANG_SECONDS.default else f"{seconds / 60:.3g} min"
 
 
 def stacks(training: int | None) -> list[dict[str, Any]]:

@@ -25,11 +25,10 @@ from sm_profiler.hook.other_threads import Frames, current_frames, outwards, sta
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.threads import waited_ns
+from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
+from sm_profiler.settings import SAMPLER_ENABLED
 
 SAMPLER = "sampler"
-SWITCH = "SM_PROFILER_SAMPLER"
-PARAMETER = "SamplerEnabled"
-OFF = ("off", "false", "0", "no")
 
 DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
@@ -57,8 +56,8 @@ class Source(Protocol):
 def is_wanted(profile: Profile, environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether neither the environment nor the configuration switches the sampler off."""
     given = {key.lower(): value for key, value in profile.parameters.items()}
-    chosen = (environment.get(SWITCH, ""), given.get(PARAMETER.lower(), ""))
-    return not any(str(value).strip().lower() in OFF for value in chosen)
+    in_config = {SAMPLER_ENABLED.name: str(given.get(SAMPLER_ENABLED.name.lower(), ""))}
+    return bool(SAMPLER_SWITCH.read_or_default(environment) and SAMPLER_ENABLED.read_or_default(in_config))
 
 
 class Sampler(Collector):

@@ -10,8 +10,9 @@ import attrs
 
 from sm_profiler.config import Profile, config_from_environment
 from sm_profiler.config.profile import COLLECTORS
-from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, expanded, rooted
+from sm_profiler.container import PROFILER_CONFIG, expanded, rooted
 from sm_profiler.hook.bounded import run_bounded
+from sm_profiler.settings import CONFIG_PATH
 
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
 _MAX_DIGITS = 9  # of a rank
@@ -47,7 +48,7 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
             return ConfigText(named)
         named = expanded(named, environment)
         return _from_s3(named) if named.startswith("s3://") else read_config(rooted(named, environment))
-    path_named = environment.get(SERVICE_CONFIG_PATH_VARIABLE)
+    path_named = CONFIG_PATH.text(environment)
     if path_named:
         return read_config(rooted(path_named, environment))
     path = rooted(PROFILER_CONFIG, environment)

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
+from sm_profiler.container import CHECKPOINTS
 from sm_profiler.debugger import ProfilerConfig, ProfilerRule
 from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
@@ -31,6 +31,7 @@ from sm_profiler.launch.request import (
     require_managed_profiling,
     sdk_version,
 )
+from sm_profiler.settings import AUTO
 
 LOCAL_MODES = ("local", "local_gpu")
 
@@ -78,7 +79,7 @@ def attach_estimator(
         _check(config, rules)
         environment = dict(estimator.environment or {})
         if getattr(config, "framework_profile_params", None) is not None:
-            environment.setdefault(AUTO_VARIABLE, "1")
+            environment.setdefault(AUTO.name, "1")
         values = {
             "environment": environment or None,
             "disable_profiler": config.disable_profiler is True,
@@ -218,7 +219,7 @@ def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )
     if "ProfilingParameters" in added["ProfilerConfig"]:
-        request.set("Environment", {AUTO_VARIABLE: "1", **(request.get("Environment") or {})})
+        request.set("Environment", {AUTO.name: "1", **(request.get("Environment") or {})})
     request.request.update(added if request.pascal else request_to_shapes(added))
 
 

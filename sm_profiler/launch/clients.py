@@ -9,11 +9,12 @@ from typing import Any
 import attrs
 
 from sm_profiler.config.api import MAX_VARIABLES, MAX_VARIABLES_TUNING
-from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
+from sm_profiler.container import CHECKPOINTS
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.request import build_request, require_accepted, require_managed_profiling
 from sm_profiler.printable import logger_for
+from sm_profiler.settings import AUTO
 
 logger = logger_for(__name__)
 
@@ -115,7 +116,7 @@ def _trainer_is_not_asked(params: Mapping[str, Any], **_more: Any) -> None:
     several = params.get("TrainingJobDefinitions")
     definitions = [params.get("TrainingJobDefinition"), *(several if isinstance(several, list) else ())]
     environments = [trial.get("Environment") or () for trial in definitions if isinstance(trial, Mapping)]
-    if any(AUTO_VARIABLE in environment for environment in environments):
+    if any(AUTO.name in environment for environment in environments):
         return  # the session is attached, too, or these are the user's own variables
     logger.warning(
         "sm-profiler: a tuner does not take the configuration that is attached to its ModelTrainer, so its trials are not "
@@ -173,7 +174,7 @@ class _Adder:
         if "ProfilingParameters" in added["ProfilerConfig"]:
             environment = params.get("Environment")
             if environment is None or isinstance(environment, Mapping):  # botocore reports anything else
-                changed["Environment"] = {AUTO_VARIABLE: "1", **(environment or {})}
+                changed["Environment"] = {AUTO.name: "1", **(environment or {})}
         return changed
 
     def tuning(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:

@@ -10,20 +10,15 @@ from typing import Any
 
 from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, shown
 from sm_profiler.config.environment import environment_for
-from sm_profiler.container import (
-    AUTO_VARIABLE,
-    CONFIG_VARIABLE,
-    DEFAULT_PROFILER_OUTPUT,
-    ISOLATED_FOLDER,
-    OUTPUT_DATA,
-)
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request
 from sm_profiler.launch.service_model import is_pipeline_variable
 from sm_profiler.printable import printable
+from sm_profiler.settings import AUTO, CONFIG
 
 _S3_URI = re.compile(r"s3://([a-zA-Z0-9._-]{1,255}|arn:[^/\s]+)(/|\Z)")
-_OURS = re.compile(rf"({CONFIG_VARIABLE}(_\d+)?|{AUTO_VARIABLE})\Z")
+_OURS = re.compile(rf"({CONFIG.name}(_\d+)?|{AUTO.name})\Z")
 
 
 def agent_environment(  # one argument for each setting of a job
@@ -66,7 +61,7 @@ def agent_environment(  # one argument for each setting of a job
         require_destination(config)
         if kms_key_id is not None:
             config[KMS_KEY] = kms_key_id
-    carried = {**environment_for(_to_json(config)), AUTO_VARIABLE: "1"}
+    carried = {**environment_for(_to_json(config)), AUTO.name: "1"}
     changed = sorted(name for name, value in own.items() if _OURS.match(str(name)) and carried.get(name) != value)
     if changed:
         warnings.warn(

@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems
-from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.debugger import ProfilerConfig
 from sm_profiler.debugger.debugger import get_rule_container_image_uri
 from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.service_model import check_request, is_pipeline_variable
 from sm_profiler.printable import printable
+from sm_profiler.settings import KMS_KEY
 
 
 def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: str | None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def upload_source(path: Path, uri: str, name: str, client: Any) -> None:
         ConfigError: that failed.
     """
     bucket, _, key = uri.removeprefix("s3://").partition("/")
-    kms_key = os.environ.get(KMS_VARIABLE)
+    kms_key = KMS_KEY.read()
     encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
     with _upload_errors(str(path), name):
         client.upload_file(str(path), bucket, key, **encrypted)

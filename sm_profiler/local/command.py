@@ -30,6 +30,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.local.host import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
 from sm_profiler.local.services import download, unpack
+from sm_profiler.settings import LOCAL_PYTHON, LOCAL_TOOLKIT
 
 # The user's settings for pip: mirrors, proxies, certificates.
 PIP_VARIABLES = (
@@ -47,7 +48,6 @@ AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )
 MAX_COMMAND = 65536  # bytes of a console script; they are small
-PYTHON = "SM_PROFILER_LOCAL_PYTHON"  # an interpreter whose packages the jobs get, instead of the endpoint's
 
 
 def create_overlay(folder: Path, python: str | None = None) -> Path:
@@ -60,7 +60,7 @@ def create_overlay(folder: Path, python: str | None = None) -> Path:
     Raises:
         OSError, subprocess.CalledProcessError: that interpreter does not run.
     """
-    python = python or os.environ.get(PYTHON)
+    python = python or LOCAL_PYTHON.read()
     if python:
         subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
         show = "import json, sys, sysconfig; print(json.dumps([sys.path, sysconfig.get_path('scripts')]))"
@@ -116,13 +116,13 @@ def install_command(python: Path, installs: Sequence[str]) -> list[str]:
     return [str(python), "-m", "pip", "install", "--progress-bar", "off", *installs]
 
 
-TOOLKIT = "SM_PROFILER_LOCAL_TOOLKIT"
 BASE_FOLDER = "SAGEMAKER_BASE_DIR"  # the toolkit's own variable for the counterpart of /opt/ml
 
 
 def toolkit_python(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the python whose toolkit starts the jobs; None if the endpoint starts them itself."""
-    return environment.get(TOOLKIT) or None
+    python: str | None = LOCAL_TOOLKIT.read(environment)
+    return python
 
 
 def toolkit_command(python: Path, host: Host) -> list[str]:

@@ -17,10 +17,10 @@ import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formatting import plural
-from sm_profiler.local.command import PYTHON
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.services import download, s3_keys
+from sm_profiler.settings import LOCAL_PYTHON
 
 if TYPE_CHECKING:
     from sm_profiler.local.endpoint import EndpointBase
@@ -65,7 +65,7 @@ def check_packages(framework: str = "pytorch") -> None:
     Raises:
         ProfilerError: names the first package to install.
     """
-    needed = NEEDED if os.environ.get(PYTHON) else NEEDED | FRAMEWORKS[framework]
+    needed = NEEDED if LOCAL_PYTHON.read() else NEEDED | FRAMEWORKS[framework]
     for module, requirement in needed.items():
         if find_spec(module) is None:
             raise ProfilerError(f"the demo needs {module}: pip install '{requirement}'")

@@ -13,6 +13,7 @@ import attrs
 
 from sm_profiler import container
 from sm_profiler.local.records import JsonDict
+from sm_profiler.settings import ROOT
 
 FOLDERS = (
     container.INPUT_CONFIG,
@@ -197,7 +198,7 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
         "TMPDIR": str(host.tmp),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(host.path(container.CODE)),
-        container.ROOT_VARIABLE: str(host.ml),
+        ROOT.name: str(host.ml),
     }
 
 

@@ -17,13 +17,10 @@ from sm_profiler.container import (
     DEFAULT_NODE,
     EXIT_MESSAGE,
     JOB_NAME_VARIABLE,
-    POLL_VARIABLE,
     PROCESSING_CONFIG,
     PROCESSING_RESOURCE_CONFIG,
-    ROOT_VARIABLE,
     RULE_INPUT,
     RULE_OUTPUT,
-    SCHEDULER_VARIABLE,
     STOP_SIGNAL_VARIABLE,
     relocated,
     relocated_text,
@@ -45,6 +42,8 @@ from sm_profiler.local.records import (
 from sm_profiler.local.services import Services, download, open_uploader
 from sm_profiler.monitor.uploader import Uploader
 from sm_profiler.rules.settings import STATUS_FILE
+from sm_profiler.settings import POLL_S as RULE_POLL
+from sm_profiler.settings import ROOT, SCHEDULER
 
 POLL_S = 0.5
 RULE_GRACE_S = 5.0
@@ -231,10 +230,10 @@ class ProcessingRun(threading.Thread):
         requested = self.job.request.get("Environment", {})
         return {
             **_base_environment(self.services, self.job.region, host.root.parent, python),
-            ROOT_VARIABLE: str(host.root),
+            ROOT.name: str(host.root),
             "PROCESSING_JOB_NAME": self.job.name,
             "PROCESSING_JOB_ARN": self.job.arn,
-            **({SCHEDULER_VARIABLE: scheduler} if scheduler else {}),
+            **({SCHEDULER.name: scheduler} if scheduler else {}),
             **{name: relocated_text(value, host.root) for name, value in requested.items()},
         }
 
@@ -320,8 +319,8 @@ class RuleRun(threading.Thread):
         return {
             **_base_environment(self.services, self.job.region, self.folder, Path(sys.executable)),
             **self.parameters(),
-            ROOT_VARIABLE: str(self.root),
-            POLL_VARIABLE: "2",  # listing S3 on this machine costs little
+            ROOT.name: str(self.root),
+            RULE_POLL.name: "2",  # listing S3 on this machine costs little
             STOP_SIGNAL_VARIABLE: str(self.stop_file),
             JOB_NAME_VARIABLE: self.job.name,
             "TRAINING_JOB_ARN": self.job.arn,

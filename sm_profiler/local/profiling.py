@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
-from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 from sm_profiler.formatting import plural
 from sm_profiler.local.host import Host, machine_environment
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.monitor.uploader import Uploader, open_destination
+from sm_profiler.settings import INTERVAL, ROOT
 
 UPLOAD_EVERY_S = 1.0
 MAX_RESTARTS = 3
@@ -49,7 +49,7 @@ class Profiling:
     def follow_config(self) -> None:
         """Sample as the job's current ProfilerConfig requests."""
         config = self._job.profiler_config or {}
-        wanted = config.get("ProfilingIntervalInMilliseconds", DEFAULT_INTERVAL_MS) if self._job.profiling else 0
+        wanted = config.get("ProfilingIntervalInMilliseconds", INTERVAL.default) if self._job.profiling else 0
         with self._lock:
             if wanted == self._interval_ms or self._done.is_set():
                 return
@@ -62,7 +62,7 @@ class Profiling:
         folder = host.folder / "metrics"
         folder.mkdir(exist_ok=True)
         options = ["--out", str(folder), "--interval-ms", str(interval_ms)]
-        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **machine_environment(), ROOT_VARIABLE: str(host.ml)}
+        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **machine_environment(), ROOT.name: str(host.ml)}
 
         def keep(line: str) -> None:
             self._monitor_output.append(f"metrics of {host.name}: {line}")

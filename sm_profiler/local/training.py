@@ -12,7 +12,7 @@ from typing import Any
 
 from boto3.exceptions import S3UploadFailedError
 
-from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
+from sm_profiler.container import CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import (
     Program,
@@ -40,6 +40,7 @@ from sm_profiler.local.processing import RuleRun
 from sm_profiler.local.profiling import Profiling
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
+from sm_profiler.settings import AUTO
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
@@ -211,7 +212,7 @@ class TrainingRun(threading.Thread):
         else:
             found |= toolkit_environment(host, job.request, gpu_count())
         if job.profiling:
-            found[AUTO_VARIABLE] = "1"
+            found[AUTO.name] = "1"
         for name, value in job.request.get("Environment", {}).items():  # the hook itself applies SM_PROFILER_ROOT
             found[name] = value if name.startswith("SM_PROFILER") else host.map(value)
         return found

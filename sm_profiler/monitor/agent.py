@@ -22,14 +22,13 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE, METRICS_TARGETS_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
 from sm_profiler.monitor.board import Board, job_labels
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.local_space import CHECK_SECONDS as SPACE_SECONDS
-from sm_profiler.monitor.local_space import DELETE_VARIABLE, LocalSpace, limit_of
+from sm_profiler.monitor.local_space import LocalSpace, limit_of
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
@@ -37,6 +36,7 @@ from sm_profiler.monitor.switched_off import SwitchedOff
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
+from sm_profiler.settings import DELETE_UPLOADED, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent
 
 logger = logger_for("sm_profiler")
@@ -280,34 +280,29 @@ class Agent:
 
 
 def local_space(root: Path, environment: Mapping[str, str]) -> LocalSpace:
-    """Return what keeps the profile within its limit; a limit that cannot be read is the default."""
-    try:
-        limit = limit_of(root, environment)
-    except ProfilerError as error:
-        logger.warning("sm-profiler: %s; using the default", error)
-        limit = limit_of(root, {})
-    return LocalSpace(root, limit, deletes=environment.get(DELETE_VARIABLE) == "1")
+    """Return what keeps the profile within its limit."""
+    return LocalSpace(root, limit_of(root, environment), deletes=DELETE_UPLOADED.read_or_default(environment))
 
 
 def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: str = "") -> Board | None:
     """Serve the newest values for Prometheus if the environment names a port; a failure is one line in the log."""
-    text = environment.get(METRICS_PORT_VARIABLE)
-    if not text:
+    port = METRICS_PORT.read_or_default(environment)
+    if port is None:
         return None
     from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
     from sm_profiler.monitor.step_counter import StepCounter
 
     labels = job_labels(job, environment, _name_in_claim(root))
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
-    address = environment.get(METRICS_ADDRESS_VARIABLE) or "127.0.0.1"
+    address = METRICS_ADDRESS.read(environment)
     try:
-        metrics = Exposition(address, int(text), board.values)
-        if metrics.server_port != int(text):
+        metrics = Exposition(address, port, board.values)
+        if metrics.server_port != port:
             logger.warning("sm-profiler: metrics for Prometheus at %s:%d", address, metrics.server_port)
-        if folder := environment.get(METRICS_TARGETS_VARIABLE):
+        if folder := METRICS_TARGETS.read(environment):
             metrics.announce(Path(folder), dict(labels).get("host", "localhost"))
             board.withdraw = metrics.withdraw
-    except (ProfilerError, ValueError) as error:
+    except ProfilerError as error:
         logger.warning("sm-profiler: no metrics for Prometheus: %s", printable(str(error)))
         return None
     return board

@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
 
-from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
 from sm_profiler.monitor.earlier_job import EARLIER
-from sm_profiler.printable import logger_for, printable
+from sm_profiler.printable import logger_for
+from sm_profiler.settings import LOCAL_MAX
 from sm_profiler.storage import FileInfo, LocalStorage
 
 logger = logger_for("sm_profiler")
 
-MAX_VARIABLE, DELETE_VARIABLE = "SM_PROFILER_LOCAL_MAX", "SM_PROFILER_DELETE_UPLOADED"
 DEFAULT_BYTES, LEAST_DEFAULT_BYTES = 20 * 10**9, 10**9
 SHARE_OF_DISK = 10  # by default, at most this fraction
 CHECK_SECONDS = 60.0
 KEPT = 0.9  # share of the limit that is left, so that not every check removes something
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def limit_of(root: Path, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the limit in bytes; 0 for none.
-
-    Raises:
-        ProfilerError: the variable has no size.
-    """
-    text = environment.get(MAX_VARIABLE, "").strip()
-    if text.lower() in {"off", "none"}:
-        return 0
-    if text:
-        match = _SIZE.fullmatch(text)
-        if match is None:
-            raise ProfilerError(f"{MAX_VARIABLE}: expected a size such as 20GB, or off, found {printable(text)}")
-        return int(float(match[1]) * _UNITS[match[2].lower()])
+    """Return the limit in bytes; 0 for none. A value that is no size is replaced by the default."""
+    given: int | None = LOCAL_MAX.read_or_default(environment)
+    if given is not None:
+        return given
     try:
         share = shutil.disk_usage(root).total // SHARE_OF_DISK
     except OSError:
@@ -94,7 +82,7 @@ class LocalSpace:
         if self.lost > lost and not lost:
             logger.warning(
                 "sm-profiler: the profile in %s has reached its limit of %.1f GB (%s): the oldest files are emptied",
-                self.root, self.limit / 1e9, MAX_VARIABLE,
+                self.root, self.limit / 1e9, LOCAL_MAX.name,
             )  # fmt: skip
 
     def _files(self, prefix: str) -> list[FileInfo]:

@@ -17,12 +17,13 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.config import Profile
-from sm_profiler.container import JOB_VARIABLE, PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
+from sm_profiler.container import PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS, IGNORED_FOLDER
 from sm_profiler.monitor.node_state import locked, start_time
 from sm_profiler.monitor.task import is_own_job, job_name
 from sm_profiler.printable import logger_for, printable
+from sm_profiler.settings import JOB
 
 logger = logger_for("sm_profiler")
 
@@ -254,7 +255,7 @@ def _is_continued(folder: Path, before: Owner, owner: Owner) -> bool:
 
 def _this_job(environment: Mapping[str, str]) -> Owner:
     job, user = job_name(environment).replace("\n", " "), user_name()
-    names = {name: value for name, value in environment.items() if name != JOB_VARIABLE}
+    names = {name: value for name, value in environment.items() if name != JOB.name}
     if job_name(names, _NAMELESS) != _NAMELESS:
         return Owner(job, user)
     return Owner(job, user, f"{os.uname().nodename} {os.getpid()} {start_time(os.getpid())}")

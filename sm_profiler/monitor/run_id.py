@@ -6,17 +6,17 @@ import os
 import time
 from collections.abc import Mapping
 
-RUN_VARIABLE = "SM_PROFILER_RUN_ID"
+from sm_profiler.settings import RUN_ID
 
 
 def run_id(environment: Mapping[str, str] = os.environ) -> str:
     """Return the id, after creating it for this process and its children if there is none."""
-    found = environment.get(RUN_VARIABLE)
+    found = RUN_ID.text(environment)
     if found:
         return found
     found = _launched(environment) or f"{time.strftime('local-%Y%m%d-%H%M%S')}-{os.getpid()}"
     if environment is os.environ:
-        os.environ[RUN_VARIABLE] = found
+        os.environ[RUN_ID.name] = found
     return found
 
 

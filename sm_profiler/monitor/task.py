@@ -11,18 +11,13 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.config import Profile, config_from_environment, load_profile
-from sm_profiler.container import (
-    AUTO_VARIABLE,
-    JOB_NAME_VARIABLE,
-    JOB_VARIABLE,
-    TOOLKIT_JOB_NAME_VARIABLE,
-    TOOLKIT_VARIABLE,
-)
+from sm_profiler.container import JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE, TOOLKIT_VARIABLE
 from sm_profiler.errors import ConfigError
 from sm_profiler.monitor.run_id import run_id
+from sm_profiler.settings import AUTO, JOB
 
 OUTPUT = "profiler-output"
-NAMES = (JOB_VARIABLE, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE)
+NAMES = (JOB.name, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE)
 
 
 @attrs.frozen
@@ -70,9 +65,9 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
         service_config: the managed service's configuration file. If it has the same S3 path, the service already samples
             and uploads.
     """
-    if environment.get(AUTO_VARIABLE) != "1" or profile.disabled:
+    if not AUTO.read(environment) or profile.disabled:
         return False
-    if environment.get(JOB_VARIABLE) and not profile.s3_output_path:
+    if JOB.text(environment) and not profile.s3_output_path:
         return False  # `sm-profiler run` samples
     return is_own_job(profile, environment, service_config)
 

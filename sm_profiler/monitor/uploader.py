@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, Protocol
 
 import attrs
 
-from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
 from sm_profiler.printable import logger_for, one_line, printable
+from sm_profiler.settings import KMS_KEY
 from sm_profiler.signals import StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
 from sm_profiler.storage.base import AccessDeniedError, UnavailableError, jittered_pause
@@ -68,7 +68,7 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
         from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without
     except SourceError as error:
         raise ProfilerError(str(error)) from None
-    key = kms_key_id or os.environ.get(KMS_VARIABLE) or None
+    key = kms_key_id or KMS_KEY.read()
     return S3Storage(bucket, prefix, client=client, kms_key_id=key, attempts=1)
 
 

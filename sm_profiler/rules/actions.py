@@ -6,8 +6,9 @@ import json
 import os
 from typing import Any
 
-from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE
+from sm_profiler.container import JOB_NAME_VARIABLE
 from sm_profiler.printable import logger_for
+from sm_profiler.settings import ALLOW_STOP
 
 log = logger_for("sm_profiler.rules")
 
@@ -57,7 +58,7 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
     parameters = action.get("parameters") if isinstance(action.get("parameters"), dict) else {}
     job = os.environ.get(JOB_NAME_VARIABLE) or ""
     prefix = str({**(parameters or {}), **action}.get("training_job_prefix") or job)
-    if os.environ.get(ALLOW_STOP_VARIABLE) != "1":
+    if not ALLOW_STOP.read_or_default():
         log.warning("%s: StopTraining is not allowed; set rule_allow_stop_training=true to allow it", rule_name)
         return
     if not job or not job.startswith(prefix):

@@ -23,8 +23,9 @@ from sm_profiler.rules.engine import Following, windows
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, poll_interval_s, stop_signalled
+from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, stop_signalled
 from sm_profiler.rules.trial import ProfilerTrial
+from sm_profiler.settings import POLL_S
 from sm_profiler.source import open_source
 
 INTERVAL = "scan_interval_us"
@@ -151,7 +152,7 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         return Status.NO_ISSUES, "", rule.report
     rule = build_rule(kind, parameters)
     interval_us = interval(parameters.get(INTERVAL, SCAN_INTERVAL_US))
-    follow: Any = Following(stop=stop_signalled, poll_s=poll_interval_s(os.environ)) if request["follow"] else False
+    follow: Any = Following(stop=stop_signalled, poll_s=POLL_S.read_or_default()) if request["follow"] else False
     met_at = None
     source = open_source(request["source"], cache=False)
     for step, window in enumerate(windows(source, follow=follow, interval_us=interval_us)):

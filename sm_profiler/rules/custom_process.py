@@ -15,11 +15,12 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
-from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
+from sm_profiler.container import JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.settings import GRACE, Settings, Status
+from sm_profiler.settings import ALLOW_STOP
 from sm_profiler.signals import StopEvent
 from sm_profiler.storage import open_storage
 
@@ -80,7 +81,7 @@ class CustomProcess:
         environment = {
             **os.environ,
             GRACE: str(settings.grace_s),
-            ALLOW_STOP_VARIABLE: "1" if settings.allow_stop else "0",
+            ALLOW_STOP.name: "1" if settings.allow_stop else "0",
         }
         environment |= {"PYTHONUNBUFFERED": "1", JOB_NAME_VARIABLE: settings.job}
         if settings.stop_file:

@@ -30,16 +30,15 @@ from sm_profiler.rules.profiler_report import ProfilerReport, one_line
 from sm_profiler.rules.results import RuleResults, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.settings import (
-    DEFAULT_POLL_S,
     DEFAULT_RULE,
     PROFILER_OUTPUT,
     Settings,
     Status,
-    poll_interval_s,
     read_settings,
     write_status,
 )
 from sm_profiler.rules.window import EvaluationWindow
+from sm_profiler.settings import POLL_S
 from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.storage import open_storage
@@ -101,7 +100,7 @@ class Runner:
         make_folds: Callable[[], Sequence[Fold]] = tuple,
         spread: Spreader | None = None,
         notes: Sequence[str] = (),
-        poll_s: float = DEFAULT_POLL_S,
+        poll_s: float = POLL_S.default,
     ) -> None:
         self.settings = settings
         self._write_report = write_report
@@ -364,7 +363,7 @@ def main(
         settings = attrs.evolve(settings, compat=words[words.index("--compat") + 1])
     runner = Runner(
         settings, write_report=write_report, make_folds=make_folds, spread=spread, notes=notes,
-        poll_s=poll_interval_s(os.environ),
+        poll_s=POLL_S.read_or_default(),
     )  # fmt: skip
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())

@@ -17,16 +17,15 @@ import attrs
 from sm_profiler.container import (
     EXIT_MESSAGE,
     JOB_NAME_VARIABLE,
-    POLL_VARIABLE,
     PROCESSING_CONFIG,
     RULE_INPUT,
     RULE_OUTPUT,
-    SOURCE_VARIABLE,
     STOP_SIGNAL_VARIABLE,
     rooted,
 )
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import logger_for
+from sm_profiler.settings import SOURCE
 
 PROFILER_OUTPUT = "profiler-output"
 TRUE = {"1", "true", "yes", "on"}
@@ -43,9 +42,8 @@ RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE = (
 )
 RUNNER_PARAMETERS = {RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE, "action_json"}
 DEFAULT_RULE = "ProfilerReport"
-DEFAULT_GRACE_S, DEFAULT_TIMEOUT_S, DEFAULT_POLL_S = 60.0, 600.0, 10.0
+DEFAULT_GRACE_S, DEFAULT_TIMEOUT_S = 60.0, 600.0
 MAX_SECONDS = 1e9  # thirty years; threading's limit is above it
-MAX_POLL_S = 3600.0
 STATUS_FILE = "rule-status.json"
 MAX_DETAILS = 1024  # characters of StatusDetails
 log = logger_for("sm_profiler.rules")
@@ -135,21 +133,6 @@ def stop_signalled() -> bool:
     return bool(stop_file) and _is_older(Path(str(stop_file)), _seconds(os.environ, GRACE, DEFAULT_GRACE_S))
 
 
-def poll_interval_s(environ: Mapping[str, str]) -> float:
-    """Return the seconds between two polls of a running job; a bad value is logged and replaced by the default."""
-    text = environ.get(POLL_VARIABLE)
-    if not text:
-        return DEFAULT_POLL_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if 0 < seconds <= MAX_POLL_S:
-        return seconds
-    log.warning("%s must be a number of seconds up to %g, not %r: using %g", POLL_VARIABLE, MAX_POLL_S, text[:60], DEFAULT_POLL_S)  # fmt: skip
-    return DEFAULT_POLL_S
-
-
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Read the settings of this container.
 
@@ -211,8 +194,8 @@ def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _source(config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, bool]:
     """Return the profile's location and whether more data may come: from environment, mounted folder or configuration."""
-    if environ.get(SOURCE_VARIABLE):
-        return environ[SOURCE_VARIABLE], False
+    if source := SOURCE.text(environ):
+        return source, False
     listed = config.get("ProcessingInputs")
     inputs = [
         each["S3Input"]

@@ -16,8 +16,9 @@ from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules.custom_process import IGNORED_FOLDER
 from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
 from sm_profiler.rules.rule import NoMoreProfilerData
-from sm_profiler.rules.settings import poll_interval_s, stop_signalled
+from sm_profiler.rules.settings import stop_signalled
 from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
+from sm_profiler.settings import POLL_S
 from sm_profiler.source import Batch, ProfileSource, open_source
 
 
@@ -47,7 +48,7 @@ class ProfilerTrial:
         Path(self.temp_dir).mkdir(parents=True, exist_ok=True)
         self._sleep = sleep
         self._follow = follow
-        self._poll_s = poll_interval_s(os.environ)
+        self._poll_s: float = POLL_S.read_or_default()
         self._source = self._open()
         self.first_timestamp = self._source.first_timestamp_us or 0
         self._rows = _RowCache(self._source)

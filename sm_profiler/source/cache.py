@@ -29,15 +29,14 @@ import msgspec
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import OpenEvent
+from sm_profiler.settings import CACHE
 from sm_profiler.source.arrow import arrow, from_arrow, to_arrow
 from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
 
 VERSION = 1
-VARIABLE = "SM_PROFILER_CACHE"
 WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
 MAX_BYTES = 8 << 30
-_OFF = frozenset({"off", "no", "none", "false", "0"})
 _FOLDER = "sm-profiler-copies"
 _MARKER = "CACHEDIR.TAG"  # backup programs skip folders with it
 _MARK = (
@@ -325,9 +324,9 @@ def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
 
 def cache_root() -> Path | None:
     """Return the folder of all copies, in SM_PROFILER_CACHE or in the user's cache folder; None if it is switched off."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return None if named.strip().lower() in _OFF else Path(named) / _FOLDER
+    if CACHE.text().strip():
+        named = CACHE.read()
+        return Path(named) / _FOLDER if named else None
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "sm-profiler" / _FOLDER

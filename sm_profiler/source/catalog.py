@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import calendar
-import os
 import time
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
+from sm_profiler.settings import TRAILING
 from sm_profiler.source.clusters import Cluster, Clusters, are_future
 from sm_profiler.source.item import Item, item_of
 from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.storage import FileInfo, Storage
 
-TRAILING_US = 5 * layout.MINUTE_US
 _SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
 _CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
-
-
-def duration_us(variable: str, default: int) -> int:
-    """Return a number of microseconds from the environment."""
-    text = os.environ.get(variable)
-    if text is None:
-        return default
-    try:
-        return int(float(text))
-    except (ValueError, OverflowError) as error:
-        raise SourceError(f"{variable} is {text!r}, not a number of microseconds") from error
 
 
 class Catalog:
@@ -104,7 +91,7 @@ class Catalog:
         return max(info.mtime for info in self._markers.values()) * layout.SECOND_US
 
     def _list(self, *, everything: bool) -> OrderedItems:
-        trailing = duration_us("TRAILING_DURATION_MICROSECONDS", TRAILING_US)
+        trailing = TRAILING.read()
         found, timeless = ItemTable(), list[FileInfo]()
         is_first = not any(self._clusters)
         kept = self._kept() if is_first else None

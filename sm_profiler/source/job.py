@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sm_profiler.container import AUTO_VARIABLE, ISOLATED_FOLDER
+from sm_profiler.container import ISOLATED_FOLDER
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import FRAMEWORK, SYSTEM
+from sm_profiler.settings import AUTO
 from sm_profiler.source.launched import Launched
 from sm_profiler.storage import open_storage
 
@@ -76,7 +77,7 @@ def outputs_of(job: dict[str, Any], name: str) -> list[str]:
         SourceError: there is none.
     """
     configured = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
-    isolated = job.get("EnableNetworkIsolation") is True and AUTO_VARIABLE in (job.get("Environment") or {})
+    isolated = job.get("EnableNetworkIsolation") is True and AUTO.name in (job.get("Environment") or {})
     if not configured and isolated:
         return [_stored_output(job, name)]
     paths = [Launched.of(job).s3_output_path, configured, (job.get("OutputDataConfig") or {}).get("S3OutputPath")]

@@ -8,11 +8,10 @@ from typing import Any
 import attrs
 
 from sm_profiler.config import Profile, config_from_environment, load_profile
-from sm_profiler.config.profile import DEFAULT_ROTATE_SECONDS
-from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE
 from sm_profiler.errors import ConfigError
 from sm_profiler.formatting import duration
 from sm_profiler.printable import printable
+from sm_profiler.settings import AUTO, CONFIG, ROTATE_SECONDS
 
 RUNNING = ("InProgress", "Stopping")
 CUT_SHORT = ("Stopped", "Failed")
@@ -64,7 +63,7 @@ class Launched:
         return cls(
             status=status,
             started=not status or status == "Completed" or "TrainingStartTime" in job,
-            hook=variables.get(AUTO_VARIABLE) == "1",
+            hook=AUTO.read(variables),
             agent=agent,
             has_agent=text is not None,
             service=load_profile(dict(config)) if isinstance(config, Mapping) and config else None,
@@ -100,7 +99,7 @@ class Launched:
     @property
     def rotate_close_s(self) -> float:
         """Seconds after which the hook closes a trace file, and it can be stored."""
-        return self._config.rotate_close_seconds if self._config is not None else DEFAULT_ROTATE_SECONDS
+        return self._config.rotate_close_seconds if self._config is not None else ROTATE_SECONDS.default
 
     @property
     def s3_output_path(self) -> str | None:
@@ -139,19 +138,19 @@ class Launched:
     def _agent_problem(self) -> tuple[str, str]:
         path = self.agent.s3_output_path if self.agent is not None else None
         if not self.hook:
-            return f"the hook was off: {AUTO_VARIABLE} is not 1 in its environment", f"set {AUTO_VARIABLE}=1"
+            return f"the hook was off: {AUTO.name} is not 1 in its environment", f"set {AUTO.name}=1"
         if self.problem:
             return f"the hook was off: {_short(self.problem)}", "launch with agent_environment(…) or attach(…)"
         if self.agent is not None and self.agent.disabled:
             return "the profiler was off: DisableProfiler is true", "start the job with a ProfilerConfig"
         if self.agent is not None and path is None:
             return (
-                f"uploads were off: the configuration in {CONFIG_VARIABLE} has no S3OutputPath",
+                f"uploads were off: the configuration in {CONFIG.name} has no S3OutputPath",
                 "pass s3_output_path= to agent_environment(…)",
             )
         if path is not None and not path.startswith("s3://"):
             return (
-                f"uploads were off: {_short(path)!r} in {CONFIG_VARIABLE} is not an S3 URI",
+                f"uploads were off: {_short(path)!r} in {CONFIG.name} is not an S3 URI",
                 "set s3_output_path to s3://bucket/prefix",
             )
         return (
@@ -167,12 +166,12 @@ class Launched:
         config = self._config
         if not self.hook:
             return (
-                f"The hook was off: {AUTO_VARIABLE} is not 1 in the job's environment.",
-                f"Set {AUTO_VARIABLE}=1 there (attach does), with {_CONFIG}.",
+                f"The hook was off: {AUTO.name} is not 1 in the job's environment.",
+                f"Set {AUTO.name}=1 there (attach does), with {_CONFIG}.",
             )
         if config is not None and config.off:
             return (
-                f"{AUTO_VARIABLE}=1 is set, but the configuration asks for no framework metrics ({config.off}).",
+                f"{AUTO.name}=1 is set, but the configuration asks for no framework metrics ({config.off}).",
                 "Update the job: estimator.update_profiler(framework_profile_params=FrameworkProfile())."
                 if self.running and not self.by_agent
                 else f"Start the job with {_CONFIG}.",
@@ -180,7 +179,7 @@ class Launched:
         if self.status in CUT_SHORT:
             return (
                 (
-                    f"{AUTO_VARIABLE}=1 is set and framework metrics are configured, but the job ended early, before any step "
+                    f"{AUTO.name}=1 is set and framework metrics are configured, but the job ended early, before any step "
                     f"was stored. {lost_in_open_file(self.rotate_close_s)}."
                 ),
                 (
@@ -190,7 +189,7 @@ class Launched:
                 ),
             )
         return (
-            f"{AUTO_VARIABLE}=1 is set and framework metrics are configured, but no step is stored.",
+            f"{AUTO.name}=1 is set and framework metrics are configured, but no step is stored.",
             (
                 "Look in the job's log for lines that begin with 'sm-profiler:'. If there are none, sm-profiler is not installed "
                 "in the container, or the script imports no framework that it supports."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.errors import SourceError
+from sm_profiler.settings import KMS_KEY, REQUESTER_PAYS
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, Storage
 from sm_profiler.storage.download import read_all
 from sm_profiler.storage.local import LocalStorage
@@ -28,7 +28,7 @@ def open_storage(
         client: a boto3 S3 client; default: one created from the environment.
         region: the region of the S3 client that is created; default: boto3's own.
         requester_pays: agree to pay for requests to a requester-pays bucket; default: the environment variable
-            SM_PROFILER_REQUESTER_PAYS, if it is 1.
+            SM_PROFILER_REQUESTER_PAYS.
 
     Objects are encrypted with the KMS key of the environment variable SM_PROFILER_KMS_KEY, if it is set.
 
@@ -47,6 +47,7 @@ def open_storage(
     from sm_profiler.storage.s3 import S3Storage  # loading boto3 takes a third of a second
 
     if requester_pays is None:
-        requester_pays = os.environ.get("SM_PROFILER_REQUESTER_PAYS") == "1"
-    key = os.environ.get(KMS_VARIABLE) or None
-    return S3Storage(bucket, prefix, client=client, region=region, requester_pays=requester_pays, kms_key_id=key)
+        requester_pays = REQUESTER_PAYS.read()
+    return S3Storage(
+        bucket, prefix, client=client, region=region, requester_pays=requester_pays, kms_key_id=KMS_KEY.read()
+    )

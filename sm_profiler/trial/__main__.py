@@ -12,12 +12,13 @@ import runpy
 import sys
 from pathlib import Path
 
-from sm_profiler.trial.plan import PLAN_VARIABLE, Plan
+from sm_profiler.settings import TRIAL
+from sm_profiler.trial.plan import Plan
 
 
 def main() -> None:
     """Run `-m MODULE ARGS` or `SCRIPT ARGS` as `__main__`."""
-    plan = Plan.of(json.loads(os.environ.pop(PLAN_VARIABLE)))
+    plan = Plan.of(json.loads(os.environ.pop(TRIAL.name)))
     try:
         from sm_profiler.trial.loaders import Watch  # PyTorch may be missing
     except ImportError as error:

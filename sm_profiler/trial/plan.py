@@ -6,7 +6,6 @@ from typing import Any
 
 import attrs
 
-PLAN_VARIABLE = "SM_PROFILER_TRIAL"  # JSON of the plan, in the environment of the script's process
 WORTH = 1.05  # times the throughput that more workers or a deeper queue must bring to be better
 BUSY = 0.2  # of the machine's processor time; settings that use more cores suffer most from other programs
 ENOUGH = 1.2  # times the batches that the loop takes; during a training, a loader is slower than alone

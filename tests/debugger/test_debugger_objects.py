@@ -27,8 +27,8 @@ from sm_profiler.debugger import (
     cProfileTimer,
     rule_configs,
 )
-from sm_profiler.debugger.images import settings_path
 from sm_profiler.errors import ConfigError
+from sm_profiler.settings import settings_path
 
 # the SDK v2 advertises version 3 when it is imported, and warnings are errors here
 pytestmark = pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2")

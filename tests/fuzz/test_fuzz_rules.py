@@ -26,7 +26,8 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.rules import run_rules
 from sm_profiler.rules.parameters import build
 from sm_profiler.rules.profiler_report import RULES, ReportParameters
-from sm_profiler.rules.settings import RUNNER_PARAMETERS, poll_interval_s, read_settings
+from sm_profiler.rules.settings import RUNNER_PARAMETERS, read_settings
+from sm_profiler.settings import POLL_S
 
 REPO = Path(__file__).parents[2]
 INPUTS = int(os.environ.get("SM_PROFILER_FUZZ", "500"))
@@ -174,7 +175,7 @@ def test_settings_are_read_or_refused_in_one_line(tmp_path_factory, variables, c
     root = tmp_path_factory.getbasetemp() / "fuzz-settings"
     (root / "config").mkdir(parents=True, exist_ok=True)
     (root / "config/processingjobconfig.json").write_text(json.dumps(config), "utf-8")
-    poll_interval_s(variables)
+    POLL_S.read_or_default(variables)
     found, error = attempt(lambda: read_settings({**variables, "SM_PROFILER_ROOT": str(root)}))
     assert "\n" not in error
     if found is not None:

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 from test_hook_training import environment
 
-from sm_profiler.container import JOB_VARIABLE
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook.dead_threads import DeadThreads
 from sm_profiler.hook.hang import HangWatch, Work, work_done
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.report.build import build_report
+from sm_profiler.settings import JOB
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
 
@@ -39,7 +39,7 @@ def start(kind: str, profile: Path, ranks: int = 1) -> list[subprocess.Popen]:
     """Start the script's processes."""
     config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
     variables = {
-        "SM_PROFILER_CONFIG": config, "SM_PROFILER_HANG_SECONDS": str(SECONDS), "HANG_STORE": str(profile.parent / "store"), JOB_VARIABLE: "hangs",
+        "SM_PROFILER_CONFIG": config, "SM_PROFILER_HANG_SECONDS": str(SECONDS), "HANG_STORE": str(profile.parent / "store"), JOB.name: "hangs",
     }  # fmt: skip
     command = [sys.executable, "-m", "sm_profiler.hook.launch", str(SCRIPT), kind]
     return [
