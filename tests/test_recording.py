@@ -121,7 +121,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
         sm_profiler.start(config="missing.json")
     with pytest.raises(ProfilerError, match="records no framework"):
         sm_profiler.start("third", {"ProfilingParameters": {"LocalPath": "/x"}, "DisableProfiler": True})
-    monkeypatch.setattr("sm_profiler.hook.frameworks.FRAMEWORKS", ())
+    monkeypatch.setattr("sm_profiler.hook.frameworks.frameworks", tuple)
     with pytest.raises(ProfilerError, match="no training framework is installed"):
         sm_profiler.start("third")
 

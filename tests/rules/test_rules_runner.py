@@ -373,7 +373,8 @@ class TestSettings:
         monkeypatch.setenv("SM_PROFILER_SOURCE", str(job))
         monkeypatch.setenv("SM_PROFILER_POLL_S", text)
         assert main() == 0
-        assert f"SM_PROFILER_POLL_S must be a number of seconds up to 3600, not {text!r}: using 10" in caplog.messages
+        line = f"SM_PROFILER_POLL_S: expected a number of seconds up to 3600, found {text!r}; using the default, 10 s"
+        assert f"sm-profiler: {line}" in caplog.messages
         output = tmp_path / "processing/output/rule/profiler-output"
         assert json.loads((output / "rule-status.json").read_text())["RuleEvaluationStatus"] == "IssuesFound"
         assert (output / "profiler-report.html").exists()

@@ -149,7 +149,7 @@ def test_lists_only_files_that_can_be_new(live, monkeypatch):
     source.refresh()
     assert asked[2][1] == f"system/incremental/2023111422/{latest}"
     monkeypatch.setenv("TRAILING_DURATION_MICROSECONDS", "soon")
-    with pytest.raises(SourceError, match="TRAILING_DURATION_MICROSECONDS is 'soon'"):
+    with pytest.raises(ConfigError, match="TRAILING_DURATION_MICROSECONDS: expected a number of microseconds"):
         source.refresh()
 
 
