@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.source import open_source
