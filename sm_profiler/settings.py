@@ -26,7 +26,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 class Kind(NamedTuple):
-    """What the values of a setting are.
+    """The kind of values that a setting takes.
 
     Attributes:
         name: for lists of settings.
@@ -124,12 +124,12 @@ class Setting(NamedTuple):
         description: what it does.
         read_in: module that reads it, without `sm_profiler.`.
         default: the value without it.
-        shown: the default in words, where it is computed.
+        shown: text for the default, if it is computed.
         unit: of a number.
         group: heading in lists.
         file_key: key in the settings file that is used when the variable is not set.
         is_secret: its value is never shown.
-        is_ours: sm-profiler sets it for its own processes; nobody else needs to.
+        is_ours: sm-profiler sets it for its own processes; users have no need to.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Every setting is in the schema, is read where the schema says, and is listed with its value and origin."""
+"""Every setting is in the schema, is read where the schema names its reader, and is listed with its value and origin."""
 
 import ast
 import json
@@ -53,7 +53,7 @@ def test_no_reader_spells_a_name_itself():
 
 
 @pytest.mark.parametrize("identifier", sorted(IDENTIFIERS))
-def test_every_setting_is_read_where_the_schema_says(identifier):
+def test_every_setting_is_read_where_the_schema_has_it(identifier):
     module = PACKAGE / IDENTIFIERS[identifier].read_in.replace(".", "/")
     path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     tree = ast.parse(path.read_text())

@@ -31,7 +31,7 @@ class Present(NamedTuple):
 
     Attributes:
         setting: the setting.
-        value: in words.
+        value: as text.
         origin: DEFAULT, ENVIRONMENT, or the file it is from.
         problem: why the value cannot be used, or "".
     """
