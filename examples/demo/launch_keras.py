@@ -6,8 +6,8 @@
     eval "$(sm-profiler local --env)"         # in another
     python examples/demo/launch_keras.py
 
-On AWS, set your own role instead of the local endpoint's variables, add environment={"SM_PROFILER_AUTO": "1"} (the local
-endpoint sets it), and list sm-profiler in a requirements.txt next to train_keras.py.
+On AWS, set your own role instead of the local endpoint's variables, and list sm-profiler in a requirements.txt next to
+train_keras.py.
 """
 
 import os
@@ -35,6 +35,7 @@ estimator = TensorFlow(
     instance_type="ml.m5.xlarge",
     base_job_name="sm-profiler-demo-keras",
     hyperparameters={"epochs": 3, "batch-size": 32},
+    environment={"SM_PROFILER_AUTO": "1"},  # without it the hook stays off
     metric_definitions=[{"Name": "loss", "Regex": r" loss: ([0-9.]+)"}],
     profiler_config=ProfilerConfig(
         system_monitor_interval_millis=500,

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.rules.settings import Status
+from sm_profiler.settings import AUTO
 
 JsonDict = dict[str, Any]
 MAX_COMPONENT = 100  # characters of a rule's folder
@@ -177,6 +178,12 @@ class TrainingJobRecord(JobRecord):
     def profiling(self) -> bool:
         """True if the profiler is on."""
         return self.profiler_config is not None and not self.profiler_config.get("DisableProfiler", False)
+
+    @property
+    def hook_is_off(self) -> bool:
+        """True if framework metrics are requested, and no variable of the request switches the hook on."""
+        wanted = self.profiling and bool((self.profiler_config or {}).get("ProfilingParameters"))
+        return wanted and not AUTO.read(self.request.get("Environment", {}))
 
     def configure_profiler(self, config: JsonDict) -> None:
         """Take over a configuration, which may be only what an update changes."""

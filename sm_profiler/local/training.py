@@ -44,6 +44,10 @@ from sm_profiler.settings import AUTO
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
+HOOK_IS_OFF = (
+    f"sm-profiler: ProfilingParameters request framework metrics, but the job's environment has no {AUTO.name}=1: as on "
+    "SageMaker, the hook is off unless the script itself creates it"
+)
 KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the start and end of each window
 
 
@@ -211,8 +215,6 @@ class TrainingRun(threading.Thread):
             found = start_environment(host, found)
         else:
             found |= toolkit_environment(host, job.request, gpu_count())
-        if job.profiling:
-            found[AUTO.name] = "1"
         for name, value in job.request.get("Environment", {}).items():  # the hook itself applies SM_PROFILER_ROOT
             found[name] = value if name.startswith("SM_PROFILER") else host.map(value)
         return found
@@ -228,6 +230,8 @@ class TrainingRun(threading.Thread):
             raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
 
     def _start_profiling(self, s3: Any) -> None:
+        if self.job.hook_is_off:
+            self.streams[0].write(HOOK_IS_OFF)
         self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
         self.profiling.start()
         self.update_rules()

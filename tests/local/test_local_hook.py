@@ -53,7 +53,7 @@ def test_a_window_added_while_the_job_runs_is_recorded(bench):
     never = '{"StartStep": 1000000, "NumSteps": 1, }'
     names = []
     for change in (False, True):
-        name = bench.start(LOOP, ProfilerConfig=config(never))
+        name = bench.start(LOOP, ProfilerConfig=config(never), Environment={"SM_PROFILER_AUTO": "1"})
         bench.wait_for_line(name, "ready")
         if change:
             window = f'{{"StartTimeInSecSinceEpoch": {int(time.time())}, "Duration": 60, }}'
@@ -82,6 +82,22 @@ def test_framework_metrics_are_switched_on_in_a_job_that_began_without(bench):
     job = bench.wait(name)
     assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
     assert {"Step:ModeKeys.TRAIN", "Forward"} <= trace_phases(bench, f"later/{name}/profiler-output/framework")
+
+
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_configuration_alone_does_not_switch_the_hook_on(bench, creates):
+    """It did here, and not on SageMaker: what worked on the local endpoint was without steps there."""
+    script = LOOP.replace("left, end = 40", "left, end = 10").replace("if config.read_text() != before:", "if True:")
+    if creates:
+        script = script.replace(
+            "config =", "from sm_profiler.hook import Hook\nhook = Hook.create_from_config()\nconfig ="
+        )
+    parameters = {"LocalPath": "/opt/ml/output/profiler"}
+    config = {"S3OutputPath": f"s3://{bench.local.bucket}/alone", "ProfilingParameters": parameters}
+    name = bench.run(script, ProfilerConfig=config)["TrainingJobName"]
+    assert ("Step:ModeKeys.TRAIN" in trace_phases(bench, f"alone/{name}/")) == creates
+    (line,) = [line for line in bench.lines(name) if line.startswith("sm-profiler:")]
+    assert "SM_PROFILER_AUTO=1: as on SageMaker, the hook is off unless" in line
 
 
 @pytest.mark.slow

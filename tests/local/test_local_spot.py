@@ -65,6 +65,7 @@ def test_a_spot_job_resumes_from_its_checkpoint_and_its_profile_goes_on(bench, m
         EnableManagedSpotTraining=True,
         StoppingCondition={"MaxRuntimeInSeconds": 240, "MaxWaitTimeInSeconds": 300},
         CheckpointConfig={"S3Uri": f"s3://{bench.local.bucket}/spot-checkpoints"},
+        Environment={"SM_PROFILER_AUTO": "1"},
         ProfilerConfig={
             "S3OutputPath": f"s3://{bench.local.bucket}/spot",
             "ProfilingIntervalInMilliseconds": 100,

@@ -155,6 +155,7 @@ def test_torchrun_of_the_toolkit_over_two_hosts(started):
         GROUPED,
         hyperparameters={"sagemaker_torch_distributed_enabled": "true"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1},
+        Environment={"SM_PROFILER_AUTO": "1"},
         ProfilerConfig={
             "S3OutputPath": f"s3://{started.local.bucket}/torchrun",
             "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"},
@@ -176,6 +177,7 @@ def test_mpi_of_the_toolkit(started):
     name = started.start(
         GROUPED,
         hyperparameters={"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"},
+        Environment={"SM_PROFILER_AUTO": "1"},
         ProfilerConfig={
             "S3OutputPath": f"s3://{started.local.bucket}/mpi",
             "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"},

@@ -54,6 +54,7 @@ def start_job(local, name, stop):
         OutputDataConfig={"S3OutputPath": f"s3://{local.bucket}/out"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        Environment={"SM_PROFILER_AUTO": "1"},
         ProfilerConfig={
             "S3OutputPath": f"s3://{local.bucket}/out",
             "ProfilingIntervalInMilliseconds": 500,
