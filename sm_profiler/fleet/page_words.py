@@ -10,7 +10,7 @@ import attrs
 
 from sm_profiler.fleet.model import FleetJob, Sums
 from sm_profiler.fleet.rows import FAILURE, LABELS
-from sm_profiler.formatting import percent
+from sm_profiler.formatting import percent, plural
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
@@ -88,8 +88,11 @@ def coverage(sums: Sums) -> str:
     if sums.coverage is None or (sums.judged == sums.jobs and sums.coverage >= 1):
         return ""
     amounts = Amounts.of(sums)
-    share = "less than 100 %" if round(100 * sums.coverage) == 100 else percent(sums.coverage)  # percent
-    return f"Judged: {share} of {amounts.format(amounts.spent(sums))}{'' if amounts.priced else ' of machine time'}."
+    spent = amounts.spent(sums)
+    known = amounts.judged(sums) / spent if spent > 0 else sums.coverage  # a share of the amount that is shown
+    share = "less than 100 %" if round(100 * known) == 100 and sums.judged < sums.jobs else percent(known)  # percent
+    jobs = f", {sums.judged:,} of {plural(sums.jobs, 'job')}" if sums.judged < sums.jobs else ""
+    return f"Judged: {share} of {amounts.format(spent)}{'' if amounts.priced else ' of machine time'}{jobs}."
 
 
 def machines(job: FleetJob) -> str:

@@ -86,13 +86,25 @@ def priced_facts(kind, hours):
 def test_the_page_and_the_terminal_show_what_was_judged():
     fleet = assemble([judged("a"), judged("b"), unjudged("c")], prices="your price table")
     page = unescape(render_html(fleet))
-    assert "$2.00 of $4.00 was wasted (50 %). Judged: 17 % of $24.00." in page
+    assert "$2.00 of $4.00 was wasted (50 %). Judged: 17 % of $24.00, 2 of 3 jobs." in page
     assert "Not judged" in page
     assert "83 %, 1 job" in page
     assert "1 was not judged" in page
     assert "3 jobs cost $24.00, $4.00 of which was judged; $2.00 of that (50 %) was lost." in summary(fleet)
     nothing = assemble([unjudged("a"), unjudged("b")])
     assert "None of it was judged." in summary(nothing)
+
+
+def test_the_numbers_of_the_headline_fit_each_other():
+    """It read “6 of 9 min, judged 51 %”: the share was one of dollars, or counted jobs whose time is unknown."""
+    cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
+    dear = FleetJob("dear", billable_s=180, bill_usd=0.9, price=18.0)
+    for others in ([dear], [FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")]):
+        fleet = assemble([cheap, *others])
+        jobs = f"1 of {1 + len(others)} jobs."
+        assert "took 9 min of machines, 6 min of which was judged" in summary(fleet)
+        assert f"Judged: 67 % of 9 min of machine time, {jobs}" in summary(fleet)
+        assert f"Judged: 67 % of 9 min of machine time, {jobs}" in unescape(render_html(fleet))
 
 
 def test_the_unit_that_is_shown_decides_the_order():
