@@ -16,7 +16,8 @@ from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
 from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
-from sm_profiler.metrics.startup import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.transitions import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.report.prices import billed_losses, loss_of
 
 MOST_LINES, MOST_NODES = 3, 512
 MOST_WAITED = 0.99  # share of a step
@@ -151,18 +152,15 @@ def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Los
     if report is None:
         return ()
     ran = max(facts.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
-    scale, left = billed / ran, billed  # spot instances are billed for a part of the time
     found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
     wanted: list[tuple[str, float, Finding | None]] = [
         *found,
         *((one.kind, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
     ]
     by_cause: dict[str, Loss] = {}
-    for cause, seconds, finding in wanted:
-        taken = min(seconds * scale, left)
-        if not taken > 0:
-            continue
-        left = max(left - taken, 0.0)
+    for (cause, finding), taken in billed_losses(
+        (((cause, finding), seconds) for cause, seconds, finding in wanted), billed, ran
+    ):
         known = by_cause.get(cause)
         headline = texts.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
         step = texts.sentence(finding.next_step) if finding else ADVICE[cause]
@@ -180,15 +178,17 @@ def _lost_seconds(finding: Finding, report: ReportJson) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
     if finding.kind in _HEALTHY:
         return 0.0
-    if finding.gain is not None and finding.gain.seconds is not None:
-        return _positive(finding.gain.seconds.value) or 0.0
-    if finding is not report.verdict:
-        return 0.0  # its time may be another finding's
+    gain = finding.gain.seconds if finding.gain else None
     loop = report.job.loop
     whole = (
         loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s
     )  # start and end
-    return (_positive(whole) or 0.0) * _share(finding.share_of_time)
+    return loss_of(
+        None if gain is None else _positive(gain.value) or 0.0,
+        _share(finding.share_of_time),
+        _positive(whole) or 0.0,
+        leads=finding is report.verdict,
+    )
 
 
 def _range(finding: Finding) -> Range | None:

@@ -269,6 +269,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
     )
     if report.cost:
         lost = f"about ${report.cost['lost_per_hour']:.2f}/h"
+        whole = f"${report.cost['lost_usd']:.2f} in all, "
         rough = " at an estimated price" if report.cost["price_estimated"] else ""
-        tiles.append(("Lost money", lost, f"estimate, {report.cost['instance_type']}{rough}"))
+        tiles.append(("Lost money", lost, f"{whole}estimate, {report.cost['instance_type']}{rough}"))
     return tiles

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Verdict
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.restarts import billed_time
+
+K = TypeVar("K")
 
 MOST_DOLLARS = 1e6  # an hour
 ANY = "*"  # in the user's prices: machines of any other type, or of an unknown one
@@ -118,13 +122,12 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] 
     hourly = sum((each[kind] or 0.0) * count for kind, count in types.items())
     kind = " + ".join(types)
     machines = " + ".join(f"{count} x {kind or 'machine'}" for kind, count in types.items())
-    share = verdict.main.share_of_time
-    if verdict.main.of == "loop" and metrics.loop and metrics.duration:
-        share *= (metrics.loop[1] - metrics.loop[0]) / metrics.duration
-    lost = round(hourly * share, 4)  # the sentence and the page's number are rounded from the same
+    lost_s, billed_s = lost_time(metrics, verdict)
+    lost = round(hourly * lost_s / billed_s, 4) if billed_s else 0.0  # rounded once for sentence and page
     origin = "; ".join(dict.fromkeys(table.origin_of(kind) for kind in types))
-    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} per hour is lost this way ({machines}; {origin})."
-    if verdict.main.kind.is_healthy:
+    failed = ", as the job failed" if metrics.ending.failed else ""
+    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} per hour is lost{failed} ({machines}; {origin})."
+    if not lost:
         sentence = f"Estimate: the job costs about ${hourly:.2f} per hour ({machines}; {origin})."
     smaller = smaller_instance(metrics, kind, table.by_type) if kind in table.by_type and len(types) == 1 else None
     if smaller:
@@ -134,10 +137,59 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] 
             f"{', an estimated price' if table.is_estimated(smaller) else ''}."
         )
     return {
-        "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": lost, "prices": origin,
+        "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": lost,
+        "lost_usd": round(hourly * lost_s / 3600, 4), "prices": origin,
         "price_estimated": any(table.is_estimated(kind) for kind in types),
         "smaller_instance": smaller, "estimate": True, "sentence": sentence,
     }  # fmt: skip
+
+
+def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
+    """Return the billed seconds of a job that are lost, and all that are billed."""
+    bill = billed_time(metrics.description)
+    billed = bill.billable_s if bill is not None else metrics.duration
+    if metrics.ending.failed:
+        return billed, billed
+    wanted = [("", metrics.interruptions[1])]
+    for one in (verdict.main, *verdict.also):
+        if one.kind.is_healthy or one.kind is Class.INCONCLUSIVE:
+            continue
+        whole = metrics.loop[1] - metrics.loop[0] if one.of == "loop" and metrics.loop else metrics.duration
+        seconds = loss_of(one.gain and one.gain.seconds.value, one.share_of_time, whole, leads=one is verdict.main)
+        wanted.append(("", seconds))
+    ran = max(bill.training_s if bill is not None else 0.0, metrics.duration, billed)
+    return sum(seconds for _, seconds in billed_losses(wanted, billed, ran)), billed
+
+
+def loss_of(gain_s: float | None, share: float, whole_s: float, *, leads: bool) -> float:
+    """Return the seconds that a finding costs: what its repair saves.
+
+    Args:
+        gain_s: that; None if it is unknown.
+        share: share of the time that is lost to it.
+        whole_s: the time that it is a share of.
+        leads: it is the verdict, whose share counts without a gain; the time of another may be the verdict's.
+    """
+    if gain_s is not None:
+        return gain_s
+    return share * whole_s if leads else 0.0
+
+
+def billed_losses(wanted: Iterable[tuple[K, float]], billed_s: float, ran_s: float) -> list[tuple[K, float]]:
+    """Return losses in billed seconds, which together are never more than what is billed; none of nothing.
+
+    Args:
+        wanted: a key and seconds of the job, in order.
+        billed_s: billed seconds; spot instances are billed for a part of the time.
+        ran_s: seconds that the job ran.
+    """
+    found, left = [], billed_s
+    for key, seconds in wanted:
+        taken = min(seconds * billed_s / ran_s, left) if ran_s > 0 else 0.0
+        if taken > 0:
+            left = max(left - taken, 0.0)
+            found.append((key, taken))
+    return found
 
 
 def smaller_instance(metrics: JobMetrics, kind: str, price_of: Mapping[str, float]) -> str | None:

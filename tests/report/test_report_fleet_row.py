@@ -7,12 +7,15 @@ from report_helpers import metrics_of, training
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.fleet.bills import with_bill
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
+from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
+from sm_profiler.report.prices import Prices
 from sm_profiler.report.write import to_json
 
 
@@ -21,6 +24,34 @@ def row(metrics):
     found = read_report(to_json(report).encode())
     assert found.version == __version__
     return row_of(found, facts_of({}), FleetJob("", judged="report"))
+
+
+SPOT = {
+    "EnableManagedSpotTraining": True, "TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": 2400,
+    "TrainingJobStatus": "Completed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "description"),
+    [
+        ({"wait": 0.05}, {}),
+        ({"wait": 0.02, "every": 50, "stall": 1.0}, {}),  # several findings
+        ({}, {}),  # healthy
+        ({"wait": 0.05}, {**SPOT, "TrainingJobStatus": "Failed", "FailureReason": "exit code 1"}),
+        ({"wait": 0.05}, SPOT),
+    ],
+)
+def test_report_and_fleet_agree_on_the_money_that_is_lost(steps, description):
+    """The report priced a share of the verdict's, and the fleet what all repairs save."""
+    metrics = metrics_of(training(600, **steps), description=description, instance_type="ml.g5.2xlarge")
+    metrics = attrs.evolve(metrics, nodes=("algo-1",))
+    report = report_of(metrics, decide(JudgeContext(metrics, {})), {}, job=JobInfo())
+    resources = {"ResourceConfig": {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1}}
+    facts = facts_of({**description, **resources} if description else {})
+    job = with_bill(row_of(read_report(to_json(report).encode()), facts, FleetJob("")), Prices.of())
+    assert report.cost["lost_usd"] == pytest.approx(job.lost_usd, abs=1e-4)
+    assert report.cost["lost_per_hour"] == pytest.approx(job.lost_usd / job.bill_usd * job.price, rel=1e-3, abs=1e-4)
 
 
 def test_the_slow_machine_of_a_job_is_named():
