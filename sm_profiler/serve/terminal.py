@@ -21,12 +21,13 @@ from typing import Any, TextIO
 
 import attrs
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formatting import duration, plural, shorten
 from sm_profiler.printable import printable
-from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.terminal import NO_VERDICT, terminal_summary
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import state_line
 from sm_profiler.serve.snapshot import Snapshot
@@ -68,10 +69,23 @@ def measures(snapshot: Snapshot, blocks: str = BLOCKS, width: int = MAX_WIDTH) -
     report, values, lines = snapshot.report, snapshot.spark, []
     if values:
         drawn = sparks(values[-max(width - 40, 8) :], blocks)
-        lines.append(f"step time {duration(values[-1])}, mean {duration(sum(values) / len(values))}  {drawn}")
+        lines.append(f"{step_times(values)}  {drawn}")
     if report is not None and (machines := use_of_machines(report)):
         lines.append(machines)
     return lines
+
+
+def step_times(values: tuple[float, ...]) -> str:
+    """Return the step time of the latest stretch of the loop, and of all."""
+    return f"step time: latest {duration(values[-1])}, mean {duration(sum(values) / len(values))}"
+
+
+def verdict_of(snapshot: Snapshot, report: Report) -> str:
+    """Return the verdict's class and confidence; a job that goes on may still get one."""
+    main = report.verdict.main
+    if main.kind is Class.INCONCLUSIVE and snapshot.state != "ended":
+        return NO_VERDICT
+    return f"{main.kind.value} ({main.confidence} confidence)"
 
 
 def sparks(values: tuple[float, ...], blocks: str) -> str:
@@ -97,9 +111,9 @@ def line_of(snapshot: Snapshot) -> str:
     """Return a snapshot in one line, for logs."""
     parts = [state_line(snapshot)]
     if snapshot.report is not None:
-        main = snapshot.report.verdict.main
-        parts += [f"{main.kind.value} ({main.confidence} confidence)", printable(main.headline).rstrip(".")]
-        parts += [f"step time {duration(snapshot.spark[-1])}"] if snapshot.spark else []
+        headline = printable(snapshot.report.verdict.main.headline).rstrip(".")
+        parts += [verdict_of(snapshot, snapshot.report), headline]
+        parts += [step_times(snapshot.spark)] if snapshot.spark else []
         parts.append(use_of_machines(snapshot.report))
     return "; ".join(part for part in parts if part)
 
@@ -190,9 +204,8 @@ def panel(snapshot: Snapshot, *, width: int, blocks: str = BLOCKS) -> list[str]:
     head = f"sm-profiler: {state_line(snapshot)}"
     lines = []
     if snapshot.report is not None:
-        main = snapshot.report.verdict.main
-        head += f"; {main.kind.value} ({main.confidence} confidence)"
-        lines = [main.headline, *measures(snapshot, blocks, width - 2)]
+        head += f"; {verdict_of(snapshot, snapshot.report)}"
+        lines = [snapshot.report.verdict.main.headline, *measures(snapshot, blocks, width - 2)]
     rule = ("─" if blocks is BLOCKS else "-") * width
     return [rule, *(shorten(printable(line), width - 1) for line in [head, *lines][:LINES])]
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 
+import attrs
 import pytest
 from serve_helpers import DEADLINE_S, end, make_job
 
 from sm_profiler.cli import main
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.snapshot import Snapshot
-from sm_profiler.serve.terminal import ASCII_BLOCKS, BLOCKS, frame, line_of, sparks
+from sm_profiler.serve.terminal import ASCII_BLOCKS, BLOCKS, frame, line_of, panel, sparks
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,28 @@ def test_a_frame_has_verdict_shares_step_time_and_gpus(snapshot):
     assert text.startswith("a-job: ended\n")
     assert "INPUT_BOUND" in text
     assert "Loop: " in text
-    assert re.search(r"step time \d+ ms, mean \d+ ms  [▁▂▃▄▅▆▇█]+", text)
+    assert re.search(r"step time: latest \d+ ms, mean \d+ ms  [▁▂▃▄▅▆▇█]+", text)
     assert re.search(r"GPUs? \d+ % busy, CPU \d+ %", text)
+
+
+def test_a_job_that_goes_on_has_no_verdict_yet(tmp_path):
+    """`INCONCLUSIVE (low confidence)` was its first line, seconds after the start."""
+    folder = make_job(tmp_path / "a-job", "--minutes", "1", "--scenario", "no-framework")
+    live = LiveJob(str(folder))
+    live.poll()
+    begun = attrs.evolve(live.snapshot, state="running")
+    assert begun.report.verdict.kind.value == "INCONCLUSIVE"
+    for text in (line_of(begun), "\n".join(panel(begun, width=80))):
+        assert "no verdict yet" in text
+        assert "INCONCLUSIVE" not in text
+    assert "INCONCLUSIVE (low confidence)" in line_of(attrs.evolve(begun, state="ended"))
+    metrics = attrs.evolve(begun.report.metrics, running=True)
+    going = attrs.evolve(begun, report=attrs.evolve(begun.report, metrics=metrics))
+    assert "No verdict yet\n" in frame("a-job", going, size=(80, 40), colour=False)
+
+
+def test_both_step_times_are_labelled(snapshot):
+    assert re.search(r"; step time: latest \d+ ms, mean \d+ ms; ", line_of(snapshot))
 
 
 @pytest.mark.parametrize("size", [(40, 10), (80, 24), (200, 60), (20, 3)])
