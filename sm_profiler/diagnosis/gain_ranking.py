@@ -11,7 +11,7 @@ from sm_profiler.diagnosis import Interval as Share
 from sm_profiler.diagnosis import limits, policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.job import start_allowance
+from sm_profiler.diagnosis.judges.job import start_of
 from sm_profiler.diagnosis.loop import Loop
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
 from sm_profiler.diagnosis.repairs import exceptions, lost_share, saving_of
@@ -83,8 +83,8 @@ def _of_job(finding: Finding, metrics: JobMetrics, left: float) -> Ranked:
     whole = metrics.duration
     if whole <= 0:
         return Ranked(finding, lost_share(finding))
-    if finding.kind is Class.INITIALIZATION_BOUND and metrics.initialization is not None:
-        beyond = max(metrics.initialization - start_allowance(metrics), 0.0)
+    if finding.kind is Class.INITIALIZATION_BOUND and (start := start_of(metrics)) is not None:
+        beyond = start.excess
         factors = float(policy.START_SAVED_LEAST), float(policy.START_SAVED), 1.0
     else:
         low, value = policy.UNMODELLED[finding.confidence]

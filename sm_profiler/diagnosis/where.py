@@ -20,7 +20,8 @@ MAX_LOCATIONS = 5
 
 # Phases of the hook's samples; all others are declared by the script and lie in the loop.
 WAIT, WORKER = "wait", "worker"
-BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
+START, FIRST_STEPS = "start", "first_steps"  # before the first step, and in first steps that are long
+BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 IMPORT = "import"  # as innermost function: happens once, in any step
@@ -313,7 +314,6 @@ _BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = 
     Class.OPTIMIZER_BOUND: _phase("optimizer"),
     Class.GC_BOUND: _collections,
     Class.EVALUATION_BOUND: _phase("evaluation"),
-    Class.INITIALIZATION_BOUND: _phase("start"),
     Class.PERIODIC_STALL: _long_steps,
     Class.STEP_OUTLIERS: _long_steps,
     Class.STRAGGLER: _straggler,

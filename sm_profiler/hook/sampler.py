@@ -116,6 +116,7 @@ class Sampler(Collector):
         self._thread: threading.Thread | None = None
         self._began_ns = self._last_ns = self._written_ns = self._clock()
         self._seen = (-1, 0)  # number of a step and its start
+        self._seen_ns = 0  # time of the last sample
         self._was_training = True
         self._saved = SAVED
         self._last_waited = self._waited_ns()
@@ -156,6 +157,7 @@ class Sampler(Collector):
             thread.join(timeout=0.5)
             if thread.is_alive():
                 return
+        self._tally.settle_early(self._lengths.is_long)
         self._tally.settle(rename=END)
         self.write(self._clock())
 
@@ -221,17 +223,28 @@ class Sampler(Collector):
         last, last_start_ns = self._seen
         training = tracker.mode is ModeKeys.TRAIN
         if number != last:
-            long = False
-            if last >= 0 and training and self._was_training:
-                length = (start_ns - last_start_ns) / 1e9 / (number - last)
-                long = number == last + 1 and self._lengths.is_long(length)
-                self._lengths.add(length)
-            self._tally.settle(long=long)
+            self._settle_step(last, (start_ns - last_start_ns) / 1e9, number - last, trains=training)
             self._seen, self._was_training = (number, start_ns), training
+        self._seen_ns = now_ns
         seconds = (now_ns - start_ns) / 1e9
         if number >= 0 and seconds > HOLD_SECONDS:
             self._tally.settle(rename=END)
         return number >= 0 and training and self._lengths.is_long(seconds)
+
+    def _settle_step(self, step: int, seconds: float, steps: int, *, trains: bool) -> None:
+        """Settle the samples of a step that is over; `seconds` are those of it and the steps that no sample saw."""
+        lengths = self._lengths
+        if step < 0 or not trains or not self._was_training:
+            self._tally.settle()
+            return
+        at_least = seconds if steps == 1 else (self._seen_ns - self._seen[1]) / 1e9
+        if lengths.known:
+            self._tally.settle(long=lengths.is_long(at_least))
+        else:
+            self._tally.set_aside(step, at_least)
+        lengths.add(seconds / steps)
+        if lengths.known:
+            self._tally.settle_early(lengths.is_long)
 
     def read_also(self, source: Source) -> None:
         """Add the samples of other processes to ours."""

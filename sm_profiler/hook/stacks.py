@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
@@ -36,6 +36,8 @@ MAX_SOURCE_BYTES = 2_000_000  # of a file whose lines are quoted
 LONG_MS, LONG_TIMES = 5.0, 2.0  # a step is long if it exceeds the usual one by both
 LENGTHS = 64  # latest steps that define the usual one
 MIN_LENGTHS = 8
+FIRST_STEPS = 3  # in which a job allocates, compiles and starts workers; `metrics.thresholds.WARM_UP_STEPS`
+FIRST = "first_steps"  # phase of samples in those that are long
 _HOOK, _LIBRARY, _USER = range(3)
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
@@ -183,6 +185,11 @@ class Lengths:
             usual, self._fresh = median(self._latest), 0
             self._limit = max(LONG_TIMES * usual, usual + LONG_MS / 1e3)
 
+    @property
+    def known(self) -> bool:
+        """True once there are enough steps to judge from."""
+        return self._limit != float("inf")
+
     def is_long(self, seconds: float) -> bool:
         """Return whether a step that takes this long is longer than usual."""
         return seconds > self._limit
@@ -195,6 +202,9 @@ class Tally:
         self._sums: dict[Key, list[float]] = {}  # seconds, samples
         self._held: dict[Key, list[float]] = {}  # of the running step, whose length is not known yet
         self._held_wait = 0.0
+        self._early: list[
+            tuple[int, float, dict[Key, list[float]], float]
+        ] = []  # of steps before the usual one is known
         self._waited = [0.0, 0.0]  # seconds without a core: in usual steps, in long ones
 
     def __bool__(self) -> bool:
@@ -222,13 +232,34 @@ class Tally:
             long: their step is long; also true once any sample was taken after the step turned long.
             rename: phase → its name instead.
         """
-        long = long or any(key[1] for key in self._held)
-        for (phase, _, leaf, places), (seconds, count) in self._held.items():
+        self._settle(self._held, self._held_wait, long=long, rename=rename)
+        self._held, self._held_wait = {}, 0.0
+
+    def _settle(
+        self, held: dict[Key, list[float]], waited: float, *, long: bool, rename: Mapping[str, str] | None = None
+    ) -> None:
+        long = long or any(key[1] for key in held)
+        for (phase, _, leaf, places), (seconds, count) in held.items():
             self.add(((rename or {}).get(phase, phase), long, leaf, places), seconds, count)
         if not rename:  # what follows the loop is no step
-            self._waited[long] += self._held_wait
-        self._held.clear()
-        self._held_wait = 0.0
+            self._waited[long] += waited
+
+    def set_aside(self, step: int, length: float) -> None:
+        """Keep the samples that were kept until the usual length of a step is known.
+
+        Args:
+            step: the number of their step.
+            length: the seconds that it took, at least.
+        """
+        self._early.append((step, length, self._held, self._held_wait))
+        self._held, self._held_wait = {}, 0.0
+
+    def settle_early(self, is_long: Callable[[float], bool]) -> None:
+        """Add the samples that were set aside; those of long first steps are no part of the loop."""
+        for step, length, held, waited in self._early:
+            first = step < FIRST_STEPS and is_long(length)
+            self._settle(held, waited, long=is_long(length), rename={key[0]: FIRST for key in held} if first else None)
+        self._early.clear()
 
     def take_waits(self) -> list[float]:
         """Return the milliseconds without a core in usual steps and in long ones, and start over."""

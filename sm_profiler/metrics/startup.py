@@ -23,15 +23,15 @@ _STATES = {
     "Downloading": "download",
 }
 UNPAID = frozenset({"instance"})
-COMPILING = "compile"
+IMPORTS, BUILDING, COMPILING = "imports", "building", "compile"
 INSIDE_LOOP = frozenset({COMPILING, "first_steps"})
 LABELS = {
     "instance": "waiting for the instance",
     "image": "pulling the image",
     "download": "downloading the data",
     "install": "starting the container and installing packages",
-    "imports": "starting Python and importing packages",
-    "building": "building model and dataset before the first step",
+    IMPORTS: "starting Python and importing packages",
+    BUILDING: "building model and dataset before the first step",
     COMPILING: "compiling in the first steps",
     "first_steps": "the slow first steps",
 }
@@ -41,9 +41,9 @@ ADVICE = {
     "download": "Stream the data instead of downloading it first (FastFile mode, FSx), and pack small files into large ones.",
     "install": "Build the packages of requirements.txt into the image, or pin wheels, so that nothing is resolved or compiled at "
     "each start.",
-    "imports": "Import less before training: profile with 'python -X importtime', and remove what the script does not need; a "
+    IMPORTS: "Import less before training: profile with 'python -X importtime', and remove what the script does not need; a "
     "package on a network file system imports slowly.",
-    "building": "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
+    BUILDING: "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
     "memory-mapped (safetensors), and build model and dataset in parallel.",
     COMPILING: "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
     "torch.compiler.save_cache_artifacts, for JAX jax_compilation_cache_dir), and compile only the parts that repeat.",

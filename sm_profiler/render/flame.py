@@ -28,11 +28,11 @@ ROW = 20
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _TITLES = {
-    "start": "Before the first step", "worker": "In the loader's workers", "end": "After the last step",
+    "start": "Before the first step", "first_steps": "In the slow first steps", "worker": "In the loader's workers", "end": "After the last step",
     "gc": "Lines that cause garbage collections", "between": "Between the phases of a step",
 }  # fmt: skip
 _ORDER = (
-    "start", "wait", "worker", "forward", "backward", "optimizer", "compiled", "between", "outside", "evaluation",
+    "start", "first_steps", "wait", "worker", "forward", "backward", "optimizer", "compiled", "between", "outside", "evaluation",
 )  # fmt: skip
 
 

@@ -21,7 +21,18 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.other_threads import outwards
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
-from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, PROMPT_SECONDS, Lengths, Prompt, StackReader, Tally, to_args
+from sm_profiler.hook.stacks import (
+    FIRST_STEPS,
+    MAX_KEYS,
+    MAX_WRITTEN,
+    PROMPT_SECONDS,
+    Lengths,
+    Prompt,
+    StackReader,
+    Tally,
+    to_args,
+)
+from sm_profiler.metrics import thresholds
 
 LIBRARY = "/opt/lib/python3/site-packages/torch/nn/modules.py"
 STANDARD = os.__file__.replace("os.py", "queue.py")
@@ -250,6 +261,43 @@ def train(machine, steps, milliseconds=100, line=20):
         machine.step(machine.tracker.global_step + 1)
         machine.sample(line, milliseconds / 2, forward_key=1)
         machine.sample(line, milliseconds / 2)
+
+
+def test_what_the_first_steps_do_once_is_no_part_of_the_loop():
+    """Before the usual length is known, no step was long, so that a compilation was in the lines of usual steps."""
+    machine = Machine()
+    machine.sample(10, 500)
+    for number, (line, milliseconds) in enumerate([(40, 900), (20, 100), (20, 100), (41, 600)]):
+        machine.step(number)
+        machine.sample(line, milliseconds)
+    train(machine, 20)
+    found = machine.result()
+    assert found.pop(("start", 0, 10)) == 500
+    assert found.pop(("first_steps", 1, 40)) == 900
+    assert found.pop(("between", 1, 41)) == 600
+    assert {line for _, _, line in found} == {20}
+    assert sum(found.values()) == 200 + 20 * 100
+    assert thresholds.WARM_UP_STEPS == FIRST_STEPS
+
+
+def test_samples_of_a_training_of_few_steps_are_kept():
+    machine = Machine()
+    train(machine, 4)
+    found = machine.result()
+    assert sum(found.values()) == 400
+    assert {phase for phase, _, _ in found} == {"forward"}
+
+
+def test_first_steps_that_no_sample_saw_end_do_not_hide_a_long_one():
+    machine = Machine()
+    machine.step(0)
+    machine.sample(40, 900)
+    for number in range(6, 80, 6):
+        machine.now += int(6e6)
+        machine.step(number)
+        machine.sample(20, 60)
+    found = machine.result()
+    assert found[("first_steps", 1, 40)] == 900
 
 
 def test_a_long_step_is_long_from_its_first_sample():

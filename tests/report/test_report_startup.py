@@ -84,6 +84,40 @@ def test_the_verdict_names_the_largest_part():
     assert "index" in found.next_step
 
 
+STACKS = tuple(
+    Sampled("algo-1-0", phase, False, (Place("train.py", line, "main"),), leaf, seconds, 60)
+    for phase, line, leaf, seconds in (
+        ("start", 3, "import", 9.0), ("start", 12, "datasets.load", 4.0), ("first_steps", 30, "", 20.0), ("forward", 31, "", 9.0),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "named", "line"),
+    [
+        (training(300, at=24.0), "most of it is building model and dataset", 12),
+        (training(1, at=3.0, forward=25.0) + training(600, at=28.1, number=1), "is the slow first steps", 30),
+    ],
+)
+def test_the_lines_are_those_of_the_part_that_is_named(rows, named, line):
+    """All lines before the first step were named, even if another part was the largest."""
+    metrics = metrics_of(rows, SAMPLES, metadata=process(2.0, started=0.5))
+    stacks = STACKS if rows[0][2] > 20 else tuple(one for one in STACKS if one.leaf != "import")
+    found = decide(JudgeContext(attrs.evolve(metrics, samples=Samples(stacks)), {}))
+    start = next(one for one in (found.main, *found.also) if one.kind is Class.INITIALIZATION_BOUND)
+    assert named in start.headline
+    assert [one.line for one in start.where] == [line]
+    parts = {one.metric: one.value for one in start.evidence}
+    assert sum(list(parts.values())[2:]) == pytest.approx(parts["initialization"], rel=0.05)
+    assert start.gain.seconds.high > 10
+
+
+def test_a_part_that_no_sample_saw_has_no_lines():
+    found = judged(training(1000, at=4.0), process(3.0, started=0.6), transitions(Starting=200, Downloading=120))
+    assert found.where == ()
+    assert not any("instance" in one.metric for one in found.evidence)  # which is not paid, and no part of the sum
+
+
 def test_a_long_download_counts_although_the_profile_begins_later():
     rows = training(1000, at=4.0)
     assert judged(rows, process(3.0, started=0.6)) is None

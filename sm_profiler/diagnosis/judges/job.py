@@ -11,14 +11,18 @@ from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.judges.judge_context import JudgeContext
 from sm_profiler.diagnosis.judges.objects import growing_lines, grown_objects, keeps_nothing
-from sm_profiler.diagnosis.model import Evidence, Finding
+from sm_profiler.diagnosis.model import Evidence, Finding, Location
+from sm_profiler.diagnosis.where import FIRST_STEPS, IMPORT, START, lines_of_samples
 from sm_profiler.formats import event_names
 from sm_profiler.formatting import duration, percent, size
 from sm_profiler.metrics.covered import Covered
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.startup import (
     ADVICE,
+    BUILDING,
     COMPILING,
+    IMPORTS,
     INSIDE_LOOP,
     StartPart,
     before_profile,
@@ -62,54 +66,102 @@ def _compiles_in_vain(metrics: JobMetrics, parts: Sequence[StartPart]) -> bool:
     return compiling > policy.COMPILING_IN_VAIN * max(end - start - in_first_steps(parts), 0.0)
 
 
-def judge_initialization(context: JudgeContext) -> Finding | None:
-    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
-    metrics = context.metrics
+@attrs.frozen
+class Start:
+    """The start of a job, until training runs at full speed; seconds.
+
+    Attributes:
+        parts: what is known about it, without what is not paid.
+        before: until the first step.
+        late: how much of that is not normal.
+        first_steps: how much of what the first steps take beyond usual ones is not normal.
+        allowance: what is normal before the first step.
+        judged: the job, for the share.
+        whole: the job.
+    """
+
+    parts: tuple[StartPart, ...]
+    before: float
+    late: float
+    first_steps: float
+    allowance: float
+    judged: float
+    whole: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all of it."""
+        return self.before + (in_first_steps(self.parts) if self.first_steps > 0 else 0.0)
+
+    @property
+    def excess(self) -> float:
+        """Seconds that are not normal."""
+        return self.late + self.first_steps
+
+
+def start_of(metrics: JobMetrics) -> Start | None:
+    """Return the start of a job; None if it is not known."""
     inside, whole = metrics.initialization, metrics.duration
     if inside is None or whole <= 0:
         return None
-    parts = start_parts(metrics)
+    parts = tuple(part for part in start_parts(metrics) if part.paid)
     earlier, imports = before_profile(metrics)
     before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
+    first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
     if _compiles_in_vain(metrics, parts):  # no model is built meanwhile, and a short job consists of its start anyway
         first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
-    else:
-        first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
-    late = max(before - allowance, 0.0)
-    excess = (late + first_steps) / judged
-    if excess < policy.INITIALIZATION:
+    return Start(parts, before, max(before - allowance, 0.0), first_steps, allowance, judged, whole)
+
+
+def judge_initialization(context: JudgeContext) -> Finding | None:
+    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
+    metrics = context.metrics
+    start = start_of(metrics)
+    if start is None or start.excess < policy.INITIALIZATION * start.judged:
         return None
-    before += first_steps
-    share = before / whole
-    main = largest(parts if late else [part for part in parts if part.key in INSIDE_LOOP])  # what is normal is no cause
-    named = main is not None and main.seconds >= policy.START_PART * (before if late else first_steps)
+    late, share = start.late, start.seconds / start.whole
+    # what is normal is no cause
+    main = largest(start.parts if late else [part for part in start.parts if part.key in INSIDE_LOOP])
+    if main is not None and main.seconds < policy.START_PART * (start.seconds if late else start.first_steps):
+        main = None
     what = "most of it is" if late else "most of the excess is"
-    most = f"; {what} {main.label} ({duration(main.seconds)})" if main is not None and named else ""
-    ready = "Training runs at full speed" if first_steps > 0 else "The first training step starts"
-    clear = excess >= policy.CLEARLY * policy.INITIALIZATION and not metrics.running
-    advice = (
-        ADVICE[main.key]
-        if main is not None and named
-        else "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized "
-        "or decoded data, compiled kernels), and build model and dataset in parallel."
-    )
+    most = f"; {what} {main.label} ({duration(main.seconds)})" if main is not None else ""
+    ready = "Training runs at full speed" if start.first_steps > 0 else "The first training step starts"
+    clear = start.excess >= policy.CLEARLY * policy.INITIALIZATION * start.judged and not metrics.running
     return Finding(
         Class.INITIALIZATION_BOUND,
-        f"{ready} after {duration(before)}: {percent(share)} of the job is over before it{most}.",
+        f"{ready} after {duration(start.seconds)}: {percent(share)} of the job is over before it{most}.",
         (
             Evidence("job time before the first step", round(share, 4), policy.INITIALIZATION, unit="share"),
-            Evidence("initialization", round(before, 2), allowance if late else None, unit="s"),
+            Evidence("initialization", round(start.seconds, 2), start.allowance if late else None, unit="s"),
             *(
                 Evidence(part.label, round(part.seconds, 2), unit="s")
-                for part in sorted(parts, key=lambda part: -part.seconds)
-                if part.seconds >= policy.START_PART_SHOWN * before
+                for part in sorted(start.parts, key=lambda part: -part.seconds)
+                if part.seconds >= policy.START_PART_SHOWN * start.seconds
             ),
         ),
-        advice,
+        ADVICE[main.key]
+        if main is not None
+        else "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized "
+        "or decoded data, compiled kernels), and build model and dataset in parallel.",
         share,
         of="job",
         confidence="high" if clear else "medium",
+        where=_lines_of_start(metrics, main),
     )
+
+
+def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Location, ...]:
+    """Return the lines of a part of the start, or of all of it."""
+
+    def belongs(one: Sampled) -> bool:
+        if one.phase not in {START, FIRST_STEPS} or part is None:
+            return one.phase in {START, FIRST_STEPS}
+        if part.key in INSIDE_LOOP:
+            return one.phase == FIRST_STEPS
+        return one.phase == START and part.key == (IMPORTS if one.leaf == IMPORT else BUILDING)
+
+    return lines_of_samples(metrics, belongs)
 
 
 def judge_evaluation(context: JudgeContext) -> Finding | None:
