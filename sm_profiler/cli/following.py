@@ -62,7 +62,7 @@ class Follower:
         """
         while True:
             try:
-                return open_source(self.where, strict=self.strict)
+                return open_source(self.where, strict=self.strict, left_open=False)
             except NoProfilerDataError as error:
                 state = read_state(self.folder) if self.folder else None
                 if state is not None and state.is_over:

@@ -30,11 +30,17 @@ from sm_profiler.formats.trace_writer import metadata_line, publish, write_recor
 from sm_profiler.limits import oom_kills
 
 _MAX_RECORD = 1_000_000  # bytes
+_PARTS = 4  # of the name of an open file: source and kind, process, number, time
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
 def recover_traces(
-    root: Path | str, node: str | None = None, *, stopped: bool | None = None, exiting: Collection[int] = ()
+    root: Path | str,
+    node: str | None = None,
+    *,
+    stopped: bool | None = None,
+    exiting: Collection[int] = (),
+    count_kills: bool = True,
 ) -> int:
     """Finish the files that processes left behind, and return their number; files of living processes stay.
 
@@ -47,13 +53,52 @@ def recover_traces(
         stopped: whether the job was asked to stop before these processes ended, for their records: a process that left a
             file open did not exit by itself. None for copies of files whose processes may be alive.
         exiting: processes that have written their exit codes, and do nothing any more.
+        count_kills: this process shares the memory of the job, so that the kernel's kills are those of the job.
     """
-    kills, count = oom_kills() if stopped is False else None, 0
+    kills, count = oom_kills() if stopped is False and count_kills else None, 0
     for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
+
+
+def recover_killed(root: Path, node: str, host: str) -> int:
+    """Finish the trace files of a node's killed processes, and the exit codes of others; return the number of the former.
+
+    Args:
+        root: the `profiler-output` folder.
+        node: the node.
+        host: identity of this machine; only of processes that ran on it is it certain that they were killed.
+    """
+    left = list(_left_open(root, node))
+    here = all(was_killed_here(path, host) for path, _, _ in left)
+    recover_traces(root, node, stopped=False if here else None, count_kills=False)
+    return sum(not path.exists() for path, _, _ in left)
+
+
+def was_killed_here(path: Path, host: str) -> bool:
+    """Return whether the process that left a trace file open ran on this machine, and has ended.
+
+    Args:
+        path: the open file.
+        host: identity of this machine.
+    """
+    ending = f".json{TEMPORARY}"
+    parts = path.name.removesuffix(ending).rsplit("_", 3)
+    if not (host and path.name.endswith(ending) and len(parts) == _PARTS) or _alive(parts[1]):
+        return False
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_RECORD).split(b",\n")
+    except OSError:
+        return False
+    for line in lines:
+        with contextlib.suppress(ValueError, AttributeError):
+            event = json.loads(line.strip().removeprefix(b"["))
+            if event.get("name") == event_names.PROCESS:
+                return bool(event.get("args", {}).get("host") == host)
+    return False
 
 
 def are_traces_held(root: Path | str, node: str | None = None) -> bool:
@@ -77,7 +122,7 @@ def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
     ending = f".json{TEMPORARY}"
     for path in sorted((root / TRACE_FOLDER).glob(f"*{ending}")):
         parts = path.name.removesuffix(ending).rsplit("_", 3)
-        if len(parts) != 4 or _alive(parts[1]):  # the parts of a writer's name
+        if len(parts) != _PARTS or _alive(parts[1]):
             continue
         source, _, kind = parts[0].partition("_")
         if node is None or source.endswith(f"-{node}"):

@@ -27,15 +27,17 @@ from sm_profiler.formats.process_end import (
     UNKNOWN,
     bounded_line,
 )
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import duration, plural
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.source.launched import Launched, lost_in_open_file
 
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running
+LEFT_S = 60.0  # the same if its processes have left files open, as in a copy of a running job's folder
 _FLUSH_S = 5.0  # the records of a killed process end up to so long before it does
 _TOGETHER_S = 2.0  # processes that were killed within this time were killed by the same hand
 _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy job end closer to each other
+_DAY_S = 86400.0
 _CODE = re.compile(r"exit ?code:? ?(\d{1,3})\b", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
 # Errors of ranks whose peer is gone.
@@ -122,6 +124,8 @@ class EndFacts:
         is_fresh: its newest data is recent.
         first_file_s: seconds until the first open trace file is due to be closed; None if none is open.
         description: the response of DescribeTrainingJob.
+        left_open: processes that are gone left files open: they were killed, and the monitor with them.
+        silent_s: seconds from the last record to the report; None if no process recorded how it ends, as in old profiles.
     """
 
     run: str = ""
@@ -130,6 +134,8 @@ class EndFacts:
     is_fresh: bool = False
     first_file_s: float | None = None
     description: Mapping[str, Any] = attrs.field(factory=dict)
+    left_open: bool = False
+    silent_s: float | None = None
 
 
 @attrs.frozen
@@ -149,6 +155,7 @@ class JobEnd:
         first_file_s: seconds until its first trace file is due to be closed; None if none is open.
         place: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
         lost_s: seconds of data that an open trace file can hold, if the end of a process left one that is lost; else 0.
+        silent_s: seconds from its last record to the report, of a job that ended without a word; otherwise None.
     """
 
     state: str = UNKNOWN
@@ -163,6 +170,7 @@ class JobEnd:
     first_file_s: float | None = None
     place: str = ""
     lost_s: float = 0.0
+    silent_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""
@@ -188,6 +196,7 @@ class JobEnd:
     @property
     def sentence(self) -> str:
         """Its end in one sentence; "" for a job that is complete without a failed process, or of which nothing is known."""
+        last = "" if self.silent_s is None else f"its last sign of life was {_long(self.silent_s)} before this report"
         after = f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else ""
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
@@ -198,7 +207,8 @@ class JobEnd:
             if failed
             else "",
             CRASHED: f"The {self._what} {ended}{after}{_because(self.error, self.place) or '.'}",
-            KILLED: f"The {self._what} was killed{after}.",
+            KILLED: f"The {self._what} was killed{after}{last and f'; {last}'}.",
+            UNKNOWN: last and f"The {self._what} ended without a word{after}: {last}.",
             OUT_OF_MEMORY: f"The {self._what} ran out of memory{after}: the kernel killed it.",
             STOPPED: f"The {self._what} was stopped{after}{by}.",
             INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
@@ -220,6 +230,10 @@ class JobEnd:
 
 def _in_sentence(text: str) -> str:
     return f"{text[:1].lower()}{text[1:]}"
+
+
+def _long(seconds: float) -> str:
+    return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.0f} days"
 
 
 def _because(error: str, place: str) -> str:
@@ -312,6 +326,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         facts.first_file_s if state == RUNNING else None,
         place,
         _lost_seconds(state, ranks, facts),
+        facts.silent_s if state == UNKNOWN or (state == KILLED and facts.left_open) else None,
     )
 
 

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
-from sm_profiler.metrics.ends import SILENT_S, EndFacts
+from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.memory_fold import MemoryFold
 from sm_profiler.metrics.record_fold import RecordFold
 from sm_profiler.metrics.sample_fold import SampleFold
-from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.metrics.system_fold import SystemFold
+from sm_profiler.metrics.step_fold import StepFold, StepSummary
+from sm_profiler.metrics.system_fold import SystemFold, SystemSeries
 from sm_profiler.metrics.usage_fold import UsageFold
 from sm_profiler.metrics.window_functions import FunctionTime, read_functions
 from sm_profiler.rules.profiler_report import one_line
@@ -88,10 +89,10 @@ class MetricFolds:
         types = {node: owner[INSTANCE_TYPE] for node, owner in system.owners.items() if owner.get(INSTANCE_TYPE)}
         types |= {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
         recorded_type = next(iter(types.values()), None)
-        samples = result(self.samples)
+        samples, steps = result(self.samples), result(self.steps)
         description = job.description if job.description is not None else getattr(source, "description", None)
         return measure_job(
-            result(self.steps),
+            steps,
             system,
             name=job.name or job_name(getattr(source, "origin", source.uri)),
             running=False,
@@ -104,20 +105,31 @@ class MetricFolds:
             description=description,
             functions=() if samples.stacks else _functions(source, broken),
             types_by_node={} if job.instance_type else types,
-            facts=_facts(source, job, description or {}),
+            facts=_facts(source, job, description or {}, _last(steps, system) if metadata else None),
         )
 
 
-def _facts(source: Any, job: JobInfo, description: Mapping[str, Any]) -> EndFacts:
+def _last(steps: StepSummary, system: SystemSeries) -> float | None:
+    """Return the time of the last record, seconds since the epoch; None without any."""
+    times = [system.last_s, *(end / 1e6 for _, end in steps.loop.values())]
+    return max((one for one in times if np.isfinite(one)), default=None)
+
+
+def _facts(source: Any, job: JobInfo, description: Mapping[str, Any], last: float | None) -> EndFacts:
     """Return what is known of the job's end besides the records of its processes."""
     run, last_us = getattr(source, "run", None), getattr(source, "last_timestamp_us", None)
+    left_open = getattr(source, "left_open", False)
+    silent_s = max(time.time() - last, 0.0) if last is not None else None
+    since = (silent_s, LEFT_S) if left_open else (last_us and time.time() - last_us / 1e6, SILENT_S)
     return EndFacts(
         run=run.end if run is not None else "",
         exit_code=run.exit_code if run is not None else None,
         finished=source.finished if job.finished is None else job.finished,
-        is_fresh=job.finished is False or (last_us is not None and time.time() - last_us / 1e6 < SILENT_S),
+        is_fresh=job.finished is False or (since[0] is not None and since[0] < since[1]),
         first_file_s=closes_in(source.storage.root) if run is not None and not run.is_over else None,
         description=description,
+        left_open=left_open,
+        silent_s=silent_s,
     )
 
 

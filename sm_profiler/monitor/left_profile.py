@@ -14,7 +14,8 @@ from sm_profiler.container import DEFAULT_NODE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
 from sm_profiler.formats.system_writer import recover_minutes
-from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.formats.trace_recovery import recover_killed
+from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
@@ -106,8 +107,9 @@ def upload_left(
                 raise ProfilerError(f"{printable(root)}: the monitor of {node} is running, and uploads by itself")
             stack.callback(lock.release)
         living = [pid for node in sorted(nodes) for pid in ProcessRegistry(root, node).living()]
+        killed = any(ProcessRegistry(root, node).was_killed() for node in nodes)
         for node in sorted(nodes):
-            recover_traces(root, node)
+            killed = recover_killed(root, node, host_id(in_container=False)) > 0 or killed
             recover_minutes(root, node)
         uploader = Uploader(root, connect(uri, key), wait=sleep)
         there = _skip_uploaded(uploader)
@@ -117,6 +119,8 @@ def upload_left(
             markers = "no end markers, since files are missing"
         elif living:
             markers = f"no end markers, since process {living[0]} of the job is running"
+        elif killed:
+            markers = "no end markers, since the job was killed"
         elif not first:
             markers = "the end markers are those of the first node"
         else:

@@ -138,6 +138,10 @@ class ProcessRegistry:
         names = self._names()
         return bool(names) and all(name.endswith(ENDED) for name in names)
 
+    def was_killed(self) -> bool:
+        """Return whether a registered process is gone without having left."""
+        return any(name.endswith(CUT) or (name.count(".") == 0 and not self._lives(name)) for name in self._names())
+
     def dead(self) -> set[str]:
         """Return the file names of processes that have ended, in any way."""
         return {name for name in self._names() if not self._lives(name)}

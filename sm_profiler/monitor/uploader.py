@@ -62,8 +62,10 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not bucket:
+    if scheme != "s3":
         raise ProfilerError(f"{uri}: not an s3:// URI")
+    if not bucket:
+        raise ProfilerError(f"{uri} names no bucket: s3://BUCKET/PREFIX is needed")
     try:
         from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without
     except SourceError as error:

@@ -189,7 +189,7 @@ class Runner:
             ended = _has_ended(location)  # asked first: the last files come before the marker, often with it
             over = not self.settings.follow or self._should_stop() or ended
             try:
-                return open_source(location, cache=False, progress=False)
+                return open_source(location, cache=False, progress=False, left_open=False)
             except SourceError as error:
                 if over and (waited or self.settings.follow or ended):
                     return None

@@ -57,7 +57,7 @@ class ProfilerTrial:
         """Return the source once it has data."""
         while True:
             try:
-                return open_source(self.path, cache=False, progress=False)
+                return open_source(self.path, cache=False, progress=False, left_open=False)
             except SourceError:  # a wait of ten seconds follows
                 if not self._follow or stop_signalled() or STOP_SIGNAL_VARIABLE not in os.environ:
                     raise

@@ -137,7 +137,7 @@ class JobReader:
             self.outcome = state.outcome
         if self._source is None:
             try:
-                self._source = open_source(self.where, progress=False)
+                self._source = open_source(self.where, progress=False, left_open=False)
             except NoProfilerDataError:
                 if stopped:
                     raise

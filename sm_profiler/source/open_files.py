@@ -16,7 +16,6 @@ from sm_profiler.storage import LocalStorage
 MAX_PREVIEW_BYTES = 256 << 20
 CLOSE_SECONDS = 60.0  # after which a trace file is closed by default
 _NS_DIGITS = 20
-OPEN_HOURS = 2  # of system metrics: at the turn of an hour, both may hold an open file
 
 
 def profile_folder(folder: Path) -> Path:
@@ -26,8 +25,7 @@ def profile_folder(folder: Path) -> Path:
 
 def open_files(base: Path) -> list[Path]:
     """Return the files of a profile that are still written, by path; the complete ones are not listed."""
-    hours = sorted(path for path in (base / SYSTEM_FOLDER).glob("*") if path.is_dir())[-OPEN_HOURS:]
-    found = [path for folder in (base / TRACE_FOLDER, *hours) for path in folder.glob(f"*.json{TEMPORARY}")]
+    found = [path for name in (TRACE_FOLDER, SYSTEM_FOLDER) for path in (base / name).glob(f"*.json{TEMPORARY}")]
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
 
@@ -56,15 +54,22 @@ def copy_with_open_files(folder: Path, to: Path) -> bool:
     return True
 
 
-def copy_readable(base: Path, paths: Iterable[Path], to: Path) -> None:
-    """Copy files of a profile, open ones under names that readers accept; files that are gone by now are left out."""
+def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool = False) -> None:
+    """Copy files of a profile, open ones under names that readers accept; files that are gone by now are left out.
+
+    Args:
+        base: the profile's folder.
+        paths: the files.
+        to: the folder of the copies.
+        killed: the processes that left them open were killed; otherwise, they may be alive.
+    """
     for path in paths:
         key = path.relative_to(base)
         target = to / key.with_name(readable_name(key))
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             shutil.copyfile(path, target)
-    recover_traces(to)
+    recover_traces(to, stopped=False if killed else None, count_kills=False)
 
 
 def readable_name(key: Path) -> str:

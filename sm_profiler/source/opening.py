@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
+from sm_profiler.source.left_files import with_left_files
 from sm_profiler.source.naming import given, is_account, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
@@ -32,6 +33,7 @@ def open_source(  # keyword arguments, one an independent choice
     memory_limit: int | None = None,
     processes: int | None = None,
     progress: bool | None = None,
+    left_open: bool = True,
 ) -> ProfileSource:
     """Open the profiler output of a folder, an s3:// URI or a training job.
 
@@ -45,6 +47,8 @@ def open_source(  # keyword arguments, one an independent choice
         memory_limit: bytes of files and rows in flight, besides the returned columns.
         processes: number of parsing processes; default: one per processor, for enough data.
         progress: show a progress bar on standard error; default: for long reads on a terminal.
+        left_open: read the files that killed processes left open in a local folder, too. A caller that follows a job, in
+            which another process may complete them, leaves them for then.
 
     Raises:
         SourceError: it does not exist, cannot be reached, or contains no profile.
@@ -55,15 +59,17 @@ def open_source(  # keyword arguments, one an independent choice
     if isinstance(where, str) and (named := _named(where)) is not None:
         return _open_job(*named, options, client)
     storage = _located(where, client)
-    source = ProfileSource(storage, options)
+    is_path = isinstance(where, (str, os.PathLike))
+    source = ProfileSource(_complete(storage, wanted=left_open and is_path), options)
     if source.files or source.other_files:
         return source
     _checkopen_parquet(storage)
-    if isinstance(where, (str, os.PathLike)) and not storage.uri.rstrip("/").endswith(OUTPUT):
-        inner = ProfileSource(_storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client), options)
+    if is_path and not storage.uri.rstrip("/").endswith(OUTPUT):
+        below = _storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client)
+        inner = ProfileSource(_complete(below, wanted=left_open), options)
         if inner.files or inner.other_files:
             return inner
-    if isinstance(where, (str, os.PathLike)) and (jobs := list(jobs_in(storage))):
+    if is_path and (jobs := list(jobs_in(storage))):
         if len(jobs) > 1:
             some = ", ".join(jobs[:_SHOWN_JOBS]) + (" …" if len(jobs) > _SHOWN_JOBS else "")
             raise SourceError(
@@ -75,6 +81,11 @@ def open_source(  # keyword arguments, one an independent choice
     raise NoProfilerDataError(
         f"{storage.uri} does not contain a profile: there are no files under system/ or framework/"
     )
+
+
+def _complete(storage: Storage, *, wanted: bool) -> Storage:
+    """Return a storage with the files that were left open in it."""
+    return with_left_files(storage) if wanted and isinstance(storage, LocalStorage) else storage
 
 
 def _named(where: str) -> tuple[str, str] | None:

@@ -20,6 +20,7 @@ from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
 from sm_profiler.source.item import Item
 from sm_profiler.source.item_table import ItemTable, OrderedItems
+from sm_profiler.source.left_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
@@ -125,7 +126,12 @@ class ProfileSource:
     @property
     def run(self) -> RunState | None:
         """State of the `sm-profiler run` that wrote this folder; None if there was none, or the profile was copied elsewhere."""
-        return read_state(self.storage.root) if isinstance(self.storage, LocalStorage) else None
+        return read_state(self.storage.root) if isinstance(self.storage, (LocalStorage, LeftStorage)) else None
+
+    @property
+    def left_open(self) -> bool:
+        """True if files were left open by processes that are gone."""
+        return isinstance(self.storage, LeftStorage)
 
     @property
     def first_timestamp_us(self) -> int | None:

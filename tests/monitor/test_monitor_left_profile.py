@@ -10,11 +10,15 @@ import pytest
 from test_monitor_agent import Job, job, kinds, uploaded  # noqa: F401 - a fixture
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.process_end import UNKNOWN
+from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor import start
+from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.left_profile import keep_task, upload_left
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
+from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
 from sm_profiler.storage.base import UnavailableError
 
@@ -188,3 +192,46 @@ def test_the_command_prints_what_it_did(job, s3):  # noqa: F811
         done = subprocess.run(command, env=job.environment, capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.startswith(line.format(len(uploaded(s3)) - 2)), done
         assert done.stdout.endswith("end markers written\n")
+
+
+def open_trace(root, host):
+    """Write the open file of a process that is gone."""
+    lines = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1_700_000_000_000_000}},
+        {"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": {"rank": 1, "node": "algo-1", "host": host}},
+        {"name": "Step:ModeKeys.TRAIN", "ph": "X", "pid": 1, "ts": 5, "dur": 10, "args": {}},
+    ]  # fmt: skip
+    path = root / "framework/pevents/1-algo-1_pythontimeline_999999999_0_1.json.tmp"
+    path.write_text("[\n" + ",\n".join(json.dumps(line) for line in lines) + ',\n{"name": "cut')
+
+
+@pytest.mark.parametrize(
+    ("host", "states"), [(host_id(in_container=False), ["killed"]), ("another", [UNKNOWN]), ("", [UNKNOWN])]
+)
+def test_a_killed_job_is_not_completed_by_its_upload(left, tmp_path, host, states):
+    open_trace(left, host)
+    done, _ = upload(left, tmp_path / "bucket")
+    assert (done.files, done.markers) == (3, "no end markers, since the job was killed")
+    source = open_source(tmp_path / "bucket", cache=False)
+    list(source.batches())
+    metadata = [one["args"] for one in source.metadata() if one["name"] == "sm_profiler/process"]
+    assert [end_of(EndFacts(finished=source.finished), rank_ends(metadata, {})).state] == states
+
+
+@pytest.mark.parametrize("ending", ["", ".cut"])
+def test_a_process_that_is_gone_without_a_word_was_killed(left, tmp_path, ending):
+    folder = left / ".sagemaker-ignore/processes-algo-1"
+    folder.mkdir()
+    (folder / "1-1.ended").touch()
+    (folder / f"999999999-5{ending}").touch()
+    assert upload(left, tmp_path / "bucket")[0].markers == "no end markers, since the job was killed"
+    assert not [key for key in keys(tmp_path / "bucket") if key in MARKERS]
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [("s3://", "s3:// names no bucket: s3://BUCKET/PREFIX is needed"), ("/tmp/x", "not an s3:// URI")],
+)
+def test_what_a_destination_lacks_is_named(left, uri, reason):
+    with pytest.raises(ProfilerError, match=reason):
+        upload_left(left, uri)

@@ -1,0 +1,128 @@
+"""Profiles whose processes and monitor were killed together: what they left open is read, and nothing is changed."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sm_profiler.formats.system_writer import Measurement, SystemWriter
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.monitor.host import host_id
+from sm_profiler.monitor.node_state import NodeLock
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
+from sm_profiler.source.left_files import LeftStorage
+from sm_profiler.source.opening import NoProfilerDataError
+
+STEP = "Step:ModeKeys.TRAIN"
+
+
+def leave(root, *, at, host, rank=0, steps=40):
+    """Write the files of a job until `at`, and leave them open; return the writer."""
+    start = int(at * 1e6) - steps * 100_000
+    process = {"version": "1", "node": "algo-1", "rank": rank, "pid": 1, "host": host, "start_us": start}
+    writer = TraceWriter(root, f"{rank}-algo-1", metadata=lambda: process)
+    events = (
+        TraceEvent(STEP, STEP, start + 100_000 * step, 90_000, json.dumps({"pid": 1, "step_num": str(step)}))
+        for step in range(steps)
+    )
+    writer.write(events)
+    system = SystemWriter(root, "algo-1")
+    system.write(at, [Measurement("cpu", "cpu0", "CPUUtilization", 50.0)])
+    lock = NodeLock(root, "algo-1")
+    if lock.acquire():
+        lock.release()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    path = next((root / "framework/pevents").glob(f"{rank}-*.tmp"))
+    path.rename(path.with_name(path.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")))
+    return writer
+
+
+def tree(root):
+    return {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def here():
+    return host_id(in_container=False)
+
+
+def test_what_was_left_open_is_read_and_judged(tmp_path, here):
+    leave(tmp_path, at=time.time() - 300, host=here).abandon()
+    before = tree(tmp_path)
+    source = open_source(tmp_path)
+    assert isinstance(source.storage, LeftStorage)
+    report = build_report(source)
+    assert tree(tmp_path) == before
+    assert report.metrics.ending.state == "killed"
+    assert report.metrics.ending.sentence.startswith(
+        "The job was killed after at least 40 training steps; its last sign of life was 5"
+    )
+    assert len(report.metrics.ranks[0].iterations) == 39
+    assert report.metrics.system.rows == 1
+    assert not report.metrics.running
+
+
+@pytest.mark.parametrize(
+    ("ago", "sentence"),
+    [
+        (300, "The job ended without a word after at least 40 training steps: its last sign of life was 5 min before"),
+        (
+            5 * 86400,
+            "The job ended without a word after at least 40 training steps: its last sign of life was 5 days be",
+        ),
+        (5, "The job is still running"),
+    ],
+)
+def test_a_process_of_another_machine_may_live(tmp_path, ago, sentence):
+    leave(tmp_path, at=time.time() - ago, host="another").abandon()
+    assert build_report(open_source(tmp_path)).metrics.ending.sentence.startswith(sentence)
+
+
+def test_a_file_that_is_still_written_is_left_alone(tmp_path, here):
+    writer = leave(tmp_path, at=time.time(), host=here)
+    lock = NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    with pytest.raises(NoProfilerDataError):
+        open_source(tmp_path)
+    writer.abandon()
+    assert {item.is_system for item in open_source(tmp_path).files} == {False}
+    lock.release()
+    assert {item.is_system for item in open_source(tmp_path).files} == {False, True}
+    with pytest.raises(NoProfilerDataError):
+        open_source(tmp_path, left_open=False)
+
+
+def test_without_locks_the_age_of_a_file_decides(tmp_path, here, monkeypatch):
+    def refuse(*_):
+        raise OSError
+
+    leave(tmp_path, at=time.time(), host=here).abandon()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(NoProfilerDataError):
+        open_source(tmp_path)
+    for path in tmp_path.rglob("*.tmp"):
+        os.utime(path, (1, 1))
+    assert len(open_source(tmp_path).files) == 2
+
+
+def test_what_was_left_joins_what_is_complete_in_the_order_of_keys(tmp_path, here):
+    writer = TraceWriter(tmp_path / "profiler-output", "0-algo-1")
+    writer.write([TraceEvent(STEP, STEP, int((time.time() - 900) * 1e6), 5)])
+    writer.close()
+    leave(tmp_path / "profiler-output", at=time.time() - 300, host=here, rank=1).abandon()
+    storage = open_source(tmp_path).storage
+    keys = [info.key for info in storage.list("framework/")]
+    assert len(keys) == 3, keys
+    assert keys == sorted(keys)
+    assert all(storage.exists(key) and storage.read(key) for key in keys[:2])
+    assert storage.uri == str(tmp_path / "profiler-output")
+    storage.write("x", b"1")
+    assert (tmp_path / "profiler-output" / "x").read_bytes() == b"1"
+    shutil.rmtree(tmp_path)
