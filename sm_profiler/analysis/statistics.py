@@ -152,6 +152,31 @@ class PandasFrameAnalysis:
         described.columns = [by.value, *(f"duration_{name}_us" for name in _STATISTICS)]
         return described
 
+    def get_phase_totals(self) -> pd.DataFrame:
+        """Return the time of each phase in all steps together, and in how many of them it was recorded.
+
+        Of short steps, the hook records the phases of every second, fourth … 64th, and of the others only the step itself:
+        a sum over the events is one over `steps` of `all_steps`. What happens only in some steps, such as saving, was also
+        recorded in fewer.
+
+        Returns:
+            One row per phase (and step) and mode: process, mode (its step's name), steps, all_steps, duration_sum_us.
+        """
+        frame = self.framework_metrics_df
+        frame = frame.assign(mode=modes_around(frame))[frame["step"] != -1]
+        keys = ["nodeID", "mode", "step"]
+        is_step = frame["framework_metric"].str.contains(STEP, regex=False)
+        steps = frame[is_step]
+        counts = steps.drop_duplicates(keys).groupby("mode", observed=True).size()
+        names = steps.groupby("mode", observed=True)["framework_metric"].first()
+        groups = frame[frame["mode"].isin(counts.index)].groupby(["process", "mode"], observed=True)
+        found = groups["duration_us"].sum().reset_index(name="duration_sum_us")
+        in_steps = frame.drop_duplicates([*keys, "process"]).groupby(["process", "mode"], observed=True).size()
+        found["steps"] = [int(in_steps[key]) for key in zip(found["process"], found["mode"], strict=True)]
+        found["all_steps"] = [int(counts[mode]) for mode in found["mode"]]
+        found["mode"] = [names[mode] for mode in found["mode"]]
+        return found[["process", "mode", "steps", "all_steps", "duration_sum_us"]]
+
     def get_utilization_stats(
         self,
         resource: Resource | Sequence[Resource] | None = None,

@@ -12,7 +12,7 @@ def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
         return Launched.of(metrics.description).why_no_steps()
     return "", (
         "Record steps and phases: start the script with 'sm-profiler run', set SM_PROFILER_AUTO=1 in the container, or call "
-        "Hook.create_from_config() in the script. Steps, phases and waits are then recorded all the time."
+        "Hook.create_from_config() in the script. Every step is then recorded."
     )
 
 

@@ -355,6 +355,25 @@ def test_statistics_keep_training_and_evaluation_apart():
     assert statistics.loc[evaluate, "duration_mean_us"] == 50
 
 
+def test_totals_of_phases_count_the_steps_that_they_are_of():
+    """Phases of short steps are recorded in some of them: a sum looked like the time of all."""
+    train, evaluate = "Step:ModeKeys.TRAIN", "Step:ModeKeys.EVAL"
+    rows = []
+    for step in range(8):
+        rows.append((train, 1000 * step, 100, {"step": step}))
+        if step % 4 == 0:
+            rows.append(("Forward", 1000 * step, 40, {"step": step}))
+    rows += [(evaluate, 9000, 50, {"step": 0}), ("Forward", 9000, 20, {"step": 0}), ("outside", 20_000, 5)]
+    analysis = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework_frame(events(*rows)))
+    found = analysis.get_phase_totals().set_index(["process", "mode"])
+    assert found.loc["Forward", train].tolist() == [2, 8, 80]
+    assert found.loc["Forward", evaluate].tolist() == [1, 1, 20]
+    assert found.loc[train, train].tolist() == [8, 8, 800]
+    assert len(found) == 4
+    empty = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework_frame(EventColumns.empty()))
+    assert empty.get_phase_totals().columns.tolist() == ["process", "mode", "steps", "all_steps", "duration_sum_us"]
+
+
 def test_statistics_reject_arguments_of_the_wrong_type(job):
     pf = PandasFrame(job)
     analysis = PandasFrameAnalysis(pf.get_all_system_metrics(), pf.get_all_framework_metrics())
