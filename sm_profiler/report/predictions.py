@@ -24,26 +24,26 @@ class Prediction:
         findings: classes of the earlier run's findings that the prediction is about.
         repaired: the later run no longer has them.
         predicted: speedup of the loop by their gains.
-        measured: how many times as fast the later run is, by the numbers of the comparison.
+        measured: how many times as fast the later run is, by the numbers of the comparison; None if it still has them.
     """
 
     findings: tuple[str, ...]
     repaired: bool
     predicted: Interval
-    measured: Interval
+    measured: Interval | None
 
     @property
-    def held(self) -> bool:
-        """True if the measured value is in the predicted range."""
-        return self.predicted.low <= self.measured.value <= self.predicted.high
+    def held(self) -> bool | None:
+        """True if the measured value is in the predicted range; None without one."""
+        return None if self.measured is None else self.predicted.low <= self.measured.value <= self.predicted.high
 
     @property
     def sentence(self) -> str:
         """The prediction and what came of it."""
-        names, measured = " and ".join(self.findings), factors(_point(self.measured.value))
-        if not self.repaired:
+        names = " and ".join(self.findings)
+        if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"
-            return f"{names} {is_are} still found: predicted {factors(self.predicted)} times as fast once repaired, measured {measured}."
+            return f"{names} {is_are} still found: predicted {factors(self.predicted)} times as fast once repaired."
         end = (
             ""
             if self.held
@@ -51,7 +51,7 @@ class Prediction:
             if self.measured.value < self.predicted.low
             else ", more than predicted"
         )
-        return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, measured {measured}{end}."
+        return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, measured {factors(_point(self.measured.value))}{end}."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of compare.json."""
@@ -84,7 +84,8 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     low = max(value - math.hypot(*(one.value - one.low for one in shares)), 0.0)
     high = min(value + math.hypot(*(one.high - one.value for one in shares)), max(value, 0.99))
     predicted = Interval(*(1 / (1 - one) for one in (low, value, high)))
-    return Prediction(tuple(finding.kind.value for finding, _ in group), repaired, predicted, measured)
+    findings = tuple(finding.kind.value for finding, _ in group)
+    return Prediction(findings, repaired, predicted, measured if repaired else None)
 
 
 def compute_seconds(metrics: JobMetrics) -> float | None:

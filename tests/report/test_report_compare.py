@@ -101,6 +101,16 @@ def test_comparison_states_what_was_predicted_and_what_came():
     assert compare(report_from(training(400)), report_from(training(400))).predictions == ()
 
 
+def test_no_gain_is_credited_to_what_is_still_found():
+    """The factor of the whole comparison was "measured" for repairs that nobody made."""
+    found = compare(report_from(training(400, wait=0.0205)), report_from(training(400, wait=0.0105)))
+    (one,) = found.predictions
+    assert not one.repaired
+    assert one.sentence.startswith("INPUT_BOUND is still found: predicted 2.")
+    assert "measured" not in one.sentence
+    assert (one.as_dict()["measured"], one.as_dict()["held"]) == (None, None)
+
+
 def of_batches(size, **times):
     return report_from(training(400, **times), metadata=({"samples_per_step": size},))
 
