@@ -62,12 +62,20 @@ def _repaired(findings: Sequence[Finding], context: JudgeContext) -> list[Ranked
             best = attrs.evolve(best, confidence="medium")
         ranked.append(
             Ranked(
-                attrs.evolve(best, gain=_gain(share, loop)),
+                attrs.evolve(best, gain=_gain(possible(share, best), loop)),
                 certain * min(of_job, 1.0) * policy.PROBABILITY[best.confidence],
             )
         )
         loop = loop_after
     return ranked
+
+
+def possible(share: Share, finding: Finding) -> Share:
+    """Return what a repair saves: of a larger batch, no more than a step costs for each sample."""
+    if not finding.larger_batch:
+        return share
+    most = 1 - 1 / float(policy.BATCH_LARGER)
+    return Share(*(min(one, most) for one in attrs.astuple(share)))
 
 
 def _gain(share: Share, loop: Loop) -> Gain:

@@ -153,6 +153,7 @@ class Finding:
         ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
         stage: pipeline stage that causes it; "" if none does.
         doubt: why the confidence is not higher, in a few words; "" if it is high, or if no reason is known.
+        larger_batch: its repair is a larger batch, and its gain that of one `policy.BATCH_LARGER` times as large.
     """
 
     kind: Class
@@ -168,6 +169,7 @@ class Finding:
     ranks: tuple[str, ...] = ()
     stage: str = ""
     doubt: str = ""
+    larger_batch: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Take the reason from a `Confidence`."""

@@ -275,11 +275,11 @@ def _host(finding: Finding, context: JudgeContext, loop: Loop) -> Saving | None:
     Loading and arithmetic grow with the batch. The optimizer and Python do not, nor do operators without arithmetic.
     """
     gpu = context.gpu_mean
-    if gpu is not None and gpu <= thresholds.GPU_NEVER:
-        return None  # another repair
     if finding.evidence[0].metric == ONE_BY_ONE:
         claim, lost, most = _lost_share(finding, loop), lost_share(finding), most_saved(context)
         return claim if most is None or lost <= 0 else attrs.evolve(claim, high=claim.high * max(most / lost, 1.0))
+    if not finding.larger_batch:
+        return None  # another repair
     share = {key: loop.share(key) for key in (WAIT, "forward", "backward", EVALUATION)}
     passes = share["forward"] + share["backward"]
     if gpu is not None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Gain, Interval
 from sm_profiler.formatting import duration, percent
 
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
 _MOST = 0.999 / (1 - policy.GAIN_MOST)
-# First evidence of findings whose gain is that of a larger batch.
-SMALL_STEPS = (
-    ("fixed cost of the operators of a typical step", "limit"),
-    ("typical iteration of the loop", "good from"),
-    ("mean GPU use in the loop", "good from"),
-)
 
 
 def gain_of_finding(finding: Finding) -> str:
     """Return what the repair of a finding saves; empty if that is unknown or nothing."""
-    first = finding.evidence[0] if finding.evidence else None
-    if finding.kind is Class.HOST_BOUND and first is not None and (first.metric, first.held) in SMALL_STEPS:
+    if finding.larger_batch:
         return gain_sentence(
             finding.gain, subject=f"A batch {policy.BATCH_LARGER:g} times as large", per=" for each sample"
         )

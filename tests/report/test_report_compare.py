@@ -102,7 +102,7 @@ def test_comparison_states_what_was_predicted_and_what_came():
 
 
 def test_no_gain_is_credited_to_what_is_still_found():
-    """The factor of the whole comparison was "measured" for repairs that nobody made."""
+    """The factor of the whole comparison was "measured" for repairs that were not made."""
     found = compare(report_from(training(400, wait=0.0205)), report_from(training(400, wait=0.0105)))
     (one,) = found.predictions
     assert not one.repaired

@@ -14,7 +14,7 @@ from test_report_turns import in_step, jitter
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.gain_ranking import priced, rank_by_gain
+from sm_profiler.diagnosis.gain_ranking import possible, priced, rank_by_gain
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.workers import Workers
 from sm_profiler.diagnosis.loader_queue import fetch_times, simulated_wait
@@ -473,7 +473,7 @@ def test_finding_that_is_still_there_is_not_called_repaired():
     (one,) = compare(report, report).predictions
     assert not one.repaired
     assert "still found" in one.sentence
-    assert "measured 1.00" in one.sentence
+    assert "measured" not in one.sentence
 
 
 def test_gains_of_several_repairs_are_combined():
@@ -525,7 +525,7 @@ def test_larger_batches_save_what_does_not_grow_with_them(operators):
     for grows in (0.0001 * 0.6, 0.0001 * 0.8 + (0.00003 if operators == 250 else 0.0001)):
         assert contains(found.gain.speedup, 0.0012 / ((0.0012 - grows) / 8 + grows))
     assert found.gain.speedup.high / found.gain.speedup.low < {250: 2.6, 120: 4, None: 5.5}[operators]
-    assert found.gain.speedup.high <= 8.3
+    assert found.gain.speedup.high <= 8
     assert "A batch 8 times as large makes the loop" in terminal_summary(report, width=200)
 
 
@@ -534,3 +534,21 @@ def test_a_gpu_that_is_hardly_busy_can_compute_a_larger_batch():
     assert report.verdict.kind is Class.HOST_BOUND
     assert contains(report.verdict.main.gain.speedup, 1 / (0.7 / 8 + 0.3))
     assert report.verdict.main.gain.speedup.high < 8
+
+
+def test_a_gain_of_a_larger_batch_is_shown_with_advice_to_take_one():
+    """The GPU's memory is unknown, and the advice is about blocking calls, but the gain was that of a larger batch."""
+    samples = [row for row in gpu_samples(30, 40) if row[-1] == "GPUUtilization"]
+    report = report_from(training(3000, wait=0.0001), samples)
+    assert report.verdict.kind is Class.HOST_BOUND
+    assert "larger batch" not in report.verdict.main.next_step
+    text = terminal_summary(report, width=200)
+    assert "A batch" not in text
+    assert "Repairing it makes the loop" in text
+
+
+def test_a_larger_batch_saves_no_more_than_its_factor_with_any_error_of_the_steps():
+    tiny = training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0)
+    found, shares = report_from(tiny).verdict.main, (0.8, 0.86, 0.93)
+    assert attrs.astuple(possible(Interval(*shares), found)) == (0.8, 0.86, 0.875)
+    assert attrs.astuple(possible(Interval(*shares), attrs.evolve(found, larger_batch=False))) == shares

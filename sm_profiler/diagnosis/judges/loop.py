@@ -331,6 +331,7 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
         first + _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         share * _part_of_usual_steps(context),
         confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
+        larger_batch=True,
     )
 
 
@@ -364,6 +365,7 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
         _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         min(share + launching, 1.0) * _part_of_training(context),
         confidence=context.confidence(share, limit, sure=False),
+        larger_batch=True,
     )
 
 
@@ -390,6 +392,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
         _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS) * _part_of_training(context),
         confidence=context.confidence(limit / max(iteration * 1e3, 1e-6), 1.0, sure=False),
+        larger_batch=True,
     )  # fmt: skip
 
 
@@ -419,14 +422,16 @@ def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
     ]
     if memory is not None:
         evidence.append(Evidence("mean GPU memory in use", round(memory, 1), unit="percent"))
+    has_room = memory is not None and memory < policy.GPU_MEMORY_FREE
     first = (
         "Try a larger batch (GPU memory is free)"
-        if memory is not None and memory < policy.GPU_MEMORY_FREE
+        if has_room
         else "Check for blocking calls (.item(), .cpu(), print of tensors)"
     )
     why = "each step gives it too little work, or the host stops to read results"
     advice = f"{first}, then {context.stack.fewer_launches}; a detailed window shows the gaps between kernels."
-    if not launches_may_explain(context):
+    explained = launches_may_explain(context)
+    if not explained:
         why = "the host computes or waits in the phases themselves, far longer than launching their operators takes"
         advice = (
             "Look at the lines below: code on the CPU in the model, libraries that prepare each new shape (pad batches to a few "
@@ -439,6 +444,7 @@ def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
         advice,
         1 - gpu / 100,
         confidence=context.confidence(policy.PHASES_GPU_LOW / max(gpu, 1.0), 1.0, sure=False),
+        larger_batch=has_room and explained,
     )
 
 
