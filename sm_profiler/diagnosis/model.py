@@ -298,6 +298,12 @@ class Report:
             "are shorter, and their shares may differ."
         )
 
+    @property
+    def damage_alarm(self) -> str | None:
+        """Damaged files of a job that is over, and what is therefore missing; None if all files could be read."""
+        damage = self.quality.get("damage")
+        return damage["sentence"] if damage and not self.metrics.running else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return the content of report.json."""
         return {

@@ -153,9 +153,13 @@ class _Records:
             document = _DOCUMENT.decode(self._data)
         except BROKEN:
             start, self.base_ns = self._start_and_base()
-            return _salvage(self._data[start:], tally, is_end=True)
+            return _salvage(self._data[start:], tally, closes=self._closes)
         self.base_ns = document.base_ns
         return document.events
+
+    @property
+    def _closes(self) -> str:
+        return "]}" if self._is_object else "]"
 
     def _start_and_base(self) -> tuple[int, float]:
         """Return where the records begin, and `baseTimeNanoseconds`."""
@@ -190,7 +194,7 @@ class _Records:
                     following = after
                     break
             else:
-                records = _salvage(data[at:stop], tally, is_end=False)
+                records = _salvage(data[at:stop], tally)
             yield records
             at = following
 
@@ -200,7 +204,7 @@ class _Records:
                 return _ARRAY.decode(b"[" + piece)
             document = _DOCUMENT.decode(b'{"traceEvents":[' + piece)
         except BROKEN:
-            return _salvage(piece, tally, is_end=True)
+            return _salvage(piece, tally, closes=self._closes)
         self.base_ns = self.base_ns or document.base_ns
         return document.events
 
@@ -346,7 +350,8 @@ def _unpack(data: bytes | bytearray, tally: Tally) -> tuple[bytes | bytearray, f
     return unpacked, 0.0
 
 
-def _salvage(data: bytes | bytearray, tally: Tally, *, is_end: bool) -> list[TraceRecord]:
+def _salvage(data: bytes | bytearray, tally: Tally, *, closes: str = "") -> list[TraceRecord]:
+    """Return the whole records of a piece of a file; `closes` are the characters that its last piece may end in."""
     text = clean(data, tally)
     records: list[TraceRecord] = []
     damaged, without_phase = bool(tally.dropped), 0
@@ -362,8 +367,8 @@ def _salvage(data: bytes | bytearray, tally: Tally, *, is_end: bool) -> list[Tra
             without_phase += 1
     if not damaged and not tally.dropped:  # else they are probably the arguments of damaged records, counted already
         tally.drop("no event of a known form", without_phase)
-        if is_end and not records and not without_phase:
+        if closes and not records and not without_phase:
             tally.mend("no records")
-    if is_end and records and text.rstrip()[-1:] not in {"]", "}"}:
+    if closes and records and text.rstrip()[-1:] not in closes:
         tally.mend("array not closed")
     return records

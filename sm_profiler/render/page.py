@@ -60,7 +60,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
             cost=report.cost,
             ending=report.metrics.ending,
             running=report.metrics.running,
-            alarm=report.load_alarm,
+            alarms=[alarm for alarm in (report.damage_alarm, report.load_alarm) if alarm],
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),

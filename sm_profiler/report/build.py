@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
+from sm_profiler.diagnosis.damage import damage_of, doubted
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.gain_ranking import priced
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -135,12 +136,15 @@ def assemble(
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
+    quality, verdict = quality_of(source, metrics.metadata), decide(JudgeContext(metrics, rules), broken)
+    if (damage := quality["damage"]) and not metrics.running:  # files of a running job may still be on their way
+        verdict = doubted(verdict, damage["doubt"])
     report = report_of(
         metrics,
-        decide(JudgeContext(metrics, rules), broken),
+        verdict,
         rules,
         broken=broken,
-        quality=quality_of(source, metrics.metadata),
+        quality=quality,
         job=job,
         source=getattr(source, "origin", source.uri),
     )
@@ -232,8 +236,10 @@ def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *,
         {"path": file.path, "status": file.status, "lost": file.lost, "reason": file.reason}
         for file in bad[:MAX_QUALITY_ROWS]
     ]
+    damage = damage_of(bad, total)
     return {
         "sentence": sentence, "files": total, "states": dict(sorted(states.items())), "lost": lost, "rows": rows,
+        "damage": {"files": len(damage.paths), "sentence": damage.sentence, "doubt": damage.doubt} if damage.paths else None,
         "more": max(len(bad) - MAX_QUALITY_ROWS, 0), "collectors": _collectors(metadata),
     }  # fmt: skip
 

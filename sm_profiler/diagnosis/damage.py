@@ -1,0 +1,97 @@
+"""Damaged and cut-off files of a job that is over: what is therefore missing, and which findings rest on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding, Verdict
+from sm_profiler.formats.layout import PYTHON_TIMELINE, SYSTEM, TRACE_FOLDER
+from sm_profiler.formats.outcome import REFUSED
+from sm_profiler.formatting import plural
+
+SHOWN = 2  # files that the sentence names
+# A gap in the recording looks like each of these: time between steps, before them or without them.
+FROM_GAPS = frozenset({
+    Class.INITIALIZATION_BOUND, Class.SYNC_BOUND, Class.IDLE, Class.STEP_OUTLIERS, Class.PERIODIC_STALL, Class.FAIL_SLOW,
+    Class.EVALUATION_BOUND, Class.UNEQUAL_STEPS, Class.HANG,
+})  # fmt: skip
+_BROKEN = ("damaged", "cut off", "empty")
+_WHOLE = ("no records", "named by a time")  # reasons for which a file is left out although it is intact
+_LOWER = {"high": "medium", "medium": "low", "low": "low"}
+
+
+@attrs.frozen
+class Damage:
+    """Files that were not read completely.
+
+    Attributes:
+        paths: the files.
+        refused: number of those of which nothing could be read.
+        total: number of all files.
+    """
+
+    paths: tuple[str, ...]
+    refused: int
+    total: int
+
+    @property
+    def sentence(self) -> str:
+        """Names of the files and what is therefore missing, as text; "" without any."""
+        if not self.paths:
+            return ""
+        names = [path.rpartition("/")[2] for path in self.paths[:SHOWN]]
+        more = f" and {len(self.paths) - SHOWN} more" if len(self.paths) > SHOWN else ""
+        nothing = f", {self.refused} of them without any content that can be read" if self.refused else ""
+        kinds = {_content(path): None for path in self.paths}
+        return (
+            f"{len(self.paths)} of {plural(self.total, 'file')} {'is' if len(self.paths) == 1 else 'are'} damaged or cut off"
+            f"{nothing} ({', '.join(names)}{more}): {' and '.join(kinds)} are missing for a part of the job, and a gap in them "
+            "can look like lost time."
+        )
+
+    @property
+    def doubt(self) -> str:
+        """The same as the reason of a confidence."""
+        return f"{plural(len(self.paths), 'file')} could not be read completely"
+
+
+def damage_of(files: Iterable[Any], total: int) -> Damage:
+    """Return the damage among the outcomes of files.
+
+    Args:
+        files: outcomes of files, those without faults included or not.
+        total: number of all files.
+    """
+    broken = [file for file in files if _is_broken(file)]
+    refused = sum(file.status == REFUSED for file in broken)
+    return Damage(tuple(sorted(file.path for file in broken)), refused, total)
+
+
+def doubted(verdict: Verdict, doubt: str) -> Verdict:
+    """Return a verdict whose findings are less certain, since data is missing."""
+    return attrs.evolve(
+        verdict, main=_doubted(verdict.main, doubt), also=tuple(_doubted(one, doubt) for one in verdict.also)
+    )
+
+
+def _doubted(finding: Finding, doubt: str) -> Finding:
+    level = "low" if finding.kind in FROM_GAPS else _LOWER[finding.confidence]
+    return finding if level == finding.confidence else attrs.evolve(finding, confidence=level, doubt=doubt)
+
+
+def _is_broken(file: Any) -> bool:
+    if file.status == REFUSED:
+        return not any(text in file.reason for text in _WHOLE)
+    # other tools' timelines are never closed
+    cut = file.path.endswith(f"{PYTHON_TIMELINE}.json") and "array not closed" in file.reason
+    return cut or any(text in file.reason for text in _BROKEN)
+
+
+def _content(path: str) -> str:
+    if path.startswith(f"{SYSTEM}/"):
+        return "system metrics"
+    return "steps" if path.startswith(f"{TRACE_FOLDER}/") else "events of a detailed window"
