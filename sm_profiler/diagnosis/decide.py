@@ -247,13 +247,13 @@ def _inconclusive(context: JudgeContext) -> Finding:
             "with 'with hook.step():'."
         )
     elif metrics.system.rows and metrics.ending.launched:
-        text = "No training framework was imported: PyTorch, Keras, TensorFlow and JAX are watched."
+        text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
         advice = (
-            "In a script without them, mark each step: 'from sm_profiler.hook import get_hook', then 'with get_hook().step():'. "
-            "get_hook() is None in a run without the profiler."
+            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
         )
         if metrics.running:
-            text = "No training framework has been imported so far; the job is still running."
+            text = "No training step has been seen so far; the job is still running."
             advice = "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin."
     elif metrics.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""

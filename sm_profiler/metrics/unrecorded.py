@@ -21,5 +21,5 @@ def how_to_record(metrics: JobMetrics) -> str:
     if metrics.description:
         return why_no_steps(metrics)[1]
     if metrics.ending.launched:
-        return "no training framework was imported."
+        return "no process made a training step."
     return "start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1."
