@@ -10,6 +10,7 @@ from sm_profiler import __version__
 from sm_profiler.cli import main
 from sm_profiler.cli.arguments import newest_run
 from sm_profiler.cli.main import COMMANDS, available
+from sm_profiler.cli.serve import name_unreadable
 from sm_profiler.config import load_profile
 from sm_profiler.errors import SourceError
 from sm_profiler.monitor.run_state import write_state
@@ -143,3 +144,12 @@ def test_commands_accept_a_folder_of_runs(words, runs, monkeypatch, capsys):
     assert main([*words, "runs"]) == 2
     assert opened[-1] == "runs/a-new"
     assert capsys.readouterr().err.splitlines()[-1] == "sm-profiler: opened"
+
+
+def test_serve_names_a_bucket_that_cannot_be_listed(monkeypatch, capsys):
+    def missing(_where):
+        raise SourceError("s3://gone/: the bucket does not exist")
+
+    monkeypatch.setattr("sm_profiler.storage.open_storage", missing)
+    name_unreadable("s3://gone")
+    assert capsys.readouterr().err == "sm-profiler: s3://gone/: the bucket does not exist; trying again until Ctrl-C\n"

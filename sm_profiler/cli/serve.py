@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import sys
+import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from sm_profiler.cli.command import DONE
+from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN
 
@@ -66,10 +68,23 @@ class Command:
         print(listening.url(base, token), flush=True)
         for one in missing:
             print(f"sm-profiler: {waiting_for(one)}", file=sys.stderr, flush=True)
+        for one in options.sources:
+            if "://" in one:  # a slow answer must not delay the page
+                threading.Thread(target=name_unreadable, args=(one,), daemon=True).start()
         if len(missing) < len(options.sources):
             print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
         run(app, [listening.socket], jobs.close)
         return DONE
+
+
+def name_unreadable(source: str) -> None:
+    """Print why a prefix cannot be listed, if it cannot; the page goes on trying."""
+    from sm_profiler.storage import open_storage
+
+    try:
+        next(iter(open_storage(source).list()), None)
+    except ProfilerError as error:
+        print(f"sm-profiler: {printable(error)}; trying again until Ctrl-C", file=sys.stderr, flush=True)
 
 
 def waiting_for(source: str) -> str:

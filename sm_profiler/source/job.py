@@ -12,16 +12,20 @@ from sm_profiler.formats.layout import FRAMEWORK, SYSTEM
 from sm_profiler.settings import AUTO
 from sm_profiler.source.launched import Launched
 from sm_profiler.storage import open_storage
+from sm_profiler.storage.base import AccessDeniedError
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from sm_profiler.storage.api_client import create_api_client
-    from sm_profiler.storage.s3_client import reason_of
+    from sm_profiler.storage.s3_client import error_codes, reason_of
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
 OUTPUT = "profiler-output"
+_NO_BUCKET = (
+    "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
+)
 LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
@@ -112,7 +116,13 @@ def stored_profile(places: Sequence[str], *, client: Any = None) -> str | None:
 
 
 def missing_profile(
-    job: dict[str, Any], name: str, looked: Sequence[str], *, region: str = "", client: Any = None
+    job: dict[str, Any],
+    name: str,
+    looked: Sequence[str],
+    *,
+    region: str = "",
+    client: Any = None,
+    problem: SourceError | None = None,
 ) -> str:
     """Return the message for a described job without a profile: the reason, the searched places, and what to do.
 
@@ -122,8 +132,14 @@ def missing_profile(
         looked: the URIs.
         region: AWS region; the environment's by default.
         client: a boto3 client of CloudWatch Logs; default: one created from the environment.
+        problem: why one of the places could not be listed.
     """
     launched = Launched.of(job)
+    if problem is not None:
+        text = f"the profile of training job {name} cannot be read: {problem}"
+        if isinstance(problem, AccessDeniedError):
+            return f"{text}. To do: use credentials that may read it."
+        return f"{text}. To do: {_NO_BUCKET}." if error_codes(problem.__cause__)[0] == "NoSuchBucket" else text
     log = own_log_lines(name, region=region, client=client) if launched.started and not launched.running else []
     why, advice = launched.why_no_profile(log)
     text = f"training job {name} has no profile: {why}. Looked in {' and '.join(looked)}."

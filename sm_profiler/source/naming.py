@@ -10,11 +10,12 @@ from sm_profiler.errors import SourceError
 ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _S3_TYPO = re.compile(r"s3[an]?:/*(?=[^/])")
+_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
 OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
 
 
 def given(where: str) -> str:
-    """Return a source as it was meant: without the blanks and line ends that copying adds.
+    """Return a source as it was meant: without the blanks and line ends that copying adds; a job for its ARN.
 
     Raises:
         SourceError: it is empty, as of a variable that is not set; "" must not mean the current folder.
@@ -22,7 +23,11 @@ def given(where: str) -> str:
     text = where.strip()
     if not text:
         raise SourceError("the source is empty: name a folder, an s3:// URI or a training job")
-    return where if os.path.lexists(where) else text
+    if os.path.lexists(where):
+        return where
+    if arn := _ARN.fullmatch(text):
+        return f"{ACCOUNT}{arn['region']}/{arn['job']}"
+    return text
 
 
 def is_account(source: str) -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
+from sm_profiler.source.elsewhere import OUTPUT, where_instead
 from sm_profiler.source.left_files import with_left_files
 from sm_profiler.source.naming import given, is_account, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
 
-OUTPUT = "profiler-output"
 _SHOWN_JOBS = 5
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
@@ -78,8 +78,9 @@ def open_source(  # keyword arguments, one an independent choice
         return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise not_a_folder(storage.uri if where is storage else str(where))
+    other = where_instead(os.fspath(where), storage, client) if is_path else ""
     raise NoProfilerDataError(
-        f"{storage.uri} does not contain a profile: there are no files under system/ or framework/"
+        f"{storage.uri} does not contain a profile: {other or 'there are no files under system/ or framework/'}"
     )
 
 
@@ -148,7 +149,8 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     """Open the profiler output of a training job, with the job's description.
 
     Raises:
-        NoProfilerDataError: it has none; the message has the reason, from the description and the job's log.
+        NoProfilerDataError: it has none, or it cannot be read; the message has the reason, from the request to S3, the
+            description and the job's log.
     """
     from sm_profiler.source.job import (  # boto3 takes a third of a second to load
         describe,
@@ -168,9 +170,14 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             f"there is no folder {name}; to look up a training job of that name, set a region (AWS_REGION)"
         ) from error
     places = outputs_of(job, name)
+    problem = None
     for uri in outputs_below(places):
-        source = ProfileSource(open_storage(uri, client=client), options)
+        try:
+            source = ProfileSource(open_storage(uri, client=client), options)
+        except SourceError as error:  # the profile may be in another place
+            problem = problem or error
+            continue
         if source.files or source.other_files:
             source.description = job
             return source
-    raise NoProfilerDataError(missing_profile(job, name, places, region=region))
+    raise NoProfilerDataError(missing_profile(job, name, places, region=region, problem=problem)) from problem

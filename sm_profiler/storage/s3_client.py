@@ -58,7 +58,7 @@ DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled", "InvalidObjectSt
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 REFUSED = frozenset({"InvalidClientTokenId", "UnrecognizedClientException"})
 EXPLANATIONS = {
-    "NoSuchBucket": "the bucket does not exist",
+    "NoSuchBucket": "the bucket does not exist: check its name, or create it",
     "AccessDenied": "access denied: these credentials may not {verb} it",
     "403": "access denied: these credentials may not {verb} it",
     "InvalidObjectState": "access denied: the object is archived",
@@ -114,7 +114,7 @@ def is_aws(url: str) -> bool:
     return any(host == known or host.endswith("." + known) for known in AWS_HOSTS)
 
 
-def error_codes(error: BaseException) -> tuple[str, str]:
+def error_codes(error: BaseException | None) -> tuple[str, str]:
     """Return S3's error code and the HTTP status of an error, each "" if there is none."""
     if not isinstance(error, ClientError):
         return "", ""

@@ -11,9 +11,11 @@ import pytest
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
+from sm_profiler.report.gpu.discovery import holds_only_traces
 from sm_profiler.source import open_source
 from sm_profiler.source.cache import wait_for_copies
 from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.source.naming import given
 from sm_profiler.storage.s3 import S3Storage
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
@@ -134,6 +136,70 @@ def test_failures_are_one_line(endpoint, uploaded):
     with pytest.raises(SourceError, match="access denied") as caught:
         source.system()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("inside", ["framework", "framework/pevents/", "system", "system/incremental"])
+def test_a_folder_inside_of_a_profile_names_the_profile(uploaded, job, inside):
+    with pytest.raises(SourceError, match=f"it is a folder inside of one: name s3://jobs/{PREFIX}$"):
+        open_source(f"s3://jobs/{PREFIX}/{inside}")
+    with pytest.raises(SourceError, match=f"it is a folder inside of one: name {job}$"):
+        open_source(job / inside)
+    assert not holds_only_traces(str(job / inside))  # it refused the hook's own as “a trace of another program”
+
+
+def test_a_prefix_of_jobs_names_them(uploaded, job, tmp_path):
+    with pytest.raises(SourceError, match=r"there is one below it: name s3://jobs/team/job-7$"):
+        open_source("s3://jobs")
+    path = next(path for path in job.rglob("*.json") if "incremental" in str(path))
+    for number in range(9):
+        key = f"many/job-{number}/profiler-output/{path.relative_to(job).as_posix()}"
+        uploaded.put_object(Bucket="jobs", Key=key, Body=path.read_bytes())
+        if number == 1:
+            expected = r"there are 2 below it: name one of s3://jobs/many/job-0, s3://jobs/many/job-1$"
+            with pytest.raises(SourceError, match=expected):
+                open_source("s3://jobs/many")
+    with pytest.raises(SourceError, match=r"there are more than 5 below it: name one of s3://.*/job-4$"):
+        open_source("s3://jobs/many")
+    shutil.copytree(job, tmp_path / "runs" / "one" / "profiler-output")
+    with pytest.raises(SourceError, match=f"there is one below it: name {tmp_path}/runs/one$"):
+        open_source(tmp_path / "runs")
+    (tmp_path / "system").mkdir()  # of something else
+    with pytest.raises(SourceError, match="there are no files under system/"):
+        open_source(tmp_path / "system")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "line"),
+    [
+        ("404 Not Found", "NoSuchBucket", "the bucket does not exist: check its name, or create it. To do: start the job again"),
+        ("403 Forbidden", "AccessDenied", "these credentials may not read it. To do: use credentials that may read it."),
+    ],
+)  # fmt: skip
+def test_a_job_whose_profile_cannot_be_read_has_reason_place_and_advice(endpoint, monkeypatch, status, code, line):
+    """The line named a URI with `/system/` at its end, and neither the job nor what to do."""
+    answer = {"TrainingJobName": "resnet-7", "ProfilerConfig": {"S3OutputPath": "s3://gone/team"}}
+    monkeypatch.setattr("sm_profiler.source.job.describe", lambda *_, **__: answer)
+    endpoint.fail(status, code, part="gone")
+    with pytest.raises(SourceError) as caught:
+        open_source("resnet-7", client=endpoint.client())
+    text = str(caught.value)
+    assert text.startswith(
+        "the profile of training job resnet-7 cannot be read: s3://gone/team/resnet-7/profiler-output"
+    )
+    assert line in text
+
+
+def test_a_job_is_found_in_its_second_place_if_the_first_has_no_bucket(endpoint, uploaded, monkeypatch):
+    paths = {"ProfilerConfig": {"S3OutputPath": "s3://gone/"}, "OutputDataConfig": {"S3OutputPath": "s3://jobs/team"}}
+    monkeypatch.setattr("sm_profiler.source.job.describe", lambda *_, **__: {"TrainingJobName": "job-7", **paths})
+    assert open_source("job-7", client=endpoint.client()).uri == f"s3://jobs/{PREFIX}"
+
+
+@pytest.mark.parametrize("partition", ["aws", "aws-cn"])
+def test_the_arn_of_a_job_is_taken_for_its_name(partition):
+    arn = f"arn:{partition}:sagemaker:eu-west-1:123456789012:training-job/resnet-7"
+    assert given(f" {arn}\n") == "account:eu-west-1/resnet-7"
+    assert given(arn.replace("training-job", "processing-job")).startswith("arn:")
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "KMS.DisabledException", "InvalidObjectState"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import is_kineto, unpacked_head
+from sm_profiler.source.elsewhere import profile_around
 from sm_profiler.storage import Storage, open_storage
 
 _OURS = re.compile(r"(?:^|/)((?:system|framework)/.*|profiler-output/.*)")
@@ -48,7 +49,7 @@ def holds_only_traces(where: str) -> bool:
                 others[key] = kind
     except SourceError:
         return False  # reported by the reader of profiles
-    if others:
+    if others and not profile_around(where):
         key, kind = next(iter(others.items()))
         raise SourceError(f"{where} contains neither a profile nor a trace of torch.profiler; {key} is {kind}")
     return False
