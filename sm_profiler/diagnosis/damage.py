@@ -1,8 +1,13 @@
-"""Damaged and cut-off files of a job that is over: what is therefore missing, and which findings rest on it."""
+"""Data that is missing: damaged and cut-off files of a job that is over, events that a disk did not take.
+
+Findings that rest on it are less certain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +16,9 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formats.layout import PYTHON_TIMELINE, SYSTEM, TRACE_FOLDER
 from sm_profiler.formats.outcome import REFUSED
+from sm_profiler.formats.process_end import bounded_line
 from sm_profiler.formatting import plural
+from sm_profiler.metrics.attempts import process_name
 
 SHOWN = 2  # files that the sentence names
 # A gap in the recording looks like each of these: time between steps, before them or without them.
@@ -69,6 +76,42 @@ def damage_of(files: Iterable[Any], total: int) -> Damage:
     broken = [file for file in files if _is_broken(file)]
     refused = sum(file.status == REFUSED for file in broken)
     return Damage(tuple(sorted(file.path for file in broken)), refused, total)
+
+
+def unwritten(metadata: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Return how many events the processes could not write, and the error of the disk; "" if it was only slow."""
+    latest: dict[Any, Mapping[str, Any]] = {}
+    for one in metadata:
+        key = process_name(one), one.get("pid"), one.get("host"), one.get("start_us")
+        if _count(one) >= _count(latest.get(key, {})):
+            latest[key] = one
+    errors = (str(one.get("disk_error") or "") for one in latest.values() if _count(one))
+    return sum(map(_count, latest.values())), next(filter(None, errors), "")
+
+
+def disk_failure(metadata: Iterable[Mapping[str, Any]]) -> str:
+    """Return that the disk was full, or failed, if that lost events; else ""."""
+    count, error = unwritten(metadata)
+    return (
+        ""
+        if not (count and error)
+        else "the disk was full"
+        if os.strerror(errno.ENOSPC) in error
+        else "the disk failed"
+    )
+
+
+def unwritten_sentence(metadata: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence about events that a failing disk did not take; "" without any."""
+    count, error = unwritten(metadata)
+    failure = disk_failure(metadata)
+    lost = f"{plural(count, 'event')} of the loop could not be written, and {'is' if count == 1 else 'are'} lost"
+    return failure and f"{failure.capitalize()}: {lost} ({bounded_line(error)})."
+
+
+def _count(one: Mapping[str, Any]) -> int:
+    count = one.get("dropped")
+    return count if type(count) is int and count > 0 else 0
 
 
 def doubted(verdict: Verdict, doubt: str) -> Verdict:

@@ -8,6 +8,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits, policy
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.gain_ranking import Ranked, rank_by_gain
 from sm_profiler.diagnosis.judges import JUDGES, JudgeContext
 from sm_profiler.diagnosis.judges.judge_context import NO_LOADER
@@ -239,6 +240,12 @@ def _inconclusive(context: JudgeContext) -> Finding:
         advice = (
             f"The first file closes in {metrics.ending.first_file_s:.0f} s. 'sm-profiler watch' and 'sm-profiler serve' read open files, "
             "and 'sm-profiler report --follow' waits for them."
+        )
+    elif failure := disk_failure(metrics.metadata):
+        text = f"The hook was on, but no training step could be stored: {failure}."
+        advice = (
+            "Free space on the disk of LocalPath, or name another one. SM_PROFILER_LOCAL_MAX limits what a profile keeps "
+            "there."
         )
     elif metrics.metadata:
         text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."

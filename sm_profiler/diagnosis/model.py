@@ -300,7 +300,7 @@ class Report:
 
     @property
     def damage_alarm(self) -> str | None:
-        """Damaged files of a job that is over, and what is therefore missing; None if all files could be read."""
+        """Data that could not be read, or written, of a job that is over; None if nothing is missing."""
         damage = self.quality.get("damage")
         return damage["sentence"] if damage and not self.metrics.running else None
 

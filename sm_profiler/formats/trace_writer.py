@@ -22,6 +22,8 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
 from sm_profiler.formats.process_end import END, END_US
 
+SPARE_BYTES = 4096  # blanks in each file, in whose place the process's last record fits when the disk is full
+_TAIL = 1 << 20  # bytes in which the last event begins
 BACKLOG_BYTES = 4_000_000  # of events that wait for a failing disk
 # Bounds on memory, in names and in characters: names may be generated, a new one for every event.
 _MAX_CACHED = 10_000
@@ -101,6 +103,7 @@ class TraceWriter:
     _fd: int = attrs.field(default=-1, init=False)
     _path: Path = attrs.field(factory=Path, init=False)
     _size: int = attrs.field(default=0, init=False)
+    _spare: int = attrs.field(default=0, init=False)  # where the spare blanks of the open file begins
     _events: int = attrs.field(default=0, init=False)  # in the open file
     _opened_at: float = attrs.field(default=0.0, init=False)
     _base_us: int = attrs.field(default=0, init=False)
@@ -115,6 +118,11 @@ class TraceWriter:
     _cached: int = attrs.field(default=0, init=False)  # characters in both
     _backlog: list[TraceEvent] = attrs.field(factory=list, init=False)
     _failures: int = attrs.field(default=0, init=False)
+
+    @property
+    def _used(self) -> int:
+        """Size of the open file without its spare blanks."""
+        return self._size - SPARE_BYTES
 
     @property
     def waiting(self) -> int:
@@ -159,7 +167,7 @@ class TraceWriter:
             Whether the spans were written. If not, `write` must take them: no file is open, another hour begins, the
             file is nearly full, or the disk fails.
         """
-        if self._fd < 0 or self._backlog or self.given_up or len(spans) > (self.max_bytes - self._size) // 64:
+        if self._fd < 0 or self._backlog or self.given_up or len(spans) > (self.max_bytes - self._used) // 64:
             return False
         if any(hour_folder((span[3] + offset_ns) // 1000) != self._hour for span in (spans[0], spans[-1])):
             return False
@@ -200,7 +208,7 @@ class TraceWriter:
         if self._fd < 0:
             return
         try:
-            self._put((self._description(again=True) + "\n]\n").encode())
+            self._end_array()
             os.close(self._fd)
             self._fd = -1
             publish(self.root, self._path, self._end_us, self.source, self.kind)
@@ -213,6 +221,29 @@ class TraceWriter:
                 with contextlib.suppress(OSError):
                     os.close(self._fd)
                 self._fd = -1
+
+    def _end_array(self) -> None:
+        """Close the array; on a full disk in the place of the last event, and with the process's record in the spare blanks."""
+        try:
+            self._put(f"{self._description(again=True)}\n]\n".encode())
+        except OSError as error:
+            self._failed(error)
+            end = self._last_event()
+            self.dropped += end is not None
+            last = self._description().encode()
+            if len(last) <= SPARE_BYTES:
+                os.pwrite(self._fd, last, self._spare)
+            end = self._spare + len(last[:SPARE_BYTES]) if end is None else end
+            os.ftruncate(self._fd, end)
+            os.pwrite(self._fd, b"\n]\n", end)
+
+    def _last_event(self) -> int | None:
+        """Return where the last event of the open file begins, behind the spare blanks; None without any."""
+        begin = max(self._spare + SPARE_BYTES, self._size - _TAIL)
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            at = file.read().rfind(b",\n")
+        return begin + at if at >= 0 else None
 
     def close(self) -> None:
         """Write the backlog and finish the open file; events that still cannot be written are counted."""
@@ -231,7 +262,7 @@ class TraceWriter:
 
     def _same_hour(self, events: list[TraceEvent], hour: str) -> int:
         """Return how many of the first events fit into one file: same hour, within its size."""
-        room = max(self.max_bytes - self._size, 0) // 64 + 1
+        room = max(self.max_bytes - self._used, 0) // 64 + 1
         if hour_folder(events[-1].start_us + events[-1].duration_us) == hour:
             return min(len(events), room)
         count = 1
@@ -286,7 +317,7 @@ class TraceWriter:
         return False
 
     def _is_full(self) -> bool:
-        return self._size >= self.max_bytes or len(self._announced) > 2 * _MAX_PHASES
+        return self._used >= self.max_bytes or len(self._announced) > 2 * _MAX_PHASES
 
     def _make_room(self, characters: int) -> None:
         """Keep the cached texts within bounds before another one is added."""
@@ -314,7 +345,9 @@ class TraceWriter:
             metadata_line("process_sort_index", 0, '{"sort_index": 0}'),
         ]
         try:
-            self._put(("[\n" + ",\n".join(lines) + self._description()).encode())
+            head = "[\n" + ",\n".join(lines) + self._description()
+            self._put((head + " " * SPARE_BYTES).encode())
+            self._spare = len(head.encode())
         except OSError:  # an empty file on a full disk would only mislead
             with contextlib.suppress(OSError):
                 os.close(self._fd)

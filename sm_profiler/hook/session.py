@@ -618,6 +618,7 @@ class Session(StepObserver):
             "clock_error_us": clock and clock.error_us,
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
+            "disk_error": recorder.writer.error if recorder else "",
             "phases_every": self.tracker.every,
             "collectors": states,
             "uses_gpu": self._uses_gpu(),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
-from sm_profiler.diagnosis.damage import damage_of, doubted
+from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.gain_ranking import priced
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -236,12 +236,20 @@ def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *,
         {"path": file.path, "status": file.status, "lost": file.lost, "reason": file.reason}
         for file in bad[:MAX_QUALITY_ROWS]
     ]
-    damage = damage_of(bad, total)
     return {
         "sentence": sentence, "files": total, "states": dict(sorted(states.items())), "lost": lost, "rows": rows,
-        "damage": {"files": len(damage.paths), "sentence": damage.sentence, "doubt": damage.doubt} if damage.paths else None,
+        "damage": _damage(damage_of(bad, total), metadata),
         "more": max(len(bad) - MAX_QUALITY_ROWS, 0), "collectors": _collectors(metadata),
     }  # fmt: skip
+
+
+def _damage(files: Damage, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the `damage` object of report.json."""
+    unwritten = unwritten_sentence(metadata)
+    if not (files.paths or unwritten):
+        return None
+    doubt = files.doubt if files.paths else "events could not be written"
+    return {"files": len(files.paths), "sentence": f"{unwritten} {files.sentence}".strip(), "doubt": doubt}
 
 
 def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:

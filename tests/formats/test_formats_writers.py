@@ -370,3 +370,25 @@ def test_own_metadata_of_wrong_types_is_left_out(args):
     assert "rank" not in kept["args"]
     assert kept["args"].get("collectors", {}).keys() <= {"b"}
     assert "later" not in kept["args"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_disk_that_stays_full_keeps_what_is_lost_in_the_file(tmp_path, monkeypatch, steps):
+    """The record of the process goes where blanks were, and the array closes in the place of the last event."""
+    writer = TraceWriter(
+        tmp_path, "0-algo-1", metadata=lambda: {"dropped": writer.dropped, "disk_error": writer.error, "rank": 0}
+    )
+    if steps:
+        writer.write([TraceEvent("Forward", str(step), START_US + step, 5) for step in range(steps)])
+    else:
+        writer._open(START_US, "2023111422")
+    monkeypatch.setattr(os, "write", failing)
+    writer.write([TraceEvent("Forward", "lost", START_US + 10, 5)])
+    writer.close()
+    source = open_source(tmp_path, cache=False)
+    assert source.events().name.decode().tolist() == [str(step) for step in range(steps - 1)]
+    assert source.quality()[0].status == "read"
+    last = source.metadata()[-1]["args"]
+    assert last["dropped"] == 1 + bool(steps)
+    assert "No space left on device" in last["disk_error"]
+    assert not list(tmp_path.rglob("*.tmp"))

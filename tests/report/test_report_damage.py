@@ -4,6 +4,7 @@ import html
 import json
 
 import pytest
+from report_helpers import verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import damage_of, doubted
@@ -13,6 +14,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report import build_report
+from sm_profiler.report.build import data_quality
 from sm_profiler.source import open_source
 from sm_profiler.source.profile import FileQuality
 
@@ -98,3 +100,25 @@ def test_findings_from_gaps_have_low_confidence():
 )  # fmt: skip
 def test_intact_files_are_no_damage(path, status, reason):
     assert not damage_of([FileQuality(path, status, 0, reason)], 1).paths
+
+
+FULL = "No space left on device (/data)"
+
+
+def test_a_full_disk_is_the_reason_why_no_step_is_there():
+    metadata = (
+        {"node": "algo-1", "rank": 0, "pid": 1, "dropped": 0, "disk_error": ""},
+        {"node": "algo-1", "rank": 0, "pid": 1, "dropped": 998, "disk_error": FULL},
+        {"node": "algo-1", "rank": 1, "pid": 2, "dropped": 2, "disk_error": FULL},
+    )
+    main = verdict_of(metadata=metadata).main
+    assert main.headline == "The hook was on, but no training step could be stored: the disk was full."
+    sentence = data_quality([], metadata)["damage"]["sentence"]
+    assert sentence == f"The disk was full: 1,000 events of the loop could not be written, and are lost ({FULL})."
+
+
+@pytest.mark.parametrize("error", ["", None])
+def test_a_disk_that_was_slow_is_no_failure(error):
+    metadata = ({"node": "algo-1", "rank": 0, "pid": 1, "dropped": 5, "disk_error": error},)
+    assert data_quality([], metadata)["damage"] is None
+    assert "disk" not in verdict_of(metadata=metadata).main.headline
