@@ -51,13 +51,10 @@ def terminal_summary(
     title = f"{code}  {main.label} ({main.confidence_text}{so_far})"
     if main.kind is Class.INCONCLUSIVE and report.metrics.running:
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
-    lines = [*first, title, *_wrap(main.headline, width)]
-    lines += _places(main, width)
-    lines += _wrap(gain_of_finding(main), width)
-    lines += _wrap(f"Next: {main.next_step}", width)
-    lines += _stacks(report, width)
-    lines += _bar(report, width, colour=colour)
-    lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
+    verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
+    advice = [*_wrap(gain_of_finding(main), width), *_wrap(f"Next: {main.next_step}", width)]
+    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
+    rest += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -72,7 +69,18 @@ def terminal_summary(
     last += _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
-    return readable_processes(report.metrics)("\n".join([*lines[: MAX_LINES - len(last)], *last]))
+    room = MAX_LINES - len(last)
+    places = places[: max(room - len(verdict) - len(advice), 0)]
+    lines = [*_cut([*verdict, *places, *advice], room, width), *rest]
+    return readable_processes(report.metrics)("\n".join([*lines[:room], *last]))
+
+
+def _cut(lines: list[str], room: int, width: int) -> list[str]:
+    """Return the first lines, with an ellipsis if there are more."""
+    if len(lines) <= room:
+        return lines
+    *kept, end = lines[: max(room, 1)]
+    return [*kept, f"{end[: width - 2].rstrip()} …"]
 
 
 def _ending(ending: JobEnd, width: int, *, colour: bool) -> list[str]:

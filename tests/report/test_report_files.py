@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from report_helpers import gpu_samples, make_job, report_from, training
 
 from sm_profiler.cli import main
+from sm_profiler.diagnosis.model import Location
 from sm_profiler.formats.process_record import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.timeline_export import export_timeline
@@ -84,6 +86,24 @@ def test_terminal_summary_has_at_most_fifteen_lines(reports, name, width):
         if not colour:
             assert "\x1b" not in text
             assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_advice_that_does_not_fit_ends_with_an_ellipsis(broken):
+    """Lines of code came first, and the advice ended in the middle of a sentence, as if it were whole."""
+    place = Location("/code/train.py", 30, "load", 0.9, source="return Image.open(path)")
+    report = report_from(training(400, wait=0.02, outside=0.01))
+    main = attrs.evolve(
+        report.verdict.main, where=(place, place), next_step="advice " * 80, headline="It is slow. " * 12
+    )
+    many = tuple(
+        attrs.evolve(main, kind=kind) for kind in (Class.LOGGING, Class.CHECKPOINTING, Class.STRAGGLER) * broken
+    )
+    alarm = {"judge": "an error"} if broken else {}
+    report = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main, also=many), broken=alarm)
+    lines = terminal_summary(report, width=40).splitlines()
+    assert len(lines) <= 15
+    assert [line for line in lines if "advice" in line][-1].endswith(" …")
 
 
 def test_terminal_summary_removes_control_characters():
