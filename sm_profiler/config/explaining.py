@@ -21,7 +21,9 @@ from sm_profiler.config.api import (
     PARAMETER_KEYS,
     canonical,
     decode_config,
+    interval_problem,
     rule_problems,
+    shown,
 )
 from sm_profiler.config.loading import load_profile
 from sm_profiler.config.name_pattern import NamePattern
@@ -36,6 +38,7 @@ _WHAT = {
     "horovod": "Horovod's timeline",
     "smddp": "the timeline of SageMaker's data parallel library",
 }
+_UNRECORDED = frozenset({"horovod", "smddp"})  # windows that the hook has no collector for
 _TIMERS = {
     "total_time": "by wall time",
     "cpu_time": "by CPU time",
@@ -58,6 +61,7 @@ _RULE_PARAMETERS = {
 }
 _CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
 _RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
+S3 = "s3://"
 _MAX_UNKNOWN = 50  # lines on unknown keys of one object; a suggestion takes a fraction of a millisecond each
 _ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
 
@@ -107,7 +111,8 @@ def explain(
     """
     profile = load_profile(config)
     job = job or {}
-    does = [*_system(profile), *_framework(profile), *_rules(rules), *_storage(profile, job)]
+    evaluating = () if profile.disabled else rules
+    does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
     wrong = [*profile.problems, *_unknown_keys(config, profile), *_rejected(profile, rules)]
     return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
@@ -115,8 +120,10 @@ def explain(
 def _system(profile: Profile) -> Iterator[str]:
     if profile.disabled:
         yield "Nothing is profiled: DisableProfiler is true."
-    else:
+    elif interval_problem(profile.interval_ms) is None:
         yield f"System metrics are sampled every {_milliseconds(profile.interval_ms)}."
+    else:
+        yield f"System metrics are sampled every {_milliseconds(profile.interval_ms)} where the API has no part in it; it rejects this interval."
 
 
 def _framework(profile: Profile) -> Iterator[str]:
@@ -126,9 +133,10 @@ def _framework(profile: Profile) -> Iterator[str]:
         yield f"No framework metrics: {profile.off}."
         return
     yield f"Steps and phases are recorded throughout, under {profile.local_path}."
-    for name, collector in profile.collectors.items():
+    recorded = {name: one for name, one in profile.collectors.items() if name not in _UNRECORDED}
+    for name, collector in recorded.items():
         yield f"{_when(collector)}: {_what(name, collector)}."
-    missing = [_WHAT[name] for name in COLLECTORS if name not in profile.collectors]
+    missing = [_WHAT[name] for name in COLLECTORS if name not in recorded]
     if missing:
         yield f"Not collected: {', '.join(missing)}."
 
@@ -179,9 +187,9 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
             "The container has no network: the managed service uploads the profile itself; with backend='agent' it is "
             f"written under {stored}."
         )
-    elif profile.s3_output_path:
+    elif (profile.s3_output_path or "").startswith(S3):
         yield f"The profile is stored under {profile.s3_output_path.rstrip('/')}/<job name>/profiler-output."
-    else:
+    elif not profile.s3_output_path:
         yield "No S3OutputPath is set: an Estimator uses the job's output path, boto3 does not."
 
 
@@ -220,6 +228,8 @@ _LOADER_NAMES = (
 
 def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from rule_problems(profile.disabled, rules)
+    if profile.s3_output_path and not profile.s3_output_path.startswith(S3):
+        yield f"S3OutputPath: expected an address such as {S3}bucket/prefix, found {shown(profile.s3_output_path)}"
     if len(rules) > MAX_RULES:
         yield f"{len(rules)} rules: the API accepts {MAX_RULES}"
     if len(profile.parameters) > MAX_PARAMETERS:

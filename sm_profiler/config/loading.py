@@ -155,7 +155,7 @@ def _positive(setting: Setting, fields: Mapping[str, Any], problems: list[str], 
         return default
     number = _integer(value) if whole else _number(value)
     if number is None or not number > 0:
-        problems.append(f"{name}: expected a number greater than 0, found {shown(value)}; using {default:g}")
+        problems.append(f"{name}: expected a number greater than 0, found {shown(value)}; using {default:.16g}")
         return default
     return number
 

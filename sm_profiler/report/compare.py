@@ -346,7 +346,7 @@ def _sentence(changes: tuple[Change, ...], per: str) -> str:
 
 def _factor(value: float) -> str:
     """Format a factor: `5.0`, `12`."""
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # digits shown
+    return f"{value:.1f}" if round(value, 1) < 10 else f"{value:,.0f}"  # digits shown
 
 
 def _short(share: float) -> str:
@@ -406,7 +406,10 @@ def _label(part: str) -> str:
 def _percent(change: float | None) -> str:
     if change is None:
         return ""
-    return f"{100 * change:+.1f} %" if change < FACTOR_FROM - 1 else f"{_factor(change + 1)} times"
+    if change >= FACTOR_FROM - 1:
+        return f"{_factor(change + 1)} times"
+    shown = f"{100 * change:+.1f} %"
+    return shown if shown[1:] != "0.0 %" else shown[1:]  # what is rounded to nothing has no sign
 
 
 def _interval(one: Change) -> str:

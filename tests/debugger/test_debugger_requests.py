@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.cli import main
+from sm_profiler.config import explain
 from sm_profiler.debugger import (
     DataloaderProfilingConfig,
     DetailedProfilingConfig,
@@ -111,8 +112,7 @@ def test_explains_the_defaults():
         "Step 5: operators and kernels.",
         "Step 7: data loader events.",
         "Steps 9 to 11: Python code, measured by cProfile by wall time, CPU time and time off the CPU in turn.",
-        "Step 13: Horovod's timeline.",
-        "Step 15: the timeline of SageMaker's data parallel library.",
+        "Not collected: Horovod's timeline, the timeline of SageMaker's data parallel library.",
         "Rule ProfilerReport evaluates the profile.",
         "The profile is stored under s3://b/<job name>/profiler-output.",
     ]
@@ -194,6 +194,29 @@ def test_reports_an_interval_that_the_api_rejects():
     with pytest.warns(UserWarning, match="the API accepts"):
         config = ProfilerConfig(system_monitor_interval_millis=300)
     assert "300 is not one of 100, 200" in config.explain().wrong[0]
+
+
+WINDOW = '{"StartStep": 5, "NumSteps": 2}'
+
+
+@pytest.mark.parametrize(
+    ("config", "contradicted", "stated"),
+    [
+        ({"ProfilingIntervalInMilliseconds": 300}, "sampled every 300 ms.", "it rejects this interval"),
+        ({"S3OutputPath": "bucket/x"}, "is stored under bucket", "S3OutputPath: expected an address such as s3://"),
+        (
+            {"ProfilingParameters": {"HorovodProfilingConfig": WINDOW}},
+            "6: Horovod's timeline",
+            "Python code, Horovod's timeline",
+        ),
+        ({"DisableProfiler": True}, "Rule r0 evaluates", "cannot be used while DisableProfiler is true"),
+        ({"ProfilingParameters": {"RotateMaxFileSizeInBytes": "-4"}}, "e+07", "using 10485760"),
+    ],
+)
+def test_lines_of_an_explanation_do_not_contradict_each_other(config, contradicted, stated):
+    text = str(explain(config, [{"RuleConfigurationName": "r0"}]))
+    assert contradicted not in text
+    assert stated in text
 
 
 @pytest.mark.parametrize(

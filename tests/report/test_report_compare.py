@@ -12,7 +12,9 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.usage_fold import Usage
 from sm_profiler.report.compare import (
     Change,
+    Comparison,
     RegressionLimit,
+    _rows,
     compare,
     render_comparison,
     summarize_comparison,
@@ -166,6 +168,22 @@ def test_unknown_batch_sizes_are_stated():
 )
 def test_words_of_a_change(change, text):
     assert Change("length", 1.0, 1 + change[0], *change).sentence == text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (0.0004, "0.0 %"),
+        (-0.0004, "0.0 %"),
+        (-0.0006, "-0.1 %"),
+        (0.051, "+5.1 %"),
+        (8.97, "10 times"),
+        (1.5, "2.5 times"),
+    ],
+)
+def test_signs_and_digits_of_a_change(change, text):
+    rows = _rows(Comparison("a", "b", (Change("forward", 1.0, 1 + change, change, -1.0, 1.0),), "", ("", ""), (1, 1)))
+    assert rows[0][3] == text
 
 
 def test_evaluation_counts_in_the_headline_and_in_what_was_predicted():
