@@ -350,9 +350,13 @@ def dataloading(rules: Rules) -> Section:
         why = "no dataloader events were recorded; they need a dataloader window in the configuration"
         return not_judged(key, title, found.get("not_evaluated") or why)
     processes, cores = (int(number(found.get(name))) for name in ("dataloaders", "cores"))
-    sentences = [
-        f"{processes:,} data loading process{'' if processes == 1 else 'es'} ran on {plural(cores, 'CPU core')}."
-    ]
+    ran = f"{processes:,} data loading process{'' if processes == 1 else 'es'} ran on {plural(cores, 'CPU core')}."
+    sentences = [ran] if processes else []
+    waits = {node: number(share) for node, share in (found.get("waiting_share") or {}).items()}
+    if waits:
+        node = max(waits, key=lambda one: waits[one])
+        on = f" on {node}, the most of {len(waits)} nodes" if len(waits) > 1 else ""
+        sentences.append(f"The loop waited for batches {percent(waits[node])} of its time{on}.")
     if found.get("num_workers") is not None:
         sentences.append(f"num_workers is {decimal(found['num_workers'])}.")
     if found.get("pin_memory") is False:

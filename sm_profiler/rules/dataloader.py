@@ -21,6 +21,7 @@ PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100
 MIN_WAITING_SHARE = 0.1  # of the loop: below it, few workers do no harm
 MAX_GAP_US = 60e6  # a longer time without a batch is a pause in the recording and not part of the loop
+MOST_SPARSE = 64  # steps, of which the hook records the wait of one
 ITERATIONS = (event_names.DATALOADER_ITER, event_names.DATALOADER_WAIT)
 
 
@@ -89,28 +90,37 @@ class _Waits:
     first_us: float
     last_us: float  # start of the last wait
     last_length_us: float
+    first_step: int
+    last_step: int
     waited_us: float = 0.0
     observed_us: float = 0.0
 
     @classmethod
-    def of(cls, starts: Floats, lengths: Floats) -> _Waits:
+    def of(cls, starts: Floats, lengths: Floats, steps: Ints) -> _Waits:
         """Sum up the waits of a window."""
         order = np.argsort(starts, kind="stable")
-        starts, lengths = starts[order], lengths[order]
+        starts, lengths, steps = starts[order], lengths[order], steps[order]
         gaps = np.diff(starts)
         observed = gaps <= MAX_GAP_US
-        waited_us = float(np.minimum(lengths[:-1], gaps)[observed].sum())
-        return cls(float(starts[0]), float(starts[-1]), float(lengths[-1]), waited_us, float(gaps[observed].sum()))
+        waited_us = float(np.minimum(lengths[:-1] * _steps_between(np.diff(steps)), gaps)[observed].sum())
+        ends = float(starts[0]), float(starts[-1]), float(lengths[-1]), int(steps[0]), int(steps[-1])
+        return cls(*ends, waited_us, float(gaps[observed].sum()))
 
     def append(self, later: _Waits) -> None:
         """Add the waits that follow."""
         gap_us = later.first_us - self.last_us
         if 0 <= gap_us <= MAX_GAP_US:
             self.observed_us += gap_us
-            self.waited_us += min(self.last_length_us, gap_us)
-        self.last_us, self.last_length_us = later.last_us, later.last_length_us
+            steps = int(_steps_between(np.asarray([later.first_step - self.last_step]))[0])
+            self.waited_us += min(self.last_length_us * steps, gap_us)
+        self.last_us, self.last_length_us, self.last_step = later.last_us, later.last_length_us, later.last_step
         self.observed_us += later.observed_us
         self.waited_us += later.waited_us
+
+
+def _steps_between(differences: Ints) -> Ints:
+    """Return of how many steps each recorded wait is one: of short steps, the hook records those of every n-th."""
+    return np.where((differences > 1) & (differences <= MOST_SPARSE), differences, 1)
 
 
 class Dataloader(BuiltinRule):
@@ -127,6 +137,7 @@ class Dataloader(BuiltinRule):
         self._parallel = QuantileSketch()  # loading processes per node and second
         self._seconds = QuantileSketch()
         self._waits: dict[tuple[str, str], _Waits] = {}  # by process and phase
+        self._waited = 0  # waits that were recorded, in windows and outside of them
         self._saw_events = False
 
     def evaluate(self, window: EvaluationWindow) -> bool:
@@ -141,9 +152,10 @@ class Dataloader(BuiltinRule):
         self._seconds.add(loading.duration_us / 1e6)
         for _, own in sorted(node_groups(loading.node).items()):
             self._parallel.add(np.asarray(processes_per_second(loading[own]), np.float64))
+        self._waited += int(events.phase.mask(event_names.DATALOADER_WAIT).sum())
         for phase in ITERATIONS:
             for process, rows in events.node.groups(events.phase.mask(phase)):
-                waits = _Waits.of(events.start_us[rows], events.duration_us[rows])
+                waits = _Waits.of(events.start_us[rows], events.duration_us[rows], events.step[rows])
                 known = self._waits.setdefault((process, phase), waits)
                 if known is not waits:
                     known.append(waits)
@@ -173,6 +185,7 @@ class Dataloader(BuiltinRule):
     def absorb(self, other: Dataloader) -> None:
         """Add the state of another part of the job."""
         self._events += other._events
+        self._waited += other._waited
         self._saw_events = self._saw_events or other._saw_events
         self._seconds.merge(other._seconds)
         self._parallel.merge(other._parallel)
@@ -192,7 +205,7 @@ class Dataloader(BuiltinRule):
         """Evaluate each node by all events so far."""
         shares = self._waiting_shares()
         violations = 0
-        if self._events > PATIENCE:
+        if self._points > PATIENCE:
             workers: dict[str, int] = {}
             for process, number in self._workers.items():
                 workers[node_of(process)] = workers.get(node_of(process), 0) + number
@@ -207,7 +220,12 @@ class Dataloader(BuiltinRule):
             by_node = dict(sorted(shares.items(), key=lambda item: natural_key(item[0])))
             settings = dict(sorted(self._settings.items()))
             details = DataloaderDetails(settings, cores, parallel, times, by_node)
-        return self._result(int(violations > 0), violations, self._events, details, self._missing())
+        return self._result(int(violations > 0), violations, self._points, details, self._missing())
+
+    @property
+    def _points(self) -> int:
+        """Events to judge by: those of the windows, or, if these are short, the waits of the whole loop."""
+        return self._events if self._events > PATIENCE else max(self._events, self._waited)
 
     def _violations_of(self, node: str, workers: int | None, waiting_share: float) -> int:
         """Return the number of thresholds that a node's workers violate; None: their number is unknown."""
@@ -231,10 +249,12 @@ class Dataloader(BuiltinRule):
     def _missing(self) -> str | None:
         if not self._saw_events:
             return "no framework data"
-        if not self._events:
+        if not self._points:
             return "no data loader events: switch data loader profiling on"
-        if self._events <= PATIENCE:
-            return f"{self._events} data loader events, more than {PATIENCE} are needed"
+        if self._points <= PATIENCE:
+            return f"{self._points} data loader events, more than {PATIENCE} are needed"
+        if self._events <= PATIENCE and not self._workers:
+            return "the number of workers was not recorded: switch data loader profiling on"
         return None if any(self._cores.values()) else "no CPU metrics"
 
 

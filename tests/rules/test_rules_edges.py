@@ -254,6 +254,23 @@ class TestDifferencesFromTheService:
         assert right["Dataloader"]["RuleTriggered"] == 1
         assert right["Dataloader"]["Details"]["waiting_share"]["algo-1"] == pytest.approx(0.6)
 
+    @pytest.mark.parametrize("every", [1, 4])
+    def test_waits_outside_of_a_short_dataloader_window_are_judged(self, every):
+        """The default window is that of a step, whose events are too few: the rule was silent."""
+        loader = ("_MultiProcessingDataLoaderIter::GetNext", "DataLoaderIter")
+        rows = [(7.0, 0.5, *loader, {"step": 7, "num_workers": 1})]
+        rows += [
+            (index * 1.0, 0.6, "DataLoaderWait", "DataLoaderWait", {"step": index}) for index in range(0, 100, every)
+        ]
+        right, _ = self.both(samples(400, cores=8), events(rows))
+        assert right["Dataloader"]["RuleTriggered"] == 1
+        assert right["Dataloader"]["Datapoints"] == 100 // every
+        assert right["Dataloader"]["Details"]["waiting_share"]["algo-1"] == pytest.approx(0.6)
+        right, _ = self.both(samples(400, cores=8), events(rows[1:]))
+        assert right["Dataloader"]["RuleTriggered"] == 0
+        assert "number of workers was not recorded" in right["Dataloader"]["Details"]["not_evaluated"]
+        assert right["Dataloader"]["Details"]["waiting_share"]["algo-1"] == pytest.approx(0.6)
+
 
 class TestParameters:
     def test_strings_are_converted(self):
