@@ -30,33 +30,27 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sm_profiler.analysis.dataloader import PT_dataloader_analysis
+    from sm_profiler.analysis.dataloader import PT_dataloader_analysis, TF_dataloader_analysis
     from sm_profiler.analysis.frames import dataloader_frame, framework_frame, system_frame
-    from sm_profiler.analysis.heatmap import Heatmap
-    from sm_profiler.analysis.histograms import MetricsHistogram, StepHistogram
+    from sm_profiler.analysis.histograms import Heatmap, MetricsHistogram, StepHistogram
     from sm_profiler.analysis.merged_timeline import MergedTimeline, MergeUnit
     from sm_profiler.analysis.pandas_frame import PandasFrame
     from sm_profiler.analysis.python_profiles import PyinstrumentAnalysis, cProfileAnalysis
+    from sm_profiler.analysis.readers import TrainingJob
     from sm_profiler.analysis.statistics import PandasFrameAnalysis, Resource, StatsBy
-    from sm_profiler.analysis.step_timeline import StepTimelineChart
-    from sm_profiler.analysis.tf_data import TF_dataloader_analysis
-    from sm_profiler.analysis.timeline_charts import TimelineCharts
-    from sm_profiler.analysis.training_job import TrainingJob
+    from sm_profiler.analysis.timeline_charts import StepTimelineChart, TimelineCharts
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "dataloader": ["PT_dataloader_analysis"],
+            "dataloader": ["PT_dataloader_analysis", "TF_dataloader_analysis"],
             "frames": ["dataloader_frame", "framework_frame", "system_frame"],
-            "heatmap": ["Heatmap"],
-            "histograms": ["MetricsHistogram", "StepHistogram"],
+            "histograms": ["Heatmap", "MetricsHistogram", "StepHistogram"],
             "merged_timeline": ["MergeUnit", "MergedTimeline"],
             "pandas_frame": ["PandasFrame"],
             "python_profiles": ["PyinstrumentAnalysis", "cProfileAnalysis"],
+            "readers": ["TrainingJob"],
             "statistics": ["PandasFrameAnalysis", "Resource", "StatsBy"],
-            "step_timeline": ["StepTimelineChart"],
-            "tf_data": ["TF_dataloader_analysis"],
-            "timeline_charts": ["TimelineCharts"],
-            "training_job": ["TrainingJob"],
+            "timeline_charts": ["StepTimelineChart", "TimelineCharts"],
         },
     )

@@ -11,7 +11,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import hour_folder
 from sm_profiler.source import ProfileSource
-from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import Item
 from sm_profiler.source.listed import Listed, listed, open_listed, place_of
 
 FRAMEWORK, SYSTEM = KINDS = ("framework", "system")

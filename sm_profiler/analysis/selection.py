@@ -6,9 +6,76 @@ import re
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.columns import EventColumns, Mask, SystemColumns
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+
+SECOND_US = 1_000_000
+# Intervals that a profile can set; a job with any other is measured, to a millisecond.
+INTERVALS_US = np.array([100_000, 200_000, 500_000, 1_000_000, 5_000_000, 60_000_000])
+_TOLERANCE = 0.2
+
+
+def tick_times(system: SystemColumns) -> Ints:
+    """Return the time of the sampling tick of each measurement, whole microseconds since the epoch.
+
+    The monitor reads the metrics of a tick (CPUs, GPUs, memory …) one after the other. Measurements of a node within
+    half an interval of the first one belong to the same tick. Its time is the first measurement's, rounded to a
+    multiple of the interval, so that the ticks of several nodes coincide.
+    """
+    times = np.zeros(len(system), np.int64)
+    interval = sampling_interval_us(system)
+    for node in np.unique(system.node.codes):
+        rows = np.flatnonzero(system.node.codes == node)
+        at_us = system.timestamp[rows] * SECOND_US
+        distinct, place = np.unique(at_us, return_inverse=True)
+        ticks = np.rint(_first_of_tick(distinct, interval) / interval).astype(np.int64) * interval
+        times[rows] = ticks[place]
+    return times
+
+
+def sampling_interval_us(system: SystemColumns) -> int:
+    """Return the sampling interval of a job: the median gap between two measurements of a device, in microseconds.
+
+    A gap within 20 percent of an interval that a profile can set counts as that interval. With fewer than two samples
+    per device, the result is the smallest such interval.
+    """
+    gaps: list[NDArray[np.float64]] = []
+    device = _device_codes(system)
+    order = np.lexsort((system.timestamp, device))
+    if len(order):
+        gap = np.diff(system.timestamp[order])
+        gaps.append(gap[(device[order][1:] == device[order][:-1]) & (gap > 0)] * SECOND_US)
+    found = np.concatenate(gaps) if gaps else np.empty(0)
+    if not len(found):
+        return int(INTERVALS_US[0])
+    median = float(np.median(found))
+    nearest = int(INTERVALS_US[np.argmin(abs(INTERVALS_US - median))])
+    if abs(median - nearest) <= _TOLERANCE * nearest:
+        return nearest
+    return max(1000, round(median / 1000) * 1000)
+
+
+def _device_codes(system: SystemColumns) -> Ints:
+    """Number each combination of node, device and dimension."""
+    columns = (system.node, system.type, system.name, system.dimension)
+    code = np.zeros(len(system), np.int64)
+    for column in columns:
+        code = code * max(1, len(column.values)) + column.codes
+    return code
+
+
+def _first_of_tick(distinct: Floats, interval: int) -> Floats:
+    """Return, for sorted times, the first time of the tick that each belongs to."""
+    if not len(distinct):
+        return distinct
+    starts = np.concatenate([[True], np.diff(distinct) > interval / 2])
+    # A tick spans at most half an interval, so a measurement that a slow device delays further starts its own.
+    number = np.cumsum(starts) - 1
+    first = distinct[starts][number]
+    late = distinct - first > interval / 2
+    return np.where(late, distinct, first)
 
 
 def system_rows(system: SystemColumns, start_us: float, end_us: float) -> Mask:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.events import event_arguments
-from sm_profiler.analysis.sampling_ticks import tick_times
+from sm_profiler.analysis.selection import tick_times
 from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import PythonStats

@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
-from sm_profiler.source.naming import given
+from sm_profiler.source.opening import given
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 

@@ -49,7 +49,7 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Compare, print, and apply the limit."""
         from sm_profiler.report.compare import RegressionLimit
-        from sm_profiler.report.gpu.discovery import holds_only_traces
+        from sm_profiler.report.gpu.report import holds_only_traces
         from sm_profiler.report.write import finite
         from sm_profiler.storage import open_storage
 

@@ -23,7 +23,7 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Write the trace and print what it holds."""
-        from sm_profiler.report.gpu.discovery import holds_only_traces
+        from sm_profiler.report.gpu.report import holds_only_traces
         from sm_profiler.report.gpu.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
         from sm_profiler.source import open_source

@@ -145,7 +145,7 @@ def report_there(options: Namespace) -> int:
 
 def is_trace_source(where: str) -> bool:
     """Return whether a source holds traces of torch.profiler and no profile; a bucket is not searched for them in vain."""
-    from sm_profiler.report.gpu.discovery import holds_only_traces
+    from sm_profiler.report.gpu.report import holds_only_traces
 
     return holds_only_traces(where)
 

@@ -15,7 +15,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -27,9 +26,6 @@ from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable
 from sm_profiler.run_folder import default_config, profile_folder, quoted, shown, start_monitor
 from sm_profiler.settings import AUTO, CONFIG, JOB
-
-if TYPE_CHECKING:
-    pass
 
 FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT

@@ -53,7 +53,7 @@ class Command:
         from sm_profiler.serve.guard import new_token
         from sm_profiler.serve.jobs import Jobs
         from sm_profiler.serve.server import clean_base, listen, run
-        from sm_profiler.source.naming import is_account
+        from sm_profiler.source.opening import is_account
 
         base = clean_base(options.base_url)
         token = None

@@ -237,7 +237,7 @@ def batches_needed(where: str) -> float:
         ProfilerError: the profile has too few steps.
     """
     from sm_profiler.report import build_report
-    from sm_profiler.report.predictions import compute_seconds
+    from sm_profiler.report.compare import compute_seconds
     from sm_profiler.source import open_source
 
     seconds = compute_seconds(build_report(open_source(newest_run(where))).metrics)

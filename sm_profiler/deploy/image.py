@@ -22,8 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sm_profiler._version import __version__
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.printable import one_line
-from sm_profiler.storage.api_client import create_api_client
-from sm_profiler.storage.s3_client import credentials_problem, reason_of
+from sm_profiler.storage.s3_client import create_api_client, credentials_problem, reason_of
 
 
 @contextlib.contextmanager

@@ -15,16 +15,13 @@ import attrs
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.deploy.image import one_line_errors
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.launch.request import local_source, source_uri, upload_source
-from sm_profiler.launch.service_model import check_request
+from sm_profiler.launch.request import check_request, local_source, source_uri, upload_source
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.settings import KMS_KEY, SOURCE
-from sm_profiler.source.job import describe, missing_profile, outputs_of, stored_profile
-from sm_profiler.source.launched import Launched
+from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.storage import AccessDeniedError
-from sm_profiler.storage.api_client import create_api_client
-from sm_profiler.storage.s3_client import create_client
+from sm_profiler.storage.s3_client import create_api_client, create_client
 
 POLL_S = 10.0
 MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJob accepts

@@ -15,8 +15,7 @@ from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
 from sm_profiler.diagnosis.confidence import CLOSE_TO_LIMIT, Confidence
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.formatting import percent, shorten
-from sm_profiler.metrics.gpu.lines import CodeLine
-from sm_profiler.metrics.gpu.measure import RankTime
+from sm_profiler.metrics.gpu.measure import CodeLine, RankTime
 
 MAX_LOCATIONS = 5
 

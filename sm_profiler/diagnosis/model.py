@@ -14,8 +14,7 @@ from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.formatting import in_unit, percent
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.restarts import costs_as_dict
-from sm_profiler.metrics.startup import start_parts
+from sm_profiler.metrics.startup import costs_as_dict, start_parts
 
 SCHEMA_VERSION = "1.0"
 _COMPARED = {  # `Evidence.held` → words around the threshold

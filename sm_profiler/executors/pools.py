@@ -80,7 +80,7 @@ class LocalExecutor(Executor):
         with self._lock:
             if self._closed:
                 raise BrokenExecutor("the executor is closed")
-            helper = Helper("sm_profiler.executors.worker")
+            helper = Helper("sm_profiler.executors.tasks")
             self._all.append(helper)
         return helper
 

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from importlib import import_module
 from types import TracebackType
 
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.executors.pools import Pool
+from sm_profiler.executors.pools import Pool, send
 from sm_profiler.printable import one_line
+from sm_profiler.processes import receive_message
+
+_OURS = "sm_profiler."
+
+
+def main() -> None:
+    """Run tasks until the owner closes the pipe."""
+    with os.fdopen(int(sys.argv[1]), "rb") as requests, os.fdopen(int(sys.argv[2]), "wb") as answers:
+        while True:
+            try:
+                name, data = receive_message(requests).decode(), receive_message(requests)
+            except EOFError:
+                return
+            try:
+                module, _, function = name.partition(":")
+                if not module.startswith(_OURS):
+                    raise ValueError(f"{module} is no module of sm-profiler")  # answered like all others
+                answer = getattr(import_module(module), function)(data)
+            except Exception as error:  # the owner raises it
+                send(answers, b"1", f"{type(error).__name__}: {error}".encode())
+            else:
+                send(answers, b"", answer)
+
+
+if __name__ == "__main__":
+    main()
+
 
 AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
 REDRAWN_S = 1.0

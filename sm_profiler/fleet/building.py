@@ -26,7 +26,7 @@ from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
 from sm_profiler.formatting import percent, plural
 from sm_profiler.printable import one_line
-from sm_profiler.source.naming import is_account, not_a_folder, split_account
+from sm_profiler.source.opening import is_account, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
 READERS = 8  # threads

@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import texts
-from sm_profiler.metrics.transitions import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 
 MAX_BYTES = 4 << 20
 MAX_INSTANCES = 100_000

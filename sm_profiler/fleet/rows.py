@@ -16,7 +16,7 @@ from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
 from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
-from sm_profiler.metrics.transitions import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.report.prices import billed_losses, loss_of
 
 MOST_LINES, MOST_NODES = 3, 512

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
 from sm_profiler.formats.kineto_records import CHUNK_BYTES, Arguments, Event, Records, whole
 from sm_profiler.formats.outcome import (
+    BYTE_ORDER_MARK,
     MAX_FILE_BYTES,
     REFUSED,
     UNPACKED_BYTES,
@@ -29,7 +30,6 @@ from sm_profiler.formats.outcome import (
     most_events,
     most_texts,
 )
-from sm_profiler.formats.salvage import BYTE_ORDER_MARK
 
 # Categories of events, by their number in `KinetoColumns.category`.
 KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from sm_profiler.formats.elements import check_json
-from sm_profiler.formats.outcome import MAX_RECORD_BYTES, Tally
-from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
+from sm_profiler.formats.outcome import BYTE_ORDER_MARK, MAX_RECORD_BYTES, Tally, clean, objects
 
 CHUNK_BYTES = 256 << 10
 SALVAGED_BYTES = 2 << 20  # text without a sound border between records is damage, not one record

@@ -2,9 +2,93 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
+from collections.abc import Iterator
 
 import attrs
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_BETWEEN = re.compile(r"[\s,\[\]]*")
+# The next record after a damaged one begins on a line of its own, or after the end of another object. Neither pattern
+# can match the same blanks from two starting points, which would take quadratic time.
+_RESTART = re.compile(r"\n[^\S\n]*(?=\{)|\}\s*,\s*(?=\{)")
+# Raw line breaks inside strings are accepted and become blanks, as they mean nothing outside of strings.
+_DECODER = json.JSONDecoder(strict=False)
+_BREAKS = str.maketrans("\t\r\n", "   ")
+_BROKEN_LINE = re.compile(r"[^ \t\r\n,\[\]][^\n]*")
+_BROKEN_LINE_AT_END = re.compile(r"[^ \t\r\n,\[\]}][^\n]*")  # there, braces close the object around the records
+_WINDOW = 1024  # characters in which the end of an object is sought first
+_LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
+_FREE_OBJECTS, _BYTES_AN_OBJECT = 1000, 16  # an event has at least as many bytes
+_MAX_RESCANS = 4  # lengths of the text that failed attempts may read in total
+
+
+def clean(data: bytes | bytearray, tally: Tally) -> str:
+    """Return text with invalid UTF-8 and raw control characters replaced, which costs no record."""
+    data = data.removeprefix(BYTE_ORDER_MARK)
+    cleaned = _CONTROL.sub(b" ", data)
+    if cleaned != data:
+        tally.mend("control characters replaced")
+    try:
+        return cleaned.decode()
+    except UnicodeDecodeError:
+        tally.mend("invalid UTF-8 replaced")
+        return cleaned.decode(errors="replace")
+
+
+def objects(text: str, tally: Tally) -> Iterator[str]:
+    """Yield the JSON text of each whole object in order, without line breaks.
+
+    Text between objects is counted as lost: one record per line if the file has one record per line, else one per gap.
+    If most of the text is objects that do not close, which no writer leaves behind, the rest of it is counted as lost.
+    """
+    by_line = "\n{" in text or "\n" not in text.strip()
+    budget = _MAX_RESCANS * (len(text) + 1)
+    room = _FREE_OBJECTS + len(text) // _BYTES_AN_OBJECT
+    at = _after_blanks(text, 0)
+    while at < len(text):
+        end, read = _object_end(text, at) if text[at] == "{" else (None, 0)
+        room -= 1
+        if room < 0:  # no writer has so many objects in so little text
+            end, budget = None, 0
+        if end is not None:
+            yield text[at:end].translate(_BREAKS)
+        else:
+            budget -= read
+            restart = _RESTART.search(text, at) if budget > 0 else None
+            end = restart.end() if restart else len(text)
+            broken = sum(1 for _ in (_BROKEN_LINE if restart else _BROKEN_LINE_AT_END).finditer(text, at, end))
+            reason = "damaged" if restart or budget <= 0 else "cut off"
+            tally.drop(reason, broken if by_line else min(broken, 1))
+        at = _after_blanks(text, end)
+
+
+def _after_blanks(text: str, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    return match.end() if match else at
+
+
+def _object_end(text: str, at: int) -> tuple[int | None, int]:
+    """Return the end of the object that begins at `at`, or None, and how many characters a failed attempt read."""
+    size, read = _WINDOW, 0
+    while True:
+        # An error counts the lines before it, so that it must not be given all of the text.
+        window = text[at : at + size]
+        try:
+            return at + _DECODER.raw_decode(window)[1], 0
+        except json.JSONDecodeError as error:
+            may_go_on = error.msg.startswith("Unterminated") or error.pos >= len(window) - _LONGEST_WORD
+            read += len(window) if may_go_on else error.pos
+        except (ValueError, RecursionError):
+            may_go_on = False
+            read += len(window)
+        if not may_go_on or at + size >= len(text):
+            return None, read
+        size *= 4
+
 
 READ, REPAIRED, REFUSED = "read", "repaired", "refused"
 LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times before 1970, are damage

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Numbering
-from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_RECORD_BYTES, REFUSED, Outcome, Tally
-from sm_profiler.formats.salvage import clean, objects
+from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_RECORD_BYTES, REFUSED, Outcome, Tally, clean, objects
 
 # A file describes one node; rules take time for each pair of nodes, and for each metric of each of them.
 MAX_NODES = 8

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Numbering
 from sm_profiler.formats.outcome import (
+    BYTE_ORDER_MARK,
     CHUNK_BYTES,
     LAST_US,
     MAX_FILE_BYTES,
@@ -30,10 +31,11 @@ from sm_profiler.formats.outcome import (
     UNPACKED_TIMES,
     Outcome,
     Tally,
+    clean,
     most_events,
     most_texts,
+    objects,
 )
-from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
 from sm_profiler.formats.trace_fold import (
     ABSOLUTE_US,
     BROKEN,

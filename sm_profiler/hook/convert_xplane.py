@@ -18,10 +18,39 @@ import numpy as np
 from sm_profiler.formats.columns import Category, Mask
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import XPLANE_SUFFIX, detailed_folder, metadata_path
-from sm_profiler.formats.op_phases import phase_of
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
 from sm_profiler.hook.conversion import carry_out, write_events
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+_BACKWARD = re.compile(r"(?:^|/)gradient_tape/|transpose\(jvp\(|transpose\(")
+_FORWARD = re.compile(r"(?:^|[/(])jvp\(")
+# Keras puts the optimizer's name in front of what it computes.
+_OPTIMIZERS = frozenset(
+    (
+        "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "loss_scale_optimizer",
+        "muon", "nadam", "rmsprop", "sgd", "schedulefreeadamw",
+    )
+)  # fmt: skip
+_SCOPES = 3  # at the start of a name, one of which may be the optimizer: `StatefulPartitionedCall/adam/Sub`, `jit(train_step)/adam/mul`
+
+
+def phase_of(name: str, *, tensorflow: bool) -> str:
+    """Return the phase of an operation; "" if its name does not show it.
+
+    Args:
+        name: the framework's name: `gradient_tape/dense/MatMul`, `jit(step)/transpose(jvp(Net))/dot_general`.
+        tensorflow: the name is one of TensorFlow, where what is neither gradient nor optimizer is the model.
+    """
+    if _BACKWARD.search(name):
+        return BACKWARD
+    if any(re.sub(r"_\d+$", "", scope) in _OPTIMIZERS for scope in name.split("/")[:_SCOPES]):
+        return OPTIMIZER
+    if _FORWARD.search(name) or (tensorflow and "/" in name.removeprefix("StatefulPartitionedCall/")):
+        return FORWARD
+    return ""
+
 
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
 _WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do

@@ -19,8 +19,8 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
 from sm_profiler.monitor.run_state import STATE_FILE, read_state
-from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
 from sm_profiler.source.open_files import profile_folder
+from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import DATA, FILES
 from sm_profiler.storage import LocalStorage, Storage, open_storage
 

@@ -11,7 +11,7 @@ import attrs
 
 from sm_profiler.formats.layout import END_MARKERS, hour_folder
 from sm_profiler.printable import printable
-from sm_profiler.source.naming import OUTPUTS
+from sm_profiler.source.opening import OUTPUTS
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.storage import FileInfo, Storage
 

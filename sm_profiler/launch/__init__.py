@@ -2,7 +2,6 @@
 
 from sm_profiler.launch.attachment import Attachment, attach
 from sm_profiler.launch.environment import agent_environment
-from sm_profiler.launch.request import to_request, to_shapes
-from sm_profiler.launch.service_model import check_request
+from sm_profiler.launch.request import check_request, to_request, to_shapes
 
 __all__ = ["Attachment", "agent_environment", "attach", "check_request", "to_request", "to_shapes"]

@@ -12,8 +12,7 @@ from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, shown
 from sm_profiler.config.environment import environment_for
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.request import config_request
-from sm_profiler.launch.service_model import is_pipeline_variable
+from sm_profiler.launch.request import config_request, is_pipeline_variable
 from sm_profiler.printable import printable
 from sm_profiler.settings import AUTO, CONFIG
 

@@ -21,7 +21,7 @@ from moto.sagemaker.models import SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
 from sm_profiler.config.api import interval_problem, rule_problems
-from sm_profiler.launch.service_model import check_request
+from sm_profiler.launch.request import check_request
 from sm_profiler.local.output import expression_problem
 from sm_profiler.local.processing import ProcessingRun
 from sm_profiler.local.records import (

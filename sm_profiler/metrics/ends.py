@@ -29,7 +29,7 @@ from sm_profiler.formats.process_end import (
 )
 from sm_profiler.formatting import duration, plural
 from sm_profiler.metrics.attempts import process_name
-from sm_profiler.source.launched import Launched, lost_in_open_file
+from sm_profiler.source.job import Launched, lost_in_open_file
 
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
 SILENT_S = 900.0  # a job whose newest data is older does not count as running

@@ -13,14 +13,21 @@ from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
+from sm_profiler.metrics.attempts import (
+    Attempts,
+    described_interruptions,
+    ended_attempts,
+    evaluation_seconds,
+    find_attempts,
+    join_successors,
+    process_name,
+)
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends
 from sm_profiler.metrics.gpus_of_others import gpus_of_others
-from sm_profiler.metrics.iterations import Iterations, as_run_on_device, iterations_of
-from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
+from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Records, rename_processes
 from sm_profiler.metrics.sample_fold import Samples
-from sm_profiler.metrics.stalls import Stalls, find_stalls, of_all
+from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, find_stalls, iterations_of, of_all
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
@@ -38,10 +45,7 @@ from sm_profiler.metrics.step_fold import (
     each_process,
 )
 from sm_profiler.metrics.step_sample import Judged, time_between
-from sm_profiler.metrics.system_fold import SystemSeries
-from sm_profiler.metrics.transitions import described_interruptions, ended_attempts
-from sm_profiler.metrics.usage_fold import Usage
-from sm_profiler.metrics.window_functions import FunctionTime
+from sm_profiler.metrics.system_fold import SystemSeries, Usage
 
 
 @attrs.frozen(eq=False)
@@ -258,7 +262,7 @@ class JobMetrics:
     def attempts_without_steps(self) -> tuple[int, ...]:
         """Numbers, from 1, of the attempts that trained and ended, by the job's description, and have no step."""
         attempts = ended_attempts(self.description)
-        if len(attempts) < 2 or not self.ranks:
+        if len(attempts) <= 1 or not self.ranks:
             return ()
         steps = np.concatenate([[rank.start * 1e6, *rank.steps.start] for rank in self.ranks]) / 1e6
         stored = set(np.searchsorted([start for start, _ in attempts[1:]], steps, side="right").tolist())

@@ -13,16 +13,15 @@ from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
 from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
+from sm_profiler.metrics.left_out import FunctionTime, read_functions
 from sm_profiler.metrics.memory_fold import MemoryFold
 from sm_profiler.metrics.record_fold import RecordFold
 from sm_profiler.metrics.sample_fold import SampleFold
 from sm_profiler.metrics.step_fold import StepFold, StepSummary
-from sm_profiler.metrics.system_fold import SystemFold, SystemSeries
-from sm_profiler.metrics.usage_fold import UsageFold
-from sm_profiler.metrics.window_functions import FunctionTime, read_functions
+from sm_profiler.metrics.system_fold import SystemFold, SystemSeries, UsageFold
 from sm_profiler.rules.profiler_report import one_line
-from sm_profiler.source.naming import job_name
 from sm_profiler.source.open_files import closes_in
+from sm_profiler.source.opening import job_name
 
 
 @attrs.frozen

@@ -13,21 +13,24 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.covered import Covered, contains_any, not_covered_before, without_inner
-from sm_profiler.metrics.part_table import PartTable
-from sm_profiler.metrics.step_kinds import DECLARED, OWN_WORK, STEP, modes_of
+from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_rows import (
     COMMUNICATION,
+    DECLARED,
     DECLARED_IN_STEP,
     GC,
     LOADER,
     OWN,
     OWN_IN_STEP,
+    OWN_WORK,
     QUEUED,
     RESULTS,
+    STEP,
     TRAIN,
     StepRows,
     column,
     columns,
+    modes_of,
 )
 from sm_profiler.metrics.step_sample import StepSample, stretch_of, thin
 

@@ -12,20 +12,23 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.formatting import natural_key
 from sm_profiler.metrics.step_chunks import Chunk, chunks_of, exact, joined, pairs_of
-from sm_profiler.metrics.step_kinds import IGNORED, OVERHEAD, STEP, classify
 from sm_profiler.metrics.step_rows import (
     COMMUNICATION,
     DECLARED_IN_STEP,
     EVAL,
     GC,
+    IGNORED,
     LOADER,
     MODES,
+    OVERHEAD,
     OWN,
     OWN_IN_STEP,
     QUEUED,
     RESULTS,
+    STEP,
     TRAIN,
     StepRows,
+    classify,
     column,
     columns,
 )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.part_table import PartTable
+from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_rows import (
     DECLARED_IN_STEP,
     EVAL,

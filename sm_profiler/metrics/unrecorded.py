@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.source.launched import Launched
+from sm_profiler.source.job import Launched
 
 
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:

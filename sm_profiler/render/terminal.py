@@ -14,8 +14,7 @@ from sm_profiler.formatting import clean, duration, in_unit, percent, plural, sh
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.parts import COLOURS
 from sm_profiler.metrics.process_names import readable_processes
-from sm_profiler.metrics.restarts import repeated_work, unstored_attempts
-from sm_profiler.metrics.startup import job_parts
+from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import printable
 from sm_profiler.render import ledger_view
 from sm_profiler.render.flame import at_line, part_of

@@ -14,8 +14,7 @@ from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF
 from sm_profiler.formatting import duration, in_unit, percent, plural, shorten, size
 from sm_profiler.metrics.hang import Hang, is_library
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
-from sm_profiler.metrics.restarts import billed_time, repeated_work, unstored_attempts
-from sm_profiler.metrics.startup import job_parts
+from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.render import charts, gpu_section, ledger_view
 from sm_profiler.render.blocks import Picture
 from sm_profiler.render.charts import ChartPart

@@ -30,17 +30,15 @@ if TYPE_CHECKING:
     from sm_profiler.diagnosis.model import Finding, Report, Verdict
     from sm_profiler.render.terminal import terminal_summary
     from sm_profiler.report.build import JobInfo, MetricFolds, assemble, build_report
-    from sm_profiler.report.inline import show_report
-    from sm_profiler.report.write import write_report
+    from sm_profiler.report.write import show_report, write_report
 else:  # numpy and jinja2 are loaded by what needs them
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "build": ["MetricFolds", "JobInfo", "assemble", "build_report"],
             "sm_profiler.diagnosis.classes": ["Class"],
-            "inline": ["show_report"],
             "sm_profiler.diagnosis.model": ["Finding", "Report", "Verdict"],
             "sm_profiler.render.terminal": ["terminal_summary"],
-            "write": ["write_report"],
+            "write": ["show_report", "write_report"],
         },
     )

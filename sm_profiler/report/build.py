@@ -22,13 +22,13 @@ from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling.folding import fold_with
+from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import new_folds
-from sm_profiler.metrics.scaling.put_away import put_away
 from sm_profiler.report.prices import cost_of
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.rules.engine import Slice, run_sliced
 from sm_profiler.rules.profiler_report import one_line
-from sm_profiler.source.naming import job_name
+from sm_profiler.source.opening import job_name
 
 __all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
 

@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Verdict
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.restarts import billed_time
+from sm_profiler.metrics.startup import billed_time
 
 K = TypeVar("K")
 
@@ -155,7 +155,9 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
         if one.kind.is_healthy or one.kind is Class.INCONCLUSIVE:
             continue
         whole = metrics.loop[1] - metrics.loop[0] if one.of == "loop" and metrics.loop else metrics.duration
-        seconds = loss_of(one.gain and one.gain.seconds.value, one.share_of_time, whole, leads=one is verdict.main)
+        seconds = loss_of(
+            one.gain.seconds.value if one.gain else None, one.share_of_time, whole, leads=one is verdict.main
+        )
         wanted.append(("", seconds))
     ran = max(bill.training_s if bill is not None else 0.0, metrics.duration, billed)
     return sum(seconds for _, seconds in billed_losses(wanted, billed, ran)), billed

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.metrics.scaling.reading import reading_with
+from sm_profiler.metrics.scaling.folding import reading_with
 from sm_profiler.report.gpu.timeline import add_windows, outside
 from sm_profiler.report.timeline_writer import Export, timeline_file
 

@@ -6,11 +6,88 @@ import json
 import os
 from typing import Any
 
+import attrs
+from markupsafe import escape
+
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
+from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.report.build import build_report
 from sm_profiler.rules import write_rule_reports
+from sm_profiler.source import open_source
 from sm_profiler.storage import Storage, open_storage
+
+HEIGHT = 900  # pixels
+
+
+@attrs.frozen(eq=False, repr=False)
+class ShownReport:
+    """A report that a notebook shows as its page.
+
+    The page is in a frame without rights: its script cannot reach the notebook, and nothing of it reaches the network.
+
+    Attributes:
+        report: the report.
+        height: of the frame, in pixels.
+    """
+
+    report: Report
+    height: int = HEIGHT
+
+    def __repr__(self) -> str:
+        """Return the terminal's summary, for places that show text."""
+        return terminal_summary(self.report)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame."""
+        page = escape(render_html(self.report))
+        style = f"width: 100%; height: {int(self.height)}px; border: 0"
+        return f'<iframe title="Report" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def show_report(where: str | os.PathLike[str] | Any, *, height: int = HEIGHT, **options: Any) -> ShownReport:
+    """Judge a job and show its report in a notebook, as the last expression of a cell.
+
+    Args:
+        where: a folder, an s3:// URI, the name of a training job, a `TrainingJob` of the notebook API, or an open source.
+        height: of the frame, in pixels.
+        options: of `build_report`.
+
+    Raises:
+        SourceError: the data cannot be read.
+    """
+    source = where if hasattr(where, "batches") else open_source(getattr(where, "profiler_s3_output_path", where))
+    return ShownReport(build_report(source, **options), height)
+
+
+@attrs.frozen
+class SavedVerdict:
+    """Class and headline of a verdict."""
+
+    kind: Class
+    headline: str
+
+    @property
+    def label(self) -> str:
+        """Name of the class on the page."""
+        return self.kind.label
+
+    @property
+    def is_open(self) -> bool:
+        """True if it names neither a problem nor health."""
+        return self.kind is Class.INCONCLUSIVE
+
+
+def verdict_of(report: bytes) -> SavedVerdict | None:
+    """Return the verdict in a report.json; None if it cannot be read."""
+    try:
+        found = json.loads(report)["verdict"]
+        return SavedVerdict(Class[found["class"]], str(found["headline"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
 
 HTML, NOTEBOOK, JSON = "profiler-report.html", "profiler-report.ipynb", "report.json"
 

@@ -15,7 +15,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.serve.reading import local_folder
-from sm_profiler.source.naming import is_account, split_account
+from sm_profiler.source.opening import is_account, split_account
 from sm_profiler.storage import LocalStorage
 
 CONFIG_FILE = "profilerconfig.json"
@@ -146,8 +146,7 @@ class JobTarget:
         from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
 
         from sm_profiler.source.job import describe
-        from sm_profiler.storage.api_client import create_api_client
-        from sm_profiler.storage.s3_client import reason_of
+        from sm_profiler.storage.s3_client import create_api_client, reason_of
 
         client = self.client or create_api_client(
             "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None

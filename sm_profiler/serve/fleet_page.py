@@ -29,7 +29,7 @@ from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.pages import FLEET, links_of
-from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account
+from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open

@@ -16,9 +16,9 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.jobs.finding import Job, find_jobs
 from sm_profiler.printable import printable
-from sm_profiler.report.saved import SavedVerdict, verdict_of
+from sm_profiler.report.write import SavedVerdict, verdict_of
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.source.naming import is_account
+from sm_profiler.source.opening import is_account
 
 if TYPE_CHECKING:
     from sm_profiler.jobs.account import Account

@@ -11,7 +11,7 @@ import attrs
 
 from sm_profiler.formatting import clean, natural_key, shorten
 from sm_profiler.serve.reading import local_folder
-from sm_profiler.source.naming import is_account, job_name, split_account
+from sm_profiler.source.opening import is_account, job_name, split_account
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # of the first nodes; each has a stream
@@ -31,7 +31,7 @@ class Stream:
 
 def new_client(region: str | None) -> Any:
     """Return a client of CloudWatch Logs."""
-    from sm_profiler.storage.api_client import create_api_client  # boto3 takes a third of a second to load
+    from sm_profiler.storage.s3_client import create_api_client  # boto3 takes a third of a second to load
 
     return create_api_client("logs", region=region)
 

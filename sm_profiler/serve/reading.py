@@ -27,9 +27,8 @@ from sm_profiler.rules.engine import TRIM_WINDOWS, Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
-from sm_profiler.source.naming import job_name
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
-from sm_profiler.source.opening import NoProfilerDataError
+from sm_profiler.source.opening import NoProfilerDataError, job_name
 from sm_profiler.source.profile import Options
 from sm_profiler.storage import LocalStorage
 

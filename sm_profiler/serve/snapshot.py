@@ -20,10 +20,10 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.processes import trim_heap
 from sm_profiler.render.page import page_parts, section_part
-from sm_profiler.report.saved import SavedVerdict
+from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve.heat_map import heat_section
 from sm_profiler.serve.reading import JobReader, local_folder
-from sm_profiler.source.own_folder import OwnFolder
+from sm_profiler.source.cache import OwnFolder
 
 SPARK_POINTS = 60
 MAX_BYTES = 32 << 20  # of a job's copy, uncompressed

@@ -41,7 +41,7 @@ class LeftStorage:
         copies = Path(tempfile.mkdtemp(prefix="sm-profiler-"))
         weakref.finalize(self, shutil.rmtree, copies, ignore_errors=True)
         here = host_id(in_container=False)
-        killed, others = list(exits), []
+        killed, others = list(exits), list[Path]()
         for path in files:
             (killed if was_killed_here(path, here) else others).append(path)
         copy_readable(local.root, killed, copies, killed=True)

@@ -11,10 +11,69 @@ from urllib.parse import quote
 from sm_profiler.errors import SourceError
 from sm_profiler.source.elsewhere import OUTPUT, where_instead
 from sm_profiler.source.left_files import with_left_files
-from sm_profiler.source.naming import given, is_account, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
+
+ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
+_S3_TYPO = re.compile(r"s3[an]?:/*(?=[^/])")
+_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
+OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
+
+
+def given(where: str) -> str:
+    """Return a source as it was meant: without the blanks and line ends that copying adds; a job for its ARN.
+
+    Raises:
+        SourceError: it is empty, as of a variable that is not set; "" must not mean the current folder.
+    """
+    text = where.strip()
+    if not text:
+        raise SourceError("the source is empty: name a folder, an s3:// URI or a training job")
+    if os.path.lexists(where):
+        return where
+    if arn := _ARN.fullmatch(text):
+        return f"{ACCOUNT}{arn['region']}/{arn['job']}"
+    return text
+
+
+def is_account(source: str) -> bool:
+    """Return whether a source is `account:REGION`, or a job of one."""
+    return source.startswith(ACCOUNT)
+
+
+def split_account(where: str) -> tuple[str, str]:
+    """Return region and job of `account:REGION/JOB`; the job is "" for the whole account.
+
+    Raises:
+        SourceError: that is no name of a region.
+    """
+    region, _, name = where.removeprefix(ACCOUNT).partition("/")
+    if region and not _REGION.fullmatch(region):
+        raise SourceError(f"{region!r} is not a region: write {ACCOUNT}REGION, such as {ACCOUNT}us-east-1")
+    return region, name
+
+
+def not_a_folder(where: str) -> SourceError:
+    """Return the error for a source that does not exist, with a hint if it resembles one of another kind."""
+    hint = ""
+    if _REGION.fullmatch(where):
+        hint = f"; for the training jobs of your account there, write {ACCOUNT}{where}"
+    elif where == ACCOUNT.rstrip(":"):
+        hint = f"; for the training jobs of your account, write {ACCOUNT}REGION"
+    elif typo := _S3_TYPO.match(where):
+        hint = f"; for a bucket, write s3://{where[typo.end() :]}"
+    return SourceError(f"{where} is not a folder{hint}")
+
+
+def job_name(uri: str) -> str:
+    """Return a job's name from the location of its profile: the folder that contains `profiler-output`."""
+    path = [part for part in uri.rpartition("://")[2].split("/") if part]
+    while len(path) > 1 and path[-1] in OUTPUTS:
+        path.pop()
+    return path[-1] if path else "training job"
+
 
 _SHOWN_JOBS = 5
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -78,7 +137,7 @@ def open_source(  # keyword arguments, one an independent choice
         return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise not_a_folder(storage.uri if where is storage else str(where))
-    other = where_instead(os.fspath(where), storage, client) if is_path else ""
+    other = where_instead(os.fspath(where), storage, client) if isinstance(where, (str, os.PathLike)) else ""
     raise NoProfilerDataError(
         f"{storage.uri} does not contain a profile: {other or 'there are no files under system/ or framework/'}"
     )

@@ -12,18 +12,151 @@ from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO, Any
+
+import msgspec
+import numpy as np
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.system_reader import account, read_system
+from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
+from sm_profiler.formats.system_reader import SystemRows, account, read_system
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.processes import Helper, processors
-from sm_profiler.source.item import Item
-from sm_profiler.source.memory import largest_file_bytes
-from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
+from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
+from sm_profiler.limits import memory_total
+from sm_profiler.processes import Helper, processors, read_exactly, receive_message, send_message
+from sm_profiler.source.item_table import Item
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 from sm_profiler.storage.base import UnreadableFileError
 from sm_profiler.storage.local import real_path
+
+LEAST_BYTES = 2 << 30  # assumed if the system cannot answer
+_FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, beside its rows
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine, or the limit of this container if that is less."""
+    try:
+        return memory_total()
+    except (OSError, ValueError):
+        return LEAST_BYTES
+
+
+def largest_file_bytes() -> int:
+    """Return the size of the largest file that is read."""
+    return min(MAX_FILE_BYTES, machine_bytes() // _FILE_SHARE)
+
+
+Rows = SystemRows | TraceRows
+
+
+class Request(msgspec.Struct, array_like=True):
+    """A file to parse: the process opens it by its path, or `size` bytes follow.
+
+    The path is bytes, as names of local files need not be text.
+    """
+
+    is_system: bool
+    node: str
+    kind: str
+    start_us: float
+    approximate: bool
+    path: bytes
+    size: int
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    count: int
+    outcome: tuple[str, int, str]
+    is_system: bool
+    heads: list[tuple[str | int, str | int, str | int, str | int]]
+    argument_count: int = 0
+    others: list[str] = []
+    node: str = ""
+    kind: str = ""
+    metadata: list[dict[str, Any]] = []
+    loose: list[tuple[tuple[str, int | str], float, str]] = []
+    left: list[tuple[tuple[str, int | str], tuple[str, str, int, int], float, str]] = []
+
+
+_ANSWER = msgspec.msgpack.Decoder(_Answer)
+_REQUEST = msgspec.msgpack.Decoder(Request)
+
+
+def send_request(stream: IO[bytes], request: Request, data: bytes) -> None:
+    """Send a request."""
+    send_message(stream, msgspec.msgpack.encode(request))
+    stream.write(data)
+    stream.flush()
+
+
+def receive_request(stream: IO[bytes]) -> tuple[Request, bytes]:
+    """Receive a request and the bytes sent with it.
+
+    Raises:
+        EOFError: the owner has closed the pipe.
+    """
+    request = _REQUEST.decode(receive_message(stream))
+    return request, read_exactly(stream, request.size)
+
+
+def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
+    """Send a file's rows."""
+    summary = (outcome.status, outcome.lost, outcome.reason)
+    if isinstance(rows, SystemRows):
+        answer = _Answer(len(rows.value), summary, is_system=True, heads=list(rows.heads))
+        arrays: list[Any] = [rows.timestamp, rows.value, rows.head]
+    else:
+        answer = _Answer(
+            len(rows.start_us),
+            summary,
+            is_system=False,
+            heads=list(rows.heads),
+            argument_count=len(rows.numbers),
+            others=list(rows.others),
+            node=rows.node,
+            kind=rows.kind,
+            metadata=list(rows.metadata),
+            loose=[(end.key, end.end_us, end.args) for end in rows.loose_ends],
+            left=[(event.key, event.head, event.start_us, event.args) for event in rows.open_events],
+        )
+        arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument, rows.numbers]
+    send_message(stream, msgspec.msgpack.encode(answer))
+    for array in arrays:
+        stream.write(np.ascontiguousarray(array).data)
+    stream.flush()
+
+
+def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
+    """Receive a file's rows.
+
+    Raises:
+        EOFError: the process has ended.
+    """
+    answer = _ANSWER.decode(receive_message(stream))
+    kinds = "ddi" if answer.is_system else "ddii"
+    # Read in the order in which they were written.
+    arrays: Any = [np.frombuffer(read_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
+    heads: Any = tuple(answer.heads)
+    outcome = Outcome(*answer.outcome)
+    if answer.is_system:
+        timestamp, value, head = arrays
+        return SystemRows(timestamp, value, head, heads), outcome
+    start, duration, head, argument = arrays
+    return TraceRows(
+        start,
+        duration,
+        head,
+        argument,
+        heads,
+        np.frombuffer(read_exactly(stream, answer.argument_count * 48), np.int64).reshape(-1, 6),
+        tuple(answer.others),
+        answer.node,
+        answer.kind,
+        tuple(answer.metadata),
+        tuple(LooseEnd(*each) for each in answer.loose),
+        tuple(OpenEvent(*each) for each in answer.left),
+    ), outcome
+
 
 DENIED = "access denied"  # reason of a refused file
 WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -18,13 +19,49 @@ from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
-from sm_profiler.source.item import Item
-from sm_profiler.source.item_table import ItemTable, OrderedItems
+from sm_profiler.source.item_table import Item, ItemTable, OrderedItems
 from sm_profiler.source.left_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
-from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
+
+PATIENCE_S = 1.0
+_WIDTH = 30
+
+
+@contextmanager
+def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator[Callable[[Item], None]]:
+    """Provide a function to call with each finished file; draws on standard error.
+
+    Args:
+        items: all the files.
+        show: draw the bar; None: after a second, if standard error is a terminal.
+    """
+    total = sum(item.info.size for item in items) or 1
+    started = time.monotonic()
+    drawn = started if show is None else started - PATIENCE_S
+    may_draw = sys.stderr.isatty() if show is None else show
+    done = 0
+    is_drawn = False
+
+    def advance(item: Item) -> None:
+        nonlocal done, drawn, is_drawn
+        done += item.info.size
+        now = time.monotonic()
+        if may_draw and now - drawn >= (0.1 if is_drawn else PATIENCE_S):
+            drawn, is_drawn = now, True
+            full = _WIDTH * done // total
+            bar = "#" * full + "." * (_WIDTH - full)
+            sys.stderr.write(f"\rreading [{bar}] {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+            sys.stderr.flush()
+
+    try:
+        yield advance
+    finally:
+        if is_drawn:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
 
 KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later

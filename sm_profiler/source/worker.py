@@ -10,9 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.source.memory import LEAST_BYTES, machine_bytes
-from sm_profiler.source.parse import DENIED, parse_bytes
-from sm_profiler.source.wire import receive_request, send_rows
+from sm_profiler.source.parse import DENIED, LEAST_BYTES, machine_bytes, parse_bytes, receive_request, send_rows
 from sm_profiler.storage.local import open_regular
 
 

@@ -14,6 +14,23 @@ from sm_profiler.errors import SourceError
 from sm_profiler.printable import one_line
 from sm_profiler.storage.base import AccessDeniedError, MissingFileError, UnavailableError
 
+ATTEMPTS = 3  # of a request that is throttled or gets no answer
+
+
+def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
+    """Create a boto3 client of a service other than S3.
+
+    Args:
+        service: the service's name, such as `sagemaker`.
+        region: AWS region; default: the session's.
+        session: the boto3 session; default: boto3's own.
+
+    Raises:
+        SourceError: the client cannot be created, for example without a region.
+    """
+    return create_client(service, session=session, attempts=ATTEMPTS, region_name=region)
+
+
 try:
     import boto3
     from botocore.config import Config

@@ -17,8 +17,15 @@ from sm_profiler.analysis import (
     StepTimelineChart,
     TimelineCharts,
 )
-from sm_profiler.analysis.chart_data import bars_of, chosen, duration_edges, heat_rows, system_series, time_annotations
-from sm_profiler.analysis.charts import plain
+from sm_profiler.analysis.charts import (
+    bars_of,
+    chosen,
+    duration_edges,
+    heat_rows,
+    plain,
+    system_series,
+    time_annotations,
+)
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source

@@ -269,7 +269,7 @@ class _Clock:
     def __init__(self, monkeypatch, states):
         self.states, self.slept = list(states), 0
         monkeypatch.setattr(
-            "sm_profiler.analysis.training_job.describe",
+            "sm_profiler.analysis.readers.describe",
             lambda *_, **__: self.states[min(self.slept, len(self.states) - 1)],
         )
         monkeypatch.setattr("time.sleep", self.sleep)
@@ -284,7 +284,7 @@ class _Clock:
 @pytest.fixture
 def training_job(monkeypatch, tmp_path):
     """A job whose output is in a folder; test_analysis_notebook.py covers `describe` with the real client."""
-    monkeypatch.setattr("sm_profiler.analysis.training_job.profiler_output", lambda *_, **__: str(tmp_path / "out"))
+    monkeypatch.setattr("sm_profiler.analysis.readers.profiler_output", lambda *_, **__: str(tmp_path / "out"))
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return tmp_path / "out"

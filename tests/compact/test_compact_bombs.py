@@ -15,9 +15,8 @@ from traced_memory import peak_of
 from sm_profiler.formats.parquet_pages import unpacked_size
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents, header, paths, schema
-from sm_profiler.source.parquet.contents import Contents
+from sm_profiler.source.parquet.contents import Contents, TableWriter
 from sm_profiler.source.parquet.header import Header, SourceFile
-from sm_profiler.source.parquet.writing import TableWriter
 
 AT_S = 1_700_002_800
 KEY = f"system/incremental/2023111423/{AT_S}.algo-1.json"

@@ -9,7 +9,7 @@ from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
-from sm_profiler.compact.spreading import Task, rewrite_part
+from sm_profiler.compact.compacting import Task, rewrite_part
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.source import open_source
@@ -94,9 +94,14 @@ def test_worker_that_cannot_write_ends_in_one_line(two_nodes, tmp_path):
 
 
 def test_other_version_is_refused(two_nodes, tmp_path, monkeypatch):
+    class OlderHere(ShuffledExecutor):
+        def submit(self, function, *args):
+            monkeypatch.setattr("sm_profiler.compact.compacting.__version__", "newer")
+            return super().submit(function, *args)
+
     monkeypatch.setattr("sm_profiler.compact.compacting.__version__", "0.0.1")
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the command runs"):
-        written(two_nodes, tmp_path, executor=ShuffledExecutor())
+        written(two_nodes, tmp_path, executor=OlderHere())
     with pytest.raises(ValueError, match="not a state"):
         rewrite_part(b"\xc1")
 

@@ -15,7 +15,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from report_helpers import make_job
 
 from sm_profiler.diagnosis.model import Location
-from sm_profiler.exporters.mcp import answers
+from sm_profiler.exporters.mcp import server as answers
 from sm_profiler.exporters.mcp.library import Library, jobs_of, survey
 from sm_profiler.exporters.mcp.server import build_server
 from sm_profiler.jobs.finding import Job

@@ -16,8 +16,8 @@ from fleet_helpers import START_S, description, finding, priced, report_json
 from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.formats.columns import Category, SystemColumns
-from sm_profiler.formats.process_record import validated
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
+from sm_profiler.formats.trace_fold import validated
 from sm_profiler.hook import birth as birth_module
 from sm_profiler.identity import MAX_LABELS, identity
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold

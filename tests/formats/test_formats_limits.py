@@ -8,8 +8,7 @@ import time
 import pytest
 
 from sm_profiler.formats import trace_fold, trace_reader
-from sm_profiler.formats.outcome import Tally, most_events, most_texts
-from sm_profiler.formats.salvage import clean, objects
+from sm_profiler.formats.outcome import Tally, clean, most_events, most_texts, objects
 from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.formats import trace_reader
-from sm_profiler.formats.assemble import event_columns
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.formats.trace_rows import join_loose, parse_arguments
+from sm_profiler.formats.trace_rows import event_columns, join_loose, parse_arguments
 from sm_profiler.source import open_source
 
 DATA = Path(__file__).parents[1] / "data" / "formats"

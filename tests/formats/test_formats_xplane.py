@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xplane_maker import Plane, content, large, number, program, space, varint
 
-from sm_profiler.formats.hlo_reader import op_names
-from sm_profiler.formats.protobuf import DamagedMessageError, fields
-from sm_profiler.formats.xplane_reader import read_xplane
+from sm_profiler.formats.xplane_events import DamagedMessageError, fields
+from sm_profiler.formats.xplane_reader import op_names, read_xplane
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 SAMPLES = ("jax", "tensorflow", "tensorflow_xla")

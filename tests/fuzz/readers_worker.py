@@ -24,15 +24,14 @@ import numpy as np
 from peak_memory import peak_bytes
 
 from sm_profiler.formats import layout
-from sm_profiler.formats.assemble import EventAssembler, SystemAssembler
 from sm_profiler.formats.outcome import LAST_US, Outcome
 from sm_profiler.formats.system_reader import SystemRows, account, read_system
 from sm_profiler.formats.system_table import read_table
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.formats.trace_rows import TraceRows
+from sm_profiler.formats.trace_rows import EventAssembler, SystemAssembler, TraceRows
 from sm_profiler.source import cache, profile
+from sm_profiler.source.parse import receive_rows, send_rows
 from sm_profiler.source.profile import Options, ProfileSource
-from sm_profiler.source.wire import receive_rows, send_rows
 from sm_profiler.storage import AccessDeniedError, FileInfo, LocalStorage, MissingFileError
 
 MEMORY_BYTES = 700 << 20  # more than the process takes before its first input

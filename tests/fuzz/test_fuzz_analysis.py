@@ -176,7 +176,7 @@ def test_any_description_of_a_job_is_accepted_or_one_line(name, description):
             return description
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sm_profiler.analysis.training_job.create_api_client", lambda *_, **__: Client())
+        patch.setattr("sm_profiler.analysis.readers.create_api_client", lambda *_, **__: Client())
         try:
             job = TrainingJob(name)
         except SourceError as error:

@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sm_profiler.analysis.gpu import GpuTraces, nesting
+from sm_profiler.analysis.gpu import GpuTraces
+from sm_profiler.analysis.gpu import launches as nesting
 
 TRACES = Path(__file__).parents[1] / "data" / "gpu_traces"
 MORE = os.environ.get("SM_PROFILER_GPU_TRACES")  # a folder of further traces with their hta.json

@@ -11,7 +11,8 @@ from gpu_events import call, event, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm_profiler.analysis.gpu import GpuTraces, kernels, nesting
+from sm_profiler.analysis.gpu import GpuTraces, kernels
+from sm_profiler.analysis.gpu import launches as nesting
 from sm_profiler.analysis.gpu.gpu_traces import _TABLES
 from sm_profiler.analysis.gpu.table import Groups
 

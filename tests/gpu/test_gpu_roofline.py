@@ -6,9 +6,8 @@ import pytest
 from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.analysis.gpu.devices import peaks_of
-from sm_profiler.analysis.gpu.flops import flops_of
-from sm_profiler.analysis.gpu.roofline import bytes_of
+from sm_profiler.analysis.gpu.kernels import peaks_of
+from sm_profiler.analysis.gpu.roofline import bytes_of, flops_of
 from sm_profiler.formats.kineto_reader import Inputs
 
 CONVOLUTION = [[8, 3, 32, 32], [16, 3, 3, 3], [16], [], [], [], [], [], []]

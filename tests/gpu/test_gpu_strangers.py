@@ -11,7 +11,7 @@ from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
 from sm_profiler.report import Class
 from sm_profiler.report.gpu import report_traces
-from sm_profiler.report.gpu.discovery import holds_only_traces
+from sm_profiler.report.gpu.report import holds_only_traces
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"
 LAUNCHES = [

@@ -14,7 +14,7 @@ from sm_profiler.jobs.finding import MAX_DEPTH, find_jobs
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.jobs import Jobs
-from sm_profiler.source.naming import not_a_folder, split_account
+from sm_profiler.source.opening import not_a_folder, split_account
 from sm_profiler.storage import LocalStorage
 from sm_profiler.storage.s3 import S3Storage
 

@@ -9,7 +9,7 @@ from report_helpers import START_S, make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError
-from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report.compare import (
     Change,
     Comparison,

@@ -88,7 +88,7 @@ def test_every_part_has_a_distinct_key_letter_and_a_defined_colour():
 
 DECIDING = [
     *sorted((PACKAGE / "diagnosis/judges").glob("*.py")),
-    *(PACKAGE / f"metrics/{name}.py" for name in ("attempts", "iterations", "job_metrics", "stalls", "system_fold")),
+    *(PACKAGE / f"metrics/{name}.py" for name in ("attempts", "job_metrics", "stalls", "system_fold")),
     PACKAGE / "diagnosis/decide.py",
     PACKAGE / "render/slices.py",
     PACKAGE / "report/prices.py",

@@ -10,7 +10,7 @@ from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, m
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.metrics.memory_fold import MAX_SAMPLES, MemoryFold
-from sm_profiler.metrics.part_table import PartTable
+from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
 from sm_profiler.render.page import render_html

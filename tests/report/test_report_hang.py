@@ -9,7 +9,7 @@ import pytest
 from report_helpers import START_S, events, report_from, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.exporters.mcp import answers
+from sm_profiler.exporters.mcp import server as answers
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html

@@ -8,7 +8,7 @@ from report_helpers import START_S, gpu_samples, metrics_of, training
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.idle import judge_idle
-from sm_profiler.metrics.usage_fold import Usage, UsageFold
+from sm_profiler.metrics.system_fold import Usage, UsageFold
 from sm_profiler.report import Class
 
 

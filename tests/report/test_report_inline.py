@@ -8,7 +8,7 @@ from report_helpers import make_job, report_from, training
 
 from sm_profiler.formatting import unbroken
 from sm_profiler.report import show_report
-from sm_profiler.report.inline import ShownReport
+from sm_profiler.report.write import ShownReport
 from sm_profiler.source import open_source
 
 

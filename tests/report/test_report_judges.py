@@ -16,7 +16,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import find_period
 from sm_profiler.metrics.step_fold import LoaderSettings
-from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.render.page import render_html
 from sm_profiler.render.sections import framework
 from sm_profiler.report import Class, Finding, terminal_summary

@@ -11,7 +11,7 @@ from sm_profiler.diagnosis.judges.judge_context import JudgeContext
 from sm_profiler.diagnosis.judges.loop import judge_host, launches_of
 from sm_profiler.diagnosis.loop_ledger import LOOPS
 from sm_profiler.formats import event_names
-from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.metrics.system_fold import Usage
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
 

@@ -10,7 +10,7 @@ from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
-from sm_profiler.metrics.scaling import reading
+from sm_profiler.metrics.scaling import folding as reading
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
 

@@ -6,7 +6,7 @@ from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.metrics.metric_folds import JobInfo
-from sm_profiler.metrics.restarts import billed_time, costs_as_dict, repeated_work
+from sm_profiler.metrics.startup import billed_time, costs_as_dict, repeated_work
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of

@@ -16,8 +16,9 @@ from shuffled_executor import ShuffledExecutor
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics import step_fold, step_sample
-from sm_profiler.metrics.scaling import codec, folding, part, plan
-from sm_profiler.metrics.scaling.plan import plan_parts
+from sm_profiler.metrics.scaling import codec, folding, part
+from sm_profiler.metrics.scaling import part as plan
+from sm_profiler.metrics.scaling.part import plan_parts
 from sm_profiler.report import build_report
 from sm_profiler.report.write import to_json
 from sm_profiler.rules import engine

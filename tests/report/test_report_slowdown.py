@@ -11,7 +11,7 @@ from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.slowdown import find_change, judge_slowdown
-from sm_profiler.metrics.usage_fold import Usage
+from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report import Class
 
 SEEDS = range(20)

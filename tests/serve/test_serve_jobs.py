@@ -5,7 +5,7 @@ import pytest
 from sm_profiler.errors import SourceError
 from sm_profiler.jobs.finding import Job
 from sm_profiler.monitor.run_state import write_state
-from sm_profiler.report.saved import verdict_of
+from sm_profiler.report.write import verdict_of
 from sm_profiler.serve.jobs import Jobs, Verdicts
 
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits for data."}}'

@@ -9,7 +9,7 @@ from serve_helpers import data_files, make_job
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
-from sm_profiler.report.saved import SavedVerdict
+from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found

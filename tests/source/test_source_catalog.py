@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from sm_profiler.formats.layout import parse_path
-from sm_profiler.source.catalog import Catalog
-from sm_profiler.source.clusters import Clusters
-from sm_profiler.source.item import Item
+from sm_profiler.source.catalog import Catalog, Clusters
+from sm_profiler.source.item_table import Item
 from sm_profiler.storage import FileInfo
 
 MINUTE = 1_700_000_040

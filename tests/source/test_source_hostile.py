@@ -11,7 +11,8 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
-from sm_profiler.source import memory, open_source, parse, streams
+from sm_profiler.source import open_source, parse, streams
+from sm_profiler.source import parse as memory
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import AccessDeniedError, LocalStorage, local
 

@@ -10,7 +10,7 @@ from sm_profiler import processes
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source, parse
-from sm_profiler.source.progress import progress_bar
+from sm_profiler.source.profile import progress_bar
 
 
 def lines_of(job):

@@ -14,7 +14,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.rules.actions import Actions
 from sm_profiler.source.job import describe
 from sm_profiler.storage import s3_client
-from sm_profiler.storage.api_client import ATTEMPTS, create_api_client
+from sm_profiler.storage.s3_client import ATTEMPTS, create_api_client
 
 PACKAGE = Path(__file__).parents[2] / "sm_profiler"
 

@@ -11,11 +11,11 @@ import pytest
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
-from sm_profiler.report.gpu.discovery import holds_only_traces
+from sm_profiler.report.gpu.report import holds_only_traces
 from sm_profiler.source import open_source
 from sm_profiler.source.cache import wait_for_copies
 from sm_profiler.source.job import describe, profiler_output
-from sm_profiler.source.naming import given
+from sm_profiler.source.opening import given
 from sm_profiler.storage.s3 import S3Storage
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"

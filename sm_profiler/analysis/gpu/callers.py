@@ -8,10 +8,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu import nesting
-from sm_profiler.analysis.gpu.launches import launch_rows
-from sm_profiler.analysis.gpu.nesting import Numbers
-from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.analysis.gpu import launches as nesting
+from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
 from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns

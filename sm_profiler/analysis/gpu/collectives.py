@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import nesting
-from sm_profiler.analysis.gpu.breakdown import of_kind
+from sm_profiler.analysis.gpu import launches as nesting
+from sm_profiler.analysis.gpu.critical_path import of_kind
 from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
 from sm_profiler.analysis.gpu.table import Groups, Table
 from sm_profiler.formats.columns import Category

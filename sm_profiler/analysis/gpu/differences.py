@@ -23,8 +23,7 @@ from sm_profiler.analysis.gpu.kernels import (
     kinds,
     uses_tensor_cores,
 )
-from sm_profiler.analysis.gpu.launches import launch_rows
-from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.analysis.gpu.launches import launch_rows, step_rows
 
 if TYPE_CHECKING:
     from sm_profiler.analysis.gpu.gpu_traces import GpuTraces

@@ -12,9 +12,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches, roofline
+from sm_profiler.analysis.gpu import callers, collectives, launches, roofline
+from sm_profiler.analysis.gpu import critical_path as breakdown
 from sm_profiler.analysis.gpu import critical_path as path
-from sm_profiler.analysis.gpu import steps as step_spans
+from sm_profiler.analysis.gpu import kernels as copies
+from sm_profiler.analysis.gpu import launches as step_spans
+from sm_profiler.analysis.gpu import roofline as flops
 from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout

@@ -18,9 +18,8 @@ from sm_profiler.diagnosis.where import lines_of_samples
 from sm_profiler.formats import event_names
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.iterations import Iterations
 from sm_profiler.metrics.job_metrics import Rank
-from sm_profiler.metrics.stalls import find_stalls
+from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
 
 

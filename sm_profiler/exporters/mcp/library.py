@@ -18,7 +18,7 @@ from sm_profiler.jobs.finding import Job, find_jobs
 from sm_profiler.printable import printable
 from sm_profiler.report import Report, build_report
 from sm_profiler.source import open_source
-from sm_profiler.source.naming import is_account
+from sm_profiler.source.opening import is_account
 from sm_profiler.storage import open_storage
 
 KEPT = 8  # reports in memory

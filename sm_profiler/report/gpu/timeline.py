@@ -13,9 +13,7 @@ import numpy as np
 from sm_profiler.analysis.gpu.collectives import collectives
 from sm_profiler.analysis.gpu.gpu_traces import Ranks, find_traces, read_trace
 from sm_profiler.analysis.gpu.kernels import copy_direction
-from sm_profiler.analysis.gpu.launches import launch_rows
-from sm_profiler.analysis.gpu.nesting import Numbers
-from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, Floats, Mask

@@ -12,7 +12,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.elements import check_json
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
-from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import Item
 from sm_profiler.storage import FileInfo
 
 VERSION = 1  # of the schema; docs/parquet.md describes it

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 import attrs
 
 from sm_profiler.formats import layout
-from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import Item
 from sm_profiler.storage import Storage
 
 SYSTEM, EVENTS, STEPS, SAMPLES, FILES = TABLES = ("system", "events", "steps", "samples", "files")

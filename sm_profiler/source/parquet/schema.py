@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.source.arrow import from_arrow, to_arrow
+from sm_profiler.source.cache import from_arrow, to_arrow
 from sm_profiler.source.parquet import paths
 
 _TEXT, _DOUBLE, _LONG, _INT = pa.string(), pa.float64(), pa.int64(), pa.int32()

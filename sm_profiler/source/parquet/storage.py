@@ -20,7 +20,7 @@ from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
-from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import Item
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.contents import Contents, digest_of
 from sm_profiler.source.parquet.header import SourceFile
