@@ -13,7 +13,7 @@ from test_local_training import SHOW, output_of
 from toolkit_helpers import toolkit
 
 from sm_profiler.local import LocalSageMaker
-from sm_profiler.local.command import TOOLKIT, copy_commands, create_overlay
+from sm_profiler.local.command import copy_commands, create_overlay
 from sm_profiler.local.host import as_text, as_variable, user_hyperparameters
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +49,8 @@ for batch in torch.utils.data.DataLoader(torch.ones(24, 4), batch_size=2):
 print(f"sum {value.item()} of {size}", flush=True)  # in one piece: the toolkit makes a line of each
 dist.destroy_process_group()
 """
+
+TOOLKIT = "SM_PROFILER_LOCAL_TOOLKIT"
 
 
 @pytest.fixture(scope="module")
