@@ -187,7 +187,7 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
             "The container has no network: the managed service uploads the profile itself; with backend='agent' it is "
             f"written under {stored}."
         )
-    elif (profile.s3_output_path or "").startswith(S3):
+    elif profile.s3_output_path and profile.s3_output_path.startswith(S3):
         yield f"The profile is stored under {profile.s3_output_path.rstrip('/')}/<job name>/profiler-output."
     elif not profile.s3_output_path:
         yield "No S3OutputPath is set: an Estimator uses the job's output path, boto3 does not."

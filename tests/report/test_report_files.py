@@ -6,10 +6,10 @@ from pathlib import Path
 import attrs
 import pytest
 from report_helpers import gpu_samples, make_job, report_from, training
-from sm_profiler.formats.process_record import COLLECTORS, NUMBERS, TEXTS
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.formats.trace_fold import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.report.write import to_json
