@@ -99,6 +99,13 @@ def test_finds_long_steps_without_a_period():
     assert "forward pass" in verdict.main.headline
 
 
+def test_a_single_long_step_has_no_intervals():
+    verdict = verdict_of(stretched(training(200), {31}, lambda _: "Forward", 0.9))
+    assert verdict.kind is Class.STEP_OUTLIERS
+    assert "1 of 199 steps takes 9" in verdict.main.headline
+    assert "forward pass; it costs" in verdict.main.headline
+
+
 @pytest.mark.parametrize("early", [0.0, 3.0])
 def test_long_steps_between_epochs_have_the_input_to_start_again(early):
     rows = stretched(training(600), {149, 320, 530}, lambda _: "Forward", 0.6)

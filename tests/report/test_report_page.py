@@ -50,6 +50,27 @@ def test_page_sends_no_request_and_logs_no_error(report, tmp_path):
 
 
 @browser
+def test_the_line_of_step_times_ends_where_an_evaluation_begins(tmp_path):
+    """A line across an evaluation looked like steps that became slower or faster all the while."""
+    rows = (
+        training(100) + training(50, mode="EVAL", backward=0, optimizer=0, at=2.02) + training(100, at=2.3, number=100)
+    )
+    with page_of(render_html(report_from(rows)), tmp_path) as (page, seen):
+        line = page.locator("#chart svg[aria-label^='Step time'] path.line").get_attribute("d")
+        assert line.count("M") == 2
+        assert seen == []
+
+
+@browser
+@pytest.mark.parametrize("seconds", [0.39, 0.41, 0.9])
+def test_each_lane_has_a_scale(tmp_path, seconds):
+    """With some heights, zero was the only mark."""
+    rows = training(100, forward=seconds / 1.05 - 0.0072)
+    with page_of(render_html(report_from(rows)), tmp_path) as (page, _):
+        assert page.locator("#chart svg[aria-label^='Step time'] text").count() >= 2
+
+
+@browser
 def test_hostile_addresses_receive_no_request(tmp_path):
     """Names contain addresses of a listening server, which must receive no request."""
     received = []

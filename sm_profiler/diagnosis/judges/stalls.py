@@ -205,13 +205,15 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
     ):
         return None
     stalls, epochs = rank.stalls, _between_epochs(rank, context)
+    once = stalls.count == 1
+    when = ", between two epochs" if epochs else "" if once else ", at irregular intervals"
     confidence = context.confidence(
         rank.stall_share, policy.OUTLIER_COST, sure=_by_others(context) < policy.EXPLAINED * rank.stall_share
     )
     return Finding(
         Class.STEP_OUTLIERS,
-        f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
-        f"{duration(stalls.median)}, {_during(rank)}, {'between two epochs' if epochs else 'at irregular intervals'}; they cost "
+        f"{stalls.count} of {len(rank.iterations)} steps {'takes' if once else 'take'} {duration(stalls.typical)} instead of "
+        f"{duration(stalls.median)}, {_during(rank)}{when}; {'it costs' if once else 'they cost'} "
         f"{percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST, rank.name, "share"),

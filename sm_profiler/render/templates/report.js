@@ -104,6 +104,7 @@ const startTimeline = (kept) => {
     while (low < high) { const middle = (low + high) >> 1; xs[middle] < x ? (low = middle + 1) : (high = middle); }
     return low;
   };
+  const evaluates = (a, b) => data.evaluation.some(([low, high]) => a <= low + 0.02 && high <= b + 0.02);  // no step between
   let width = 0;
   const place = (x) => LEFT + ((x - from) / (to - from)) * (width - LEFT - RIGHT);
   const time = (pixel) => from + ((pixel - LEFT) / (width - LEFT - RIGHT)) * (to - from);
@@ -145,22 +146,30 @@ const startTimeline = (kept) => {
     const span = (a, b, kind) => { if (b > from && a < to) make("rect", { x: place(Math.max(a, from)), y: 2, width: Math.max(place(Math.min(b, to)) - place(Math.max(a, from)), 0.5), height: TALL - 8, class: kind }, inner); };
     if (data.loop) { span(0, data.loop[0], "before-span"); span(data.loop[1], data.length, "before-span"); }
     for (const [a, b] of data.evaluation) span(a, b, "eval-span");
-    for (const tick of round(0, top, 2)) {
+    const marks = round(0, top, 2);
+    for (const tick of marks.length > 1 ? marks : round(0, top, 4)) {
       make("line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }, svg);
       make("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = short(tick, lane.unit).replace(" %", "%");
     }
     svg.appendChild(inner);
     for (const { series, first, last } of parts) {
       if (last <= first) continue;
-      const upper = [], lower = [], middle = [];
-      for (let i = first; i < last; i++) {
-        const x = place(series.x[i]).toFixed(1);
-        upper.push(x + " " + y(series.high[i]).toFixed(1));
-        lower.push(x + " " + y(series.low[i]).toFixed(1));
-        middle.push(x + " " + y(series.mean[i]).toFixed(1));
+      let bands = "", middles = "", begin = first;
+      for (let end = first + 1; end <= last; end++) {
+        if (end < last && !(lane.id === "steps" && evaluates(series.x[end - 1], series.x[end]))) continue;
+        const upper = [], lower = [], middle = [];
+        for (let i = begin; i < end; i++) {
+          const x = place(series.x[i]).toFixed(1);
+          upper.push(x + " " + y(series.high[i]).toFixed(1));
+          lower.push(x + " " + y(series.low[i]).toFixed(1));
+          middle.push(x + " " + y(series.mean[i]).toFixed(1));
+        }
+        bands += "M" + upper.join("L") + "L" + lower.reverse().join("L") + "Z";
+        middles += "M" + middle.join("L") + "L" + middle[middle.length - 1];
+        begin = end;
       }
-      make("path", { d: "M" + upper.join("L") + "L" + lower.reverse().join("L") + "Z", class: "band f-" + series.colour }, inner);
-      make("path", { d: "M" + middle.join("L"), class: "line s-" + series.colour, fill: "none" }, inner);
+      make("path", { d: bands, class: "band f-" + series.colour }, inner);
+      make("path", { d: middles, class: "line s-" + series.colour, fill: "none" }, inner);
     }
     if (cursor !== null) make("line", { x1: place(cursor), x2: place(cursor), y1: 0, y2: TALL, class: "cursor" }, inner);
     if (dragged && cursor !== null) make("rect", { x: Math.min(place(dragged), place(cursor)), width: Math.abs(place(dragged) - place(cursor)), y: 0, height: TALL, class: "zoom-span" }, inner);
