@@ -158,4 +158,5 @@ def _checked(conditions: Sequence[Condition], totals: Sums) -> int:
             code = BAD
         if unknown := one.unknown_for(totals):
             print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
+            code = BAD if one.has_nothing(totals) else code
     return code

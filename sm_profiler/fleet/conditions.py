@@ -37,12 +37,20 @@ class Condition:
             return ""
         return f"{_WHOLE * value:.3g} %"
 
+    def has_nothing(self, totals: Sums) -> bool:
+        """Return whether there is nothing that the condition could be checked for: it is not kept then."""
+        if self.name == "cost":
+            return not totals.priced
+        return (totals.waste if self.name == "waste" else totals.coverage) is None
+
     def unknown_for(self, totals: Sums) -> str:
         """Return why the condition could not be checked, or only for a part of the jobs; "" if it was."""
+        if not totals.jobs:
+            return f"{self.text()}: there are no jobs to check; is the source right, and are profiles there?"
         if self.name == "cost" and (left := totals.jobs - totals.priced):
             return f"{self.text()}: the bill of {left:,} of {totals.jobs:,} jobs is unknown and not counted"
-        if self.name == "waste" and totals.jobs and totals.waste is None:
-            return f"{self.text()}: nothing is known, no job was judged; demand coverage<80% as well"
+        if self.has_nothing(totals):
+            return f"{self.text()}: nothing is known, no job was judged"
         if self.name == "waste" and (covered := coverage(totals)):
             return f"{self.text()} was checked for what was judged. {covered}"
         return ""

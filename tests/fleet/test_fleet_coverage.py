@@ -210,3 +210,25 @@ def test_a_job_that_has_most_of_the_time_by_its_profile_is_named(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report_json(name, duration=hours * HOUR)))
     assert any("all machine time is that of f," in note for note in build_fleet([str(tmp_path)]).notes)
+
+
+@pytest.mark.parametrize(("text", "codes"), [("waste>90%", (1, 1)), ("coverage<0%", (1, 0)), ("cost>1000", (1, 0))])
+def test_a_condition_without_anything_to_check_is_not_kept(tmp_path, monkeypatch, capsys, text, codes):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "prices.json").write_text(json.dumps(PRICES))
+    monkeypatch.chdir(tmp_path)
+    command = ["fleet", "jobs", "--prices", "prices.json", "--fail-on", text]
+    assert main(command) == codes[0]
+    assert "there are no jobs to check" in capsys.readouterr().err
+    (tmp_path / "jobs/a").mkdir()
+    (tmp_path / "jobs/a/job.json").write_text(json.dumps(description("a", billable=3600, training=3600)))
+    assert main(command) == codes[1]
+
+
+def test_a_limit_of_the_cost_without_any_price_is_not_kept(tmp_path, monkeypatch):
+    (tmp_path / "jobs/a").mkdir(parents=True)
+    (tmp_path / "jobs/a/job.json").write_text(json.dumps(description("a", billable=3600, training=3600)))
+    monkeypatch.chdir(tmp_path)
+    kind = json.loads((tmp_path / "jobs/a/job.json").read_text())["ResourceConfig"]["InstanceType"]
+    (tmp_path / "prices.json").write_text(json.dumps({kind: None}))
+    assert main(["fleet", "jobs", "--prices", "prices.json", "--fail-on", "cost>1000"]) == 1
