@@ -132,7 +132,12 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
 
 
 def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
-    kinds = sorted({row.instance_type for row in rows if row.price is None and row.instance_type})
+    unpriced = [row for row in rows if row.price is None and not row.error]
+    per_gpu = [row for row in unpriced if any(map(prices.is_per_gpu, row.types or (row.instance_type,)))]
+    if per_gpu:
+        yield f"Without a bill, because their price is that of a GPU, and no GPU was recorded: {plural(len(per_gpu), 'job')}."
+    others = [row for row in unpriced if row not in per_gpu]
+    kinds = sorted({row.instance_type for row in others if row.instance_type})
     if kinds:
         more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # as many as a line holds
         yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
@@ -146,7 +151,7 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
         share = largest.instance_hours / whole if whole else 0.0
         if share > policy.LARGE:
             yield f"{percent(share)} of all machine time is that of {largest.name}, by nothing but its own profile."
-    unknown = sum(not row.instance_type and not row.error for row in rows)
+    unknown = sum(not row.instance_type for row in others)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
 

@@ -306,6 +306,7 @@ class TopJob:
         cause: what it loses most to.
         usd, instance_hours: what it loses to all causes.
         next_step: the one thing to do.
+        reason: why it failed; "" if it did not, or if that is unknown.
     """
 
     job: int
@@ -314,6 +315,7 @@ class TopJob:
     usd: float | None
     instance_hours: float
     next_step: str
+    reason: str = ""
 
 
 @attrs.frozen

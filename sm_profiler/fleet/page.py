@@ -252,8 +252,9 @@ class _Page:
             job = self._fleet.jobs[one.job]
             found.append(
                 Step(
-                    self._amount(one.usd, one.instance_hours), label(one.cause), one.next_step, shorten(one.name, 90),
-                    self._address(job), _where(job, one.cause),
+                    self._amount(one.usd, one.instance_hours),
+                    label(one.cause) + (f": {shorten(one.reason, 200)}" if one.reason else ""),
+                    one.next_step, shorten(one.name, 90), self._address(job), _where(job, one.cause),
                 )
             )  # fmt: skip
         return found

@@ -10,6 +10,7 @@ import msgspec
 from sm_profiler.diagnosis.model import SCHEMA_VERSION
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES
+from sm_profiler.formats.process_end import KILLED, OUT_OF_MEMORY
 from sm_profiler.printable import one_line
 
 CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
@@ -119,11 +120,25 @@ class Job(msgspec.Struct):
     loader: Loader | None = None
 
 
+_REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
+
+
 class End(msgspec.Struct):
     """End of the job."""
 
     state: str = ""
     error: str = ""
+    exit_code: int | None = None
+    where: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Reason of the failure: its exception with its place, its exit code, or who ended it; "" if it is unknown."""
+        code = f"exit code {self.exit_code}" if self.exit_code else ""
+        if not self.error:
+            return _REASONS.get(self.state, "") or code
+        notes = ", ".join(filter(None, (self.where, code if self.exit_code != 1 else "")))
+        return f"{self.error} ({notes})" if notes else self.error
 
 
 class Quality(msgspec.Struct):

@@ -89,7 +89,7 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
     return attrs.evolve(
         row,
         status=status,
-        failure=row.failure or (texts.sentence(report.end.error) if report.end and status == "Failed" else ""),
+        failure=row.failure or (texts.sentence(report.end.reason) if report.end and status == "Failed" else ""),
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),

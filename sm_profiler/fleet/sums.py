@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sm_profiler.fleet import policy
 from sm_profiler.fleet.model import LEAST_BILL_USD, STAGES, Cause, Failure, FleetJob, Group, Sums, TopJob, Week
-from sm_profiler.fleet.rows import LABELS
+from sm_profiler.fleet.rows import FAILURE, LABELS
 
 UNFINISHED = frozenset({"InProgress", "Stopping"})
 ATTRIBUTES = {  # key → of a row
@@ -126,7 +126,10 @@ def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
     for index, job in enumerate(jobs[: int(policy.TOP)]):
         if job.losses:
             most = job.losses[0]
-            found.append(TopJob(index, job.name, most.cause, job.lost_usd, job.lost_instance_hours, most.next_step))
+            reason = job.failure if most.cause == FAILURE else ""
+            found.append(
+                TopJob(index, job.name, most.cause, job.lost_usd, job.lost_instance_hours, most.next_step, reason)
+            )
     return tuple(found)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from sm_profiler.fleet.model import Fleet, Sums, TopJob
 from sm_profiler.fleet.page_words import Amounts, coverage, hours, money
 from sm_profiler.fleet.rows import LABELS
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import plural, shorten
 
 LINES = 3  # of each list; the page has the others
 TOP = 5
 _NAME = 40  # characters
+_REASON = 100
 _BAR = 24
 
 
@@ -65,7 +66,8 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
     for (cause, step), some in alike.items():
         for one in some:
             lost = amounts.format((one.usd or 0.0) if in_dollars else one.instance_hours)
-            yield f"  {lost:>10}  {_cut(one.name)}: {LABELS.get(cause, cause)}"
+            reason = f": {shorten(one.reason, _REASON)}" if one.reason else ""
+            yield f"  {lost:>10}  {_cut(one.name)}: {LABELS.get(cause, cause)}{reason}"
         yield f"  {'':>10}  {step}"
 
 

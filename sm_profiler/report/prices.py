@@ -87,6 +87,13 @@ class Prices:
         hint = f" (did you mean {', '.join(near)}?)" if near else ""
         return f"no price is known for {kind}{hint}: the report names no money; --prices FILE adds prices"
 
+    def is_per_gpu(self, kind: str) -> bool:
+        """Return whether a type's price is that of its GPUs, so that a machine without any has none."""
+        for name in (kind, ANY):
+            if name in self.by_type or name in self.own:
+                return name in self.by_gpu
+        return False
+
     def price(self, kind: str, gpus: float = 0.0) -> float | None:
         """Return dollars an hour of one instance that has some GPUs; None if they are unknown."""
         for name in (kind, ANY):

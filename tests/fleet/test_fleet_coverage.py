@@ -232,3 +232,14 @@ def test_a_limit_of_the_cost_without_any_price_is_not_kept(tmp_path, monkeypatch
     kind = json.loads((tmp_path / "jobs/a/job.json").read_text())["ResourceConfig"]["InstanceType"]
     (tmp_path / "prices.json").write_text(json.dumps({kind: None}))
     assert main(["fleet", "jobs", "--prices", "prices.json", "--fail-on", "cost>1000"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["dgx", None])
+def test_a_price_of_gpus_for_a_job_without_any_is_named(tmp_path, kind):
+    folder = tmp_path / "jobs/a"
+    folder.mkdir(parents=True)
+    report = report_json("a", finding("INPUT_BOUND", 600), instance_type=kind, gpus=[])
+    (folder / "report.json").write_text(json.dumps(report))
+    fleet = build_fleet([str(tmp_path / "jobs")], prices={"*": {"gpu_hour": 2.0}})
+    assert fleet.notes == ("Without a bill, because their price is that of a GPU, and no GPU was recorded: 1 job.",)
+    assert build_fleet([str(tmp_path / "jobs")], prices={"*": 2.0}).notes == ()

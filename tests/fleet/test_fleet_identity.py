@@ -15,6 +15,8 @@ from fleet_helpers import START_S, description, finding, priced, report_json
 
 from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
+from sm_profiler.fleet.page import render_html
+from sm_profiler.fleet.terminal import summary
 from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_fold import validated
@@ -174,3 +176,26 @@ def test_rows_of_other_people_are_bounded():
     assert len(owners["algo-1"]) <= MAX_LABELS + 12
     assert owners["algo-1"]["machine"] == "x" * 200
     assert "PATH" not in owners["algo-1"]
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ({"state": "crashed", "exit_code": 7, "error": ""}, "exit code 7"),
+        ({"state": "crashed", "exit_code": 1, "error": "ValueError: x", "where": "train.py:12"}, "ValueError: x (train.py:12)"),
+        ({"state": "crashed", "exit_code": 3, "error": "OSError: y"}, "OSError: y (exit code 3)"),
+        ({"state": "killed", "exit_code": None, "error": ""}, "was killed"),
+        ({"state": "out_of_memory", "exit_code": 137, "error": ""}, "ran out of memory"),
+        ({"state": "crashed", "exit_code": None, "error": ""}, ""),
+    ],
+)  # fmt: skip
+def test_each_job_that_failed_has_its_reason(end, reason):
+    failed = [report_json(f"job-{number}", duration=3600.0 + number) for number in range(3)]
+    for report in failed:
+        report["end"] = end
+    fleet = assemble([priced(report) for report in failed])
+    assert [one.reason for one in fleet.top] == [reason] * 3
+    shown = summary(fleet)
+    assert shown.count(f": Failed: {reason}\n" if reason else ": Failed\n") == 3
+    page = render_html(fleet)
+    assert page.count(f"<p>Failed: {reason}</p>") == (3 if reason else 0)
