@@ -101,13 +101,15 @@ class MergedTimeline:
             Path or s3:// URI of the trace, a JSON array of trace events.
 
         Raises:
-            ConfigError: the unit is not valid.
+            ConfigError: the unit is not valid, or the part ends before it starts.
             SourceError: a step was not recorded, or the trace cannot be written.
         """
         try:
             unit = MergeUnit(unit)
         except ValueError as error:
             raise ConfigError(f"{unit!r} is not a unit of a timeline; use one of: time, step") from error
+        if start > end:
+            raise ConfigError(f"the part of the timeline starts at {start:.16g}, after its end at {end:.16g}")
         begin_us, end_us = float(start), float(end)
         if unit is MergeUnit.STEP:
             begin_us, end_us = step_interval(self.source.events(), int(start), int(end))

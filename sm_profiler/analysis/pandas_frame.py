@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,13 @@ from sm_profiler.analysis.selection import (
     system_rows,
     tick_times,
 )
-from sm_profiler.analysis.times import microseconds
-from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.analysis.times import all_microseconds, microseconds
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, SystemColumns
+from sm_profiler.printable import logger_for
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
-
-
-from sm_profiler.analysis.times import all_microseconds
-from sm_profiler.formats.columns import Category, Floats, Ints
 
 
 def spent_at(
@@ -103,6 +101,7 @@ def shares(spent: dict[str, float]) -> dict[str, float]:
     return {text: value / greatest for text, value in spent.items()} if greatest else spent
 
 
+_log = logger_for(__name__)
 SCAN_INTERVAL_US = 5_000_000_000
 
 
@@ -253,10 +252,12 @@ class PandasFrame:
         system, events = SystemColumns.empty(), EventColumns.empty()
         if get_system_metrics:
             system = self._system()
+            _name_unknown("device", selected_system_metrics, system.name)
             rows = system_rows(system, start_time_us, end_time_us)
             system = system[rows & named_metrics(system, selected_system_metrics)]
         if get_framework_metrics:
             events = self._events()
+            _name_unknown("event or phase", selected_framework_metrics, events.name, events.phase)
             rows = event_rows(events, start_time_us, end_time_us)
             events = events[rows & named_events(events, selected_framework_metrics)]
         if cache_metrics:
@@ -392,17 +393,30 @@ class PandasFrame:
     def _named_metrics(self, wanted: Sequence[str]) -> SystemColumns:
         system = self._system()
         chosen: SystemColumns = _chosen(system, named_metrics(system, wanted))
+        _name_unknown("device", wanted, system.name)
         return chosen
 
     def _named_events(self, wanted: Sequence[str]) -> EventColumns:
         events = self._events()
         chosen: EventColumns = _chosen(events, named_events(events, wanted))
+        _name_unknown("event or phase", wanted, events.name, events.phase)
         return chosen
 
     def _events(self) -> EventColumns:
         self._source.refresh()
         events: EventColumns = self.framework_metrics_reader.columns()
         return events
+
+
+def _name_unknown(kind: str, wanted: Sequence[str], *texts: Category) -> None:
+    """Log which of the wanted names no row has, with those that resemble them: an empty frame does not show a typing error."""
+    if not wanted:
+        return
+    present = {name for text in texts for name in text.present()}
+    for name in sorted({*map(str, wanted)} - present):
+        near = difflib.get_close_matches(name, sorted(present), n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        _log.warning("the profile has no %s named %r%s", kind, name, hint)
 
 
 def _chosen(columns: Any, rows: Any) -> Any:

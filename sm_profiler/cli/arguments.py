@@ -89,8 +89,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
         found = json.loads(data.decode("utf-8-sig")) if len(data) <= MAX_BYTES else None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB")
     if not isinstance(found, dict):

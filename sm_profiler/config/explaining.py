@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,9 @@ _RULE_PARAMETERS = {
 _CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
 _RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
 S3 = "s3://"
+_BUCKET = re.compile(
+    r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"
+)  # buckets of before 2018, too
 _MAX_UNKNOWN = 50  # lines on unknown keys of one object; a suggestion takes a fraction of a millisecond each
 _ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
 
@@ -113,7 +117,7 @@ def explain(
     job = job or {}
     evaluating = () if profile.disabled else rules
     does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
-    wrong = [*profile.problems, *_unknown_keys(config, profile), *_rejected(profile, rules)]
+    wrong = [*profile.problems, *_unknown_keys(config, profile), *_wrong_types(config), *_rejected(profile, rules)]
     return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
 
@@ -132,7 +136,7 @@ def _framework(profile: Profile) -> Iterator[str]:
     if profile.off:
         yield f"No framework metrics: {profile.off}."
         return
-    yield f"Steps and phases are recorded throughout, under {profile.local_path}."
+    yield f"Every step is recorded, its phases as often as the overhead budget allows, under {profile.local_path}."
     recorded = {name: one for name, one in profile.collectors.items() if name not in _UNRECORDED}
     for name, collector in recorded.items():
         yield f"{_when(collector)}: {_what(name, collector)}."
@@ -226,10 +230,20 @@ _LOADER_NAMES = (
 )
 
 
+def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Name what the hook reads and the API rejects: texts in place of a number or a boolean."""
+    given = decode_config(config)
+    for key, expected in (("DisableProfiler", "true or false"), ("ProfilingIntervalInMilliseconds", "a number")):
+        if isinstance(given.get(key), str):
+            yield f"{key}: the API expects {expected}, not the text {shown(given[key])}"
+
+
 def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from rule_problems(profile.disabled, rules)
     if profile.s3_output_path and not profile.s3_output_path.startswith(S3):
         yield f"S3OutputPath: expected an address such as {S3}bucket/prefix, found {shown(profile.s3_output_path)}"
+    elif profile.s3_output_path and not _BUCKET.match(profile.s3_output_path):
+        yield f"S3OutputPath: no bucket can have the name in {shown(profile.s3_output_path)}"
     if len(rules) > MAX_RULES:
         yield f"{len(rules)} rules: the API accepts {MAX_RULES}"
     if len(profile.parameters) > MAX_PARAMETERS:

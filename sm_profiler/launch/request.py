@@ -5,6 +5,7 @@ As an SDK v2 Estimator does, images of rules are resolved, and local sources of 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import uuid
@@ -184,6 +185,7 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
     parameters = request.get("RuleParameters")
     source = (parameters or {}).get("source_s3_uri")
     if isinstance(source, str) and not source.startswith("s3://"):
+        require_class(local_source(source, request["RuleConfigurationName"]), request)
         uploaded = _upload(source, request["RuleConfigurationName"], session, s3_output_path)
         request["RuleParameters"] = {**(parameters or {}), "source_s3_uri": uploaded}
     return request
@@ -239,6 +241,26 @@ def local_source(source: str, name: str) -> Path:
     if not exists:
         raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a local file")
     return path
+
+
+def require_class(path: Path, request: Mapping[str, Any]) -> None:
+    """Check that a rule's source defines or imports the class that `rule_to_invoke` names; its code is not run.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    wanted = (request.get("RuleParameters") or {}).get("rule_to_invoke")
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):  # another Python may read it
+        return
+    lines = [line for top in body for line in ast.walk(top)]
+    classes = [one.name for one in lines if isinstance(one, ast.ClassDef)]
+    names = {one.id for one in lines if isinstance(one, ast.Name)}
+    names |= {one.asname or one.name for one in lines if isinstance(one, ast.alias)}
+    if isinstance(wanted, str) and not names.union(classes) & {wanted, "*"}:
+        found = f": it has {', '.join(classes)}" if classes else ""
+        raise ConfigError(f"rule {request['RuleConfigurationName']}: {path.name} has no class {wanted}{found}")
 
 
 def source_uri(prefix: str, name: str, path: Path) -> str:

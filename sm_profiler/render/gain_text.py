@@ -8,6 +8,7 @@ from sm_profiler.formatting import duration, percent
 
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
+WIDE = 10.0  # times its low end, from which on the high end of a range is left out
 _MOST = 0.999 / (1 - policy.GAIN_MOST)
 
 
@@ -39,7 +40,7 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
 
 def factors(speedup: Interval) -> str:
     """Format a range of speedups: `1.6 to 1.8`, `more than 4.9`."""
-    if speedup.high >= _MOST:  # a cap, and no estimate
+    if speedup.high >= _MOST or speedup.high > WIDE * speedup.low:  # a cap, or a range of all sizes: no estimate
         return f"more than {speedup.low:.1f}"
     digits = 0 if speedup.low >= 10 else 1 if speedup.high - speedup.low >= 0.15 else 2  # digits shown
     return _range(f"{speedup.low:.{digits}f}", f"{speedup.high:.{digits}f}")

@@ -413,3 +413,18 @@ def test_training_phases_without_system_metrics():
 def test_unpaired_surrogates_are_escaped():
     frame = framework_frame(events(("call \udc80", 100, 10)))
     assert frame["framework_metric"].tolist() == [r"call \udc80"]
+
+
+def test_names_that_no_row_has_are_logged_with_similar_ones(job, caplog):
+    """A typing error gave an empty frame, and nothing else."""
+    pf = PandasFrame(job)
+    assert pf.get_all_system_metrics(["cpu0", "gpu99"])["system_metric"].nunique() == 1
+    assert pf.get_all_framework_metrics(["Step:ModeKeys.TRIAN"]).empty
+    gone, mistyped = caplog.messages
+    assert gone.startswith("the profile has no device named 'gpu99'")
+    assert mistyped.startswith(
+        "the profile has no event or phase named 'Step:ModeKeys.TRIAN'; did you mean Step:ModeKeys.TRAIN"
+    )
+    caplog.clear()
+    pf.get_profiler_data_by_time(0, 1, selected_system_metrics=["cpuo"])
+    assert "did you mean cpu" in caplog.text

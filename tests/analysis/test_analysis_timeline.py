@@ -143,6 +143,9 @@ def test_merges_a_step_range_without_system_metrics(job, tmp_path):
     assert {3, 4, 5} <= steps <= {2, 3, 4, 5, 6}
     with pytest.raises(SourceError, match="not recorded"):
         timeline.merge_timeline(3, 10_000, "step")
+    for unit in ("step", "time"):
+        with pytest.raises(ConfigError, match="starts at 30, after its end at 20"):
+            timeline.merge_timeline(30, 20, unit)
     with pytest.raises(ConfigError, match="time, step"):
         timeline.merge_timeline(3, 6, "epoch")
 

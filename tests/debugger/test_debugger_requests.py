@@ -108,7 +108,7 @@ def test_explains_the_defaults():
     )
     assert str(explanation).splitlines() == [
         "System metrics are sampled every 5 seconds.",
-        "Steps and phases are recorded throughout, under /opt/ml/output/profiler.",
+        "Every step is recorded, its phases as often as the overhead budget allows, under /opt/ml/output/profiler.",
         "Step 5: operators and kernels.",
         "Step 7: data loader events.",
         "Steps 9 to 11: Python code, measured by cProfile by wall time, CPU time and time off the CPU in turn.",
@@ -197,6 +197,23 @@ def test_reports_an_interval_that_the_api_rejects():
 
 
 WINDOW = '{"StartStep": 5, "NumSteps": 2}'
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"DisableProfiler": "false"}, "DisableProfiler: the API expects true or false, not the text 'false'"),
+        ({"ProfilingIntervalInMilliseconds": "500"}, "ProfilingIntervalInMilliseconds: the API expects a number, not"),
+        ({"S3OutputPath": "s3://my bucket!/x"}, "S3OutputPath: no bucket can have the name in 's3://my bucket!/x'"),
+        ({"S3OutputPath": "s3:///x"}, "S3OutputPath: no bucket can have the name"),
+        ({"S3OutputPath": "s3://my-bucket.x/y"}, ""),
+        ({"S3OutputPath": "s3://arn:aws:s3:us-east-1:123456789012:accesspoint/mine/y"}, ""),
+    ],
+)
+def test_what_the_hook_reads_and_the_api_rejects_is_wrong(config, line):
+    wrong = explain({"DisableProfiler": False, **config}).wrong
+    assert len(wrong) == bool(line)
+    assert line in "".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +372,7 @@ def test_validate_reads_standard_input_as_utf_8_in_any_locale():
         [sys.executable, "-m", "sm_profiler", "validate", "-"],
         input=config.encode(), capture_output=True, env=environment, check=True,
     )  # fmt: skip
-    assert b"throughout, under /\\xe9." in shown.stdout
+    assert b"allows, under /\\xe9." in shown.stdout
 
 
 def test_validate_documents_its_exit_codes(capsys):

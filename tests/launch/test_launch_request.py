@@ -162,6 +162,10 @@ class FakeSession:
         return {"Account": "123456789012"}
 
 
+class Mine:
+    """The rule that `custom` names, for tests that upload this file."""
+
+
 def custom(source):
     return ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10, source=source, rule_to_invoke="Mine")
 
@@ -180,6 +184,31 @@ def test_uploads_a_local_rule_source(tmp_path):
             "source_s3_uri": f"s3://{to}/{key}",
             "rule_to_invoke": "Mine",
         }
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("class Yours: ...\nclass Ours: ...", "rule mine: rules.py has no class Mine: it has Yours, Ours"),
+        ("", "rule mine: rules.py has no class Mine"),
+        ("class Mine: ...", ""),
+        ("from other import Yours as Mine", ""),
+        ("from other import *", ""),
+        ("Mine = type('Mine', (), {})", ""),
+        ("if True:\n    class Mine: ...", ""),
+        ("class Mine(: of a later Python", ""),
+    ],
+)
+def test_a_rule_source_without_the_class_is_refused_before_it_is_uploaded(tmp_path, text, refused):
+    """The rule job failed minutes later."""
+    source, session = tmp_path / "rules.py", FakeSession()
+    source.write_text(text)
+    if refused:
+        with pytest.raises(ConfigError, match=refused):
+            to_request(None, [custom(str(source))], session=session)
+        assert not session.uploads
+    else:
+        to_request(None, [custom(str(source))], session=session)
 
 
 @pytest.mark.parametrize(

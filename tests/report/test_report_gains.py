@@ -452,6 +452,7 @@ def test_sentence(given, text):
 
 def test_a_cap_is_no_estimate():
     assert gain_sentence(gain((4.9, 30, 100))) == "Repairing it makes the loop more than 4.9 times as fast."
+    assert "more than 1.8 times" in gain_sentence(gain((1.8, 5, 48.9)))  # a range of all sizes is no estimate
 
 
 # --- the next run
