@@ -36,10 +36,11 @@ class Recording:
         hook: marks steps and phases.
     """
 
-    def __init__(self, folder: Path, hook: Hook, monitor: Registration | None) -> None:
+    def __init__(self, folder: Path, hook: Hook, monitor: Registration | None, *, of_process: bool = False) -> None:
         self.folder = folder
         self.hook = hook
         self._monitor = monitor
+        self._of_process = of_process  # the process is profiled anyway, and goes on to be
 
     def __repr__(self) -> str:
         state = "recording to" if self in _running else "recorded in"
@@ -67,6 +68,8 @@ class Recording:
         from sm_profiler.run_folder import quoted, shown
 
         _running.remove(self)
+        if self._of_process:
+            return
         atexit.unregister(self.stop)
         uninstall()
         if self._monitor is not None:
@@ -85,6 +88,8 @@ def start(
     config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None,
 ) -> Recording:
     """Record this process from now on, with the windows of `sm-profiler run` unless a configuration is given.
+
+    In a process that is profiled from its beginning, a line reports that, and nothing else changes.
 
     Args:
         folder: where to write the profile; by default the configuration's, or else a new one below `./sm-profiler/`.
@@ -108,11 +113,14 @@ def start(
             f"start: a profile is being recorded already, to {printable(_running[0].folder)}; call sm_profiler.stop() first, "
             "or use 'with sm_profiler.start():', which stops at the end of the block, even if it fails"
         )
-    if (found := entry.get_hook(create=False)) is not None:
-        raise ProfilerError(
-            f"start: this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
-            "'sm-profiler run'): leave out start() and stop()"
+    if (found := entry.get_hook(create=False)) is not None:  # a script must not fail because it is profiled
+        print(
+            f"sm-profiler: this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
+            "'sm-profiler run'): start() and stop() change nothing",
+            file=sys.stderr,
         )
+        _running.append(recording := Recording(found.session.root, found, None, of_process=True))
+        return recording
     if not any(one.module in sys.modules or find_spec(one.module) for one in FRAMEWORKS):
         names = ", ".join(one.title for one in FRAMEWORKS)
         raise ProfilerError(f"start: no training framework is installed here ({names})")

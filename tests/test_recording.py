@@ -62,7 +62,7 @@ def test_two_recordings_one_after_the_other(tmp_path, capfd):
     assert entry.get_hook(create=False) is None
 
 
-def test_a_cell_that_is_run_again_gets_one_hint(tmp_path, monkeypatch):
+def test_a_cell_that_is_run_again_gets_one_hint(tmp_path):
     sm_profiler.start("runs/a")
     with pytest.raises(ProfilerError, match=r"call sm_profiler\.stop\(\) first, or use 'with sm_profiler\.start\(\):'"):
         sm_profiler.start("runs/a")
@@ -70,9 +70,20 @@ def test_a_cell_that_is_run_again_gets_one_hint(tmp_path, monkeypatch):
     said = r"^start: runs/a is not empty; a profile takes a new folder: name another one, or none, so that each recording gets"
     with pytest.raises(ProfilerError, match=said):
         sm_profiler.start("runs/a")
-    monkeypatch.setattr(entry, "get_hook", lambda **_: SimpleNamespace(session=SimpleNamespace(root=tmp_path)))
-    with pytest.raises(ProfilerError, match=r"profiled from its beginning.*leave out start\(\) and stop\(\)"):
-        sm_profiler.start()
+
+
+def test_a_script_that_records_itself_works_in_a_process_that_is_profiled(tmp_path, monkeypatch, capfd):
+    """It failed under `sm-profiler run`."""
+    hook = SimpleNamespace(session=SimpleNamespace(root=tmp_path))
+    monkeypatch.setattr(entry, "get_hook", lambda **_: hook)
+    with sm_profiler.start("runs/a") as recording:
+        assert recording.hook is hook
+        with pytest.raises(ProfilerError, match="is being recorded already"):
+            sm_profiler.start()
+    sm_profiler.start()
+    assert sm_profiler.stop() == tmp_path
+    assert not (tmp_path / "runs").exists()
+    assert f"profiled from its beginning, to {tmp_path}" in capfd.readouterr().err
 
 
 def test_the_job_begins_with_the_recording(tmp_path):
