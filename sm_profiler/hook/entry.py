@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from multiprocessing import parent_process
 from typing import Any
 
 from sm_profiler.config import Profile, load_profile
@@ -36,6 +37,7 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
+from sm_profiler.settings import AUTO, OFF_REPORTED
 
 logger = logger_for("sm_profiler")
 _installed: list[Hook] = []  # at most one
@@ -235,6 +237,7 @@ def uninstall() -> None:
 def _start() -> Session | None:
     source = settings.find_config()
     if source is None:
+        _report_missing_configuration()
         return None
     profile = load_profile(source.text)
     for problem in profile.problems:
@@ -250,6 +253,17 @@ def _start() -> Session | None:
         logger.info("sm-profiler: the hook is off until %s asks for framework metrics: %s", source.path, profile.off)
         _wait(source)
     return None
+
+
+def _report_missing_configuration() -> None:
+    """Report that SM_PROFILER_AUTO=1 is not enough: once a job, not by each of its ranks and workers."""
+    is_first = settings.rank_from() in {None, 0} and parent_process() is None and not OFF_REPORTED.text(os.environ)
+    if AUTO.read(os.environ) and is_first:
+        os.environ[OFF_REPORTED.name] = "1"  # for the processes that this one starts
+        logger.warning(
+            "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
+            "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"
+        )
 
 
 def _wait(source: settings.ConfigText) -> None:

@@ -125,6 +125,31 @@ assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
     assert (done.returncode, printed) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("variables", "lines"),
+    [
+        ({"SM_PROFILER_AUTO": "1"}, 1), ({"SM_PROFILER_AUTO": "1", "RANK": "0"}, 1), ({"SM_PROFILER_AUTO": "1", "RANK": "3"}, 0),
+        ({}, 0), ({"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "{}"}, 0),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_configuration_reports_it_once(tmp_path, variables, lines):
+    """Not in its workers, and not in the processes that it starts."""
+    again = "from sm_profiler.hook.auto import arm; arm(); import torch"
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{again}\nimport multiprocessing, subprocess, sys\n"
+        "def work():\n    from sm_profiler.hook import entry\n    entry._refused.clear()\n    entry.install()\n"
+        "if __name__ == '__main__':\n"
+        f"    subprocess.run([sys.executable, '-c', {again!r}], check=True)\n"
+        "    one = multiprocessing.get_context('spawn').Process(target=work)\n    one.start()\n    one.join()\n"
+    )
+    more = {"SM_PROFILER_ROOT": str(tmp_path), **variables}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment(**more)
+    )
+    assert done.stderr.count("no configuration was found") == lines, done.stderr
+
+
 def test_arming_loads_nothing():
     check = """
 import sys
