@@ -103,7 +103,7 @@ def start(
     """
     from sm_profiler.container import rooted
     from sm_profiler.hook import entry
-    from sm_profiler.hook.frameworks import FRAMEWORKS
+    from sm_profiler.hook.frameworks import frameworks
     from sm_profiler.hook.settings import ConfigText
     from sm_profiler.monitor.run_state import write_state
     from sm_profiler.run_folder import start_monitor
@@ -121,8 +121,8 @@ def start(
         )
         _running.append(recording := Recording(found.session.root, found, None, of_process=True))
         return recording
-    if not any(one.module in sys.modules or find_spec(one.module) for one in FRAMEWORKS):
-        names = ", ".join(one.title for one in FRAMEWORKS)
+    if not any(one.module in sys.modules or find_spec(one.module) for one in frameworks()):
+        names = ", ".join(one.title for one in frameworks())
         raise ProfilerError(f"start: no training framework is installed here ({names})")
     text, profile = _configuration(folder, config)
     root = rooted(profile.local_path).absolute()

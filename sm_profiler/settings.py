@@ -3,14 +3,15 @@
 Code that needs a setting imports it from here and calls `read`, or `read_or_default` where a wrong value must not stop
 anything. `sm-profiler settings` lists them with their present values; docs/settings.md is written from them.
 
-A training process imports this module, so it needs nothing but the standard library.
+A training process imports this module, so it needs nothing but the standard library, and its classes are plain ones:
+typing.NamedTuple takes milliseconds to compile its annotations.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,11 +22,11 @@ _OFF = frozenset({"off", "no", "none", "false", "0"})
 _ON = frozenset({"on", "yes", "true", "1"})
 _MAX_DIGITS = 9
 _MAX_SHOWN = 60  # characters of a wrong value
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?", re.IGNORECASE)
+_SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Kind(NamedTuple):
+class Kind:
     """The kind of values that a setting takes.
 
     Attributes:
@@ -34,9 +35,10 @@ class Kind(NamedTuple):
         parse: returns the value of a text; raises ValueError.
     """
 
-    name: str
-    expected: str
-    parse: Callable[[str], Any]
+    __slots__ = ("expected", "name", "parse")
+
+    def __init__(self, name: str, expected: str, parse: Callable[[str], Any]) -> None:
+        self.name, self.expected, self.parse = name, expected, parse
 
 
 def _switch(text: str) -> bool:
@@ -82,7 +84,7 @@ def _size(text: str) -> int:
     text = text.strip()
     if text.lower() in _OFF:
         return 0
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text, re.IGNORECASE)  # compiled when it is needed: each Python process imports this
     if match is None:
         raise ValueError(text)
     return int(float(match[1]) * _UNITS[match[2].lower()])
@@ -115,7 +117,7 @@ JSON = Kind("JSON, path or URI", "JSON, a path or a URI", str)
 OBJECT = Kind("object", "an object", str)
 
 
-class Setting(NamedTuple):
+class Setting:
     """One setting.
 
     Attributes:
@@ -132,17 +134,28 @@ class Setting(NamedTuple):
         is_ours: sm-profiler sets it for its own processes; users have no need to.
     """
 
-    name: str
-    kind: Kind
-    description: str
-    read_in: str
-    default: Any = None
-    shown: str = ""
-    unit: str = ""
-    group: str = ""
-    file_key: str = ""
-    is_secret: bool = False
-    is_ours: bool = False
+    __slots__ = (
+        "default", "description", "file_key", "group", "is_ours", "is_secret", "kind", "name", "read_in", "shown", "unit",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        description: str,
+        read_in: str,
+        default: Any = None,
+        *,
+        shown: str = "",
+        unit: str = "",
+        group: str = "",
+        file_key: str = "",
+        is_secret: bool = False,
+        is_ours: bool = False,
+    ) -> None:
+        self.name, self.kind, self.description, self.read_in, self.default = name, kind, description, read_in, default
+        self.shown, self.unit, self.group, self.file_key = shown, unit, group, file_key
+        self.is_secret, self.is_ours = is_secret, is_ours
 
     def text(self, environment: Mapping[str, str] = os.environ) -> str:
         """Return the variable as it is; "" if it is not set."""
@@ -191,6 +204,7 @@ class Setting(NamedTuple):
 # Environment variables
 RECORDING, READING = "Recording a training", "Reading profiles"
 NAMING, RULE_JOBS, ENDPOINT = "Names in reports and fleets", "Rule jobs", "Local endpoint"
+EXTENSIONS = "Extensions"
 
 AUTO = Setting(
     "SM_PROFILER_AUTO", ONE, "profile each process that imports a supported framework", "monitor.task", False,
@@ -323,6 +337,9 @@ LOCAL_TOOLKIT = Setting(
     "SM_PROFILER_LOCAL_TOOLKIT", PATH, "interpreter of an environment with AWS's training toolkit, which then starts "
     "the jobs", "local.command", group=ENDPOINT,
 )  # fmt: skip
+PLUGINS = Setting(
+    "SM_PROFILER_PLUGINS", SWITCH, "use the extensions that other packages declare", "plugins", True, group=EXTENSIONS
+)
 SETTINGS = Setting(
     "SM_PROFILER_SETTINGS", PATH, "path of the settings file, a JSON object", "settings",
     shown="~/.config/sm-profiler/config.json", group="Settings file",

@@ -36,6 +36,7 @@ EVERYWHERE = (
     "processes",
     "signals",
     "identity",
+    "plugins",
     "settings",
 )  # what every package may import
 

@@ -9,6 +9,7 @@ from sm_profiler.diagnosis import limits, policy
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
 from sm_profiler.diagnosis.damage import disk_failure
+from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.gain_ranking import Ranked, rank_by_gain
 from sm_profiler.diagnosis.judges import JUDGES, JudgeContext
 from sm_profiler.diagnosis.judges.judge_context import NO_LOADER
@@ -62,7 +63,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
 def _recognized(context: JudgeContext, broken: dict[str, str] | None) -> list[Finding]:
     """Return the findings of all judges."""
     found = []
-    for judge in JUDGES:
+    for judge in (*JUDGES, *more_judges()):
         try:
             finding = judge(context)
         except Exception as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.extensions import ForeignFinding
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.idle import idle_pauses
 from sm_profiler.diagnosis.judges.judge_context import input_bursts
@@ -73,7 +74,7 @@ def exceptions(loop: Loop, findings: Sequence[Finding], context: JudgeContext) -
 
 def saving_of(finding: Finding, context: JudgeContext, loop: Loop) -> Saving:
     """Return what the repair of a finding about the loop saves."""
-    model = REPAIRS.get(finding.kind)
+    model = None if isinstance(finding, ForeignFinding) else REPAIRS.get(finding.kind)
     saving = model(finding, context, loop) if model else None
     saving = saving if saving is not None else _lost_share(finding, loop)
     host = finding.kind in policy.BESIDE_THE_GPU

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler import plugins
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
 from sm_profiler.diagnosis.naming import activity_of, is_communication
@@ -29,9 +30,9 @@ from sm_profiler.diagnosis.table_files import (
     read_parquet,
     stored,
 )
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints, Numbering
-from sm_profiler.printable import printable
+from sm_profiler.printable import logger_for, one_line, printable
 
 MAX_ROWS = 20_000_000  # some 2 GB of columns
 MAX_FACTS = 100  # other columns
@@ -81,6 +82,10 @@ def is_table(where: str) -> bool:
     low = where.lower()
     if low.endswith(SUFFIXES):
         return True
+    return _is_mllog(where) or _format_of(where) is not None
+
+
+def _is_mllog(where: str) -> bool:
     path = Path(where)
     if "://" in where or not path.is_file():
         return False
@@ -89,6 +94,17 @@ def is_table(where: str) -> bool:
             return MLLOG.encode() in _head(file.read(_HEAD_BYTES))
     except OSError:
         return False
+
+
+def _format_of(where: str) -> Any:
+    """Return the format of another package that reads a source; None if there is none."""
+    for name, found in plugins.load(plugins.FORMATS).items():
+        try:
+            if found.matches(where):
+                return found
+        except Exception as error:
+            logger_for("sm_profiler").warning("sm-profiler: the extension %s failed: %s", name, one_line(error))
+    return None
 
 
 def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> Table:
@@ -102,6 +118,8 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
         SourceError: the file cannot be read, misses a column, or has no usable row.
     """
     name = os.fspath(where)
+    if not name.lower().endswith(SUFFIXES) and not _is_mllog(name) and (other := _format_of(name)) is not None:
+        return _read_with(other, name)
     data = stored(name)
     if name.lower().endswith(".parquet"):
         return _table(read_parquet(data, name, lambda key: _is_text(key, names or {})), name, names or {})
@@ -109,6 +127,18 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
         return _mllog(lines(data, name), name)
     read = read_json_lines if name.lower().endswith((".jsonl", ".ndjson")) else read_csv
     return _table(read(data, name), name, names or {})
+
+
+def _read_with(other: Any, name: str) -> Table:
+    try:
+        table = other.read(name)
+    except ProfilerError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{printable(name)}: cannot be read: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(table, Table):
+        raise SourceError(f"{printable(name)}: the extension returned {type(table).__name__}, not a Table")
+    return table
 
 
 def _head(data: bytes) -> bytes:

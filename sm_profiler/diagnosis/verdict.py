@@ -8,6 +8,7 @@ import attrs
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.causes import CAUSES, Cause, Fact, Repair
+from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import Ledger
 from sm_profiler.diagnosis.whatif import Interval, Steps, gain
 
@@ -63,8 +64,15 @@ class Verdict:
     even: float = 1.0
 
 
-def diagnose(ledger: Ledger, causes: Sequence[Cause] = CAUSES) -> Verdict:
-    """Return the verdict on a ledger."""
+def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
+    """Return the verdict on a ledger.
+
+    Args:
+        ledger: the ledger.
+        causes: what to look for; default: `CAUSES`, and the causes of other packages.
+    """
+    if causes is None:
+        causes = (*CAUSES, *more_causes())
     if not ledger.ranks or len(ledger.common_steps) < limits.MIN_STEPS:
         count = len(ledger.common_steps) if ledger.ranks else 0
         return Verdict(

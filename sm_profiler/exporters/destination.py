@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 
 import attrs
 
-from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler import plugins
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.exporters.message import place_of
-from sm_profiler.printable import printable
+from sm_profiler.printable import one_line, printable
 from sm_profiler.report import Report
 from sm_profiler.storage import MissingFileError, Storage
 
@@ -30,8 +31,9 @@ KINDS = {
 class Exporter(Protocol):
     """Sends a report to a place."""
 
-    once: bool
-    """The same finding is sent once only."""
+    @property
+    def once(self) -> bool:
+        """The same finding is sent once only."""
 
     def send(self, report: Report) -> str:
         """Send what the place takes of a report; return what was sent, for a line of text.
@@ -49,11 +51,41 @@ def open_destination(text: str) -> Exporter:
         SourceError: a package that it needs is not installed.
     """
     kind, _, place = text.partition(":")
-    if kind not in KINDS:
-        raise ConfigError(f"--to {printable(text)[:100]}: expected {', '.join(KINDS)}, each with :PLACE")
-    module, _, function = KINDS[kind][0].partition(":")
-    exporter: Exporter = getattr(import_module(f"sm_profiler.exporters.{module}"), function)(place)
-    return exporter
+    exporter: Exporter
+    if kind in KINDS:
+        module, _, function = KINDS[kind][0].partition(":")
+        exporter = getattr(import_module(f"sm_profiler.exporters.{module}"), function)(place)
+        return exporter
+    others = plugins.load(plugins.EXPORTERS, KINDS)
+    if kind not in others:
+        raise ConfigError(f"--to {printable(text)[:100]}: expected {', '.join((*KINDS, *others))}, each with :PLACE")
+    try:
+        exporter = others[kind](place)
+    except ProfilerError:
+        raise
+    except Exception as error:  # of another package
+        raise SourceError(f"the extension {kind} failed: {type(error).__name__}: {one_line(error)}") from error
+    return _Guarded(kind, exporter)
+
+
+@attrs.frozen
+class _Guarded:
+    """An exporter of another package: what it raises is one line."""
+
+    kind: str
+    exporter: Exporter
+
+    @property
+    def once(self) -> bool:
+        return bool(getattr(self.exporter, "once", True))
+
+    def send(self, report: Report) -> str:
+        try:
+            return str(self.exporter.send(report))
+        except ProfilerError:
+            raise
+        except Exception as error:
+            raise SourceError(f"the extension {self.kind} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 ATTEMPT_S = 60.0

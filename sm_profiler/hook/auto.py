@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from sm_profiler.hook.frameworks import FRAMEWORKS, Framework
+from sm_profiler.hook.frameworks import Framework, frameworks
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.left_files import complete_at_exit
 from sm_profiler.monitor.run_id import run_id
@@ -18,7 +18,7 @@ from sm_profiler.monitor.run_id import run_id
 def arm() -> None:
     """Install the hook when a supported framework is imported, if one ever is."""
     run_id()
-    for framework in FRAMEWORKS:
+    for framework in frameworks():
         when_loaded(framework.module, partial(_loaded, framework))
     complete_at_exit()
 

@@ -18,7 +18,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.foreign import pass_on
-from sm_profiler.hook.frameworks import FRAMEWORKS, WINDOWS, Framework
+from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.import_watch import when_loaded
@@ -179,7 +179,7 @@ def install(framework: Framework | None = None) -> Hook | None:
             _refused.append(True)
             return None
         _installed.append(Hook(session))
-    for one in FRAMEWORKS if framework is None else (framework,):
+    for one in frameworks() if framework is None else (framework,):
         when_loaded(one.module, partial(_arm, _installed[0].session, one))
     return _installed[0]
 
@@ -204,7 +204,7 @@ def start(profile: Profile, source: settings.ConfigText, *, here: bool = False) 
     while _waiting:
         _waiting.pop().end()
     _installed.append(Hook(session))
-    for one in FRAMEWORKS:
+    for one in frameworks():
         when_loaded(one.module, partial(_arm, session, one))
     return _installed[0]
 
@@ -214,7 +214,8 @@ def _arm(session: Session, framework: Framework) -> None:
     try:
         if not _installed or _installed[0].session is not session or framework.module in session.armed:
             return
-        earlier = [one.module for one in FRAMEWORKS[: FRAMEWORKS.index(framework)]]
+        known = frameworks()
+        earlier = [one.module for one in known[: known.index(framework)]]
         first = not any(module in session.armed for module in earlier)
         session.armed.append(framework.module)
         module, _, name = framework.adapter.partition(":")

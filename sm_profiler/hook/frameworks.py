@@ -1,13 +1,15 @@
-"""The frameworks whose import brings the hook, and the adapter of each.
+"""The frameworks whose import begins the hook, and the adapter of each.
 
 A process may import several; the hook arms them all.  Until one of them is seen to train, the first in this order that
-was imported names the files.  To support another framework, write a `FrameworkAdapter` in a package of its own and add
-a line here.
+was imported names the files.  Adapters of other packages come last (`sm_profiler.plugins`).
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
+
+from sm_profiler import plugins
 
 
 class Framework(NamedTuple):
@@ -31,3 +33,11 @@ FRAMEWORKS = (
     Framework("jax", "JAX", "sm_profiler.hook.jax.adapter:JaxAdapter"),
 )
 WINDOWS = frozenset({"python", "detailed", "dataloader"})  # that exist for some framework
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return all frameworks, those of other packages included; no adapter is imported."""
+    own = {one.module for one in FRAMEWORKS}
+    found = [Framework(entry.name, entry.name, entry.value) for entry in plugins.declared(plugins.ADAPTERS)]
+    return (*FRAMEWORKS, *(one for one in found if one.module not in own))

@@ -89,6 +89,11 @@ class BuiltinRule(Rule):
         return params.build(self.Parameters, self.name(), self.accepted(values), self.compat)
 
     @classmethod
+    def check_parameters(cls, values: Mapping[str, object], compat: Compat = None) -> None:
+        """Raise ConfigError if a parameter is unknown or bad."""
+        params.build(cls.Parameters, cls.name(), cls.accepted(values), compat)
+
+    @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
         """Map the names that users may give to those of `Parameters`."""
         return dict(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import attrs
@@ -22,6 +22,7 @@ from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
 from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
 from sm_profiler.rules.overall_system_usage import OverallSystemUsage
+from sm_profiler.rules.plugin_rule import plugin_rules
 from sm_profiler.rules.results import RuleResult, RuleResults
 from sm_profiler.rules.step_outlier import StepOutlier
 from sm_profiler.rules.stored import Stored, loaded
@@ -43,6 +44,14 @@ RULES: tuple[type[BuiltinRule], ...] = (
     Dataloader,
     OverallFrameworkMetrics,
 )
+
+
+@cache
+def all_rules(compat: Compat = None) -> tuple[type[BuiltinRule], ...]:
+    """Return the rules that a report runs: the built-in ones, then those of other packages, which the service had not."""
+    return (*RULES, *(plugin_rules(frozenset(rule.name().lower() for rule in RULES)) if compat is None else ()))
+
+
 IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
 INTERVAL = "scan_interval_us"
 
@@ -68,7 +77,8 @@ class ReportParameters:
         """
         of_rules: dict[str, dict[str, object]] = {}
         interval_us = MINUTE_US
-        by_name = {rule.name().lower(): rule for rule in RULES}
+        rules = all_rules(compat)
+        by_name = {rule.name().lower(): rule for rule in rules}
         for key, value in (values or {}).items():
             if key in IGNORED:
                 continue
@@ -82,15 +92,15 @@ class ReportParameters:
                 )
             if rule_name.lower() not in by_name:
                 raise ConfigError(
-                    f"{printable(key)[:100]} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}"
+                    f"{printable(key)[:100]} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in rules)}"
                 )
             if parameter == INTERVAL:
                 interval_us = params.interval(value)
                 continue
             of_rules.setdefault(by_name[rule_name.lower()].name(), {})[parameter] = value
         parsed = cls(of_rules, interval_us)
-        for rule in RULES:
-            params.build(rule.Parameters, rule.name(), rule.accepted(parsed.of_rules.get(rule.name(), {})), compat)
+        for rule in rules:
+            rule.check_parameters(parsed.of_rules.get(rule.name(), {}), compat)
         return parsed
 
 
@@ -128,7 +138,7 @@ class ProfilerReport(BuiltinRule):
         """Create every rule."""
         given = self.parameters.of_rules
         self.rules: dict[str, Any] = {
-            rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in RULES
+            rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in all_rules(self.compat)
         }
         self.broken: dict[str, str] = {}
         self.first_met: dict[str, int] = {}

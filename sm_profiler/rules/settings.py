@@ -182,9 +182,9 @@ def _texts(found: object) -> dict[str, str]:
 
 def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the runner's parameters and `<RuleName>_<parameter>` from the environment."""
-    from sm_profiler.rules.profiler_report import INTERVAL, RULES  # loads numpy; this module does not
+    from sm_profiler.rules.profiler_report import INTERVAL, all_rules  # loads numpy; this module does not
 
-    rules = {rule.name().lower() for rule in RULES}
+    rules = {rule.name().lower() for rule in all_rules()}
     return {
         name: value
         for name, value in environ.items()

@@ -11,7 +11,6 @@ import attrs
 import msgspec
 import numpy as np
 
-from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
 from sm_profiler.metrics.scaling import codec
@@ -26,6 +25,7 @@ from sm_profiler.metrics.scaling.part import (
     group_nodes,
     groups_needed,
     plan_parts,
+    version,
 )
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.rules import engine
@@ -148,7 +148,7 @@ class _Cut:
         for one in planned:
             yield msgspec.msgpack.encode(
                 Task(
-                    __version__, uri, job, dict(self.parameters), one.first, one.last, one.start_us, one.from_us,
+                    version(), uri, job, dict(self.parameters), one.first, one.last, one.start_us, one.from_us,
                     one.until_us, self.slice_windows * self.interval_us, self.interval_us, one.more,
                     listed(source, (item.info for item in one.items)), [item.info.key for item in one.own],
                     list(one.hosts), list(one.minutes),

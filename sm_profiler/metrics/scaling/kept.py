@@ -24,11 +24,10 @@ import msgspec
 import numpy as np
 
 import sm_profiler
-from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import READ
 from sm_profiler.metrics.scaling import codec
-from sm_profiler.metrics.scaling.part import decode_slice, encode_slice, rule_state
+from sm_profiler.metrics.scaling.part import decode_slice, encode_slice, rule_state, version
 from sm_profiler.processes import trim_heap
 from sm_profiler.rules.engine import Slice
 from sm_profiler.rules.stored import Stored
@@ -112,7 +111,7 @@ _KEPT, _BODY = msgspec.msgpack.Decoder(_Kept), msgspec.msgpack.Decoder(_Body)
 def code_digest() -> str:
     """Return a digest of the code that a state depends on."""
     root = Path(sm_profiler.__file__).parent
-    digest = hashlib.sha256(f"{__version__} {np.__version__}".encode())
+    digest = hashlib.sha256(f"{version()} {np.__version__}".encode())
     for package in _CODE:
         for file in sorted((root / package).rglob("*.py")):
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())

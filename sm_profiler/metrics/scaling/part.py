@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import numpy as np
 
+from sm_profiler import plugins
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Ints
@@ -236,13 +237,18 @@ def new_folds(parameters: Mapping[str, object]) -> list[Any]:
     return [ProfilerReport(**values), *MetricFolds().all()]
 
 
+def version() -> str:
+    """Return what has to be the same on all workers: the version, and the rules of other packages with theirs."""
+    return __version__ + plugins.versions(plugins.RULES)
+
+
 def fold_part(data: bytes) -> bytes:
     """Fold a part. Task and answer are bytes, so that an executor transports nothing else."""
     try:
         task = _TASK.decode(data)
-        if task.version != __version__:
+        if task.version != version():
             raise SourceError(
-                f"sm-profiler is {task.version} where the report is made and {__version__} on a worker: install the same version"
+                f"sm-profiler is {task.version} where the report is made and {version()} on a worker: install the same version"
             )
         return msgspec.msgpack.encode(_folded(task))
     except _IrregularError as error:
