@@ -135,7 +135,8 @@ def test_a_judge_takes_part_in_the_verdict(tmp_path, profile):
     )
     ran = command(tmp_path, "report", str(profile), "--out", "out")
     assert ran.returncode == 0, ran.stderr
-    assert "Waiting for the feature store" in json.dumps(json.loads((tmp_path / "out/report.json").read_text()))
+    assert ran.stdout.startswith("USER_PHASE  Waiting for the feature store")
+    assert json.loads((tmp_path / "out/report.json").read_text())["verdict"]["share_of_time"] == 0.4
 
 
 CAUSE = """\

@@ -15,13 +15,13 @@ from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
+from sm_profiler.folding import engine
 from sm_profiler.metrics import step_fold, step_sample
 from sm_profiler.metrics.scaling import codec, folding, part
 from sm_profiler.metrics.scaling import part as plan
 from sm_profiler.metrics.scaling.part import plan_parts
 from sm_profiler.report import build_report
 from sm_profiler.report.write import to_json
-from sm_profiler.rules import engine
 from sm_profiler.source import open_source
 from sm_profiler.source.item_table import ItemTable
 from sm_profiler.source.listed import open_listed
@@ -376,7 +376,7 @@ def test_parts_cover_all_files_once(make_job):
 
 
 def test_other_version_is_refused_in_one_line(make_job, monkeypatch):
-    monkeypatch.setattr(folding, "__version__", "0.0.1")
+    monkeypatch.setattr(folding, "version", lambda: "0.0.1")
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the report is made and .* on a worker"):
         text(make_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=ShuffledExecutor())
 
