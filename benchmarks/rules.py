@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.rules import CPUBottleneck, EvaluationWindow, ProfilerReport, StepOutlier
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.event_objects import framework_events, system_events
-from sm_profiler.rules.window import WindowCutter
 
 START_S = 1_700_000_040
 NODES, GPUS, CORES, RANKS = 2, 8, 5, 16

@@ -19,10 +19,10 @@ from sm_profiler.diagnosis.judges.unseen_waits import waits_unseen
 from sm_profiler.diagnosis.loop_ledger import RUNNING, totals_of
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Verdict
 from sm_profiler.diagnosis.where import beside_the_phases, with_locations
+from sm_profiler.folding.engine import error_line
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.unrecorded import how_to_record, why_no_steps
-from sm_profiler.rules.profiler_report import one_line
 
 NO_SINGLE_CAUSE = "No single cause"
 MAX_GPUS = 4  # in a sentence
@@ -56,7 +56,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
     except Exception as error:
         if broken is None:
             raise
-        broken[with_locations.__name__] = one_line(error)
+        broken[with_locations.__name__] = error_line(error)
         return verdict
 
 
@@ -69,7 +69,7 @@ def _recognized(context: JudgeContext, broken: dict[str, str] | None) -> list[Fi
         except Exception as error:
             if broken is None:
                 raise
-            broken[judge.__name__] = one_line(error)
+            broken[judge.__name__] = error_line(error)
             continue
         if finding is not None:
             found.append(finding)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.engine import error_line
 from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
 from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts
@@ -19,7 +20,6 @@ from sm_profiler.metrics.record_fold import RecordFold
 from sm_profiler.metrics.sample_fold import SampleFold
 from sm_profiler.metrics.step_fold import StepFold, StepSummary
 from sm_profiler.metrics.system_fold import SystemFold, SystemSeries, UsageFold
-from sm_profiler.rules.profiler_report import one_line
 from sm_profiler.source.open_files import closes_in
 from sm_profiler.source.opening import job_name
 
@@ -79,7 +79,7 @@ class MetricFolds:
             except Exception as error:
                 if broken is None:
                     raise
-                broken.setdefault(type(fold).__name__, one_line(error))
+                broken.setdefault(type(fold).__name__, error_line(error))
                 return type(fold)().result()
 
         records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
@@ -139,5 +139,5 @@ def _functions(source: Any, broken: dict[str, str] | None) -> tuple[FunctionTime
     except Exception as error:
         if broken is None:
             raise
-        broken.setdefault(read_functions.__name__, one_line(error))
+        broken.setdefault(read_functions.__name__, error_line(error))
         return ()

@@ -17,6 +17,7 @@ from sm_profiler.diagnosis.gain_ranking import priced
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.loop_ledger import totals_of
 from sm_profiler.diagnosis.model import Finding, Report, Verdict
+from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
@@ -26,8 +27,6 @@ from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import new_folds
 from sm_profiler.report.prices import cost_of
 from sm_profiler.rules import Following, RuleResults, run_rules
-from sm_profiler.rules.engine import Slice, run_sliced
-from sm_profiler.rules.profiler_report import one_line
 from sm_profiler.source.opening import job_name
 
 __all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
@@ -160,7 +159,7 @@ def _with_windows(report: Report, source: Any) -> Report:
     try:
         return add_windows(report, source)
     except Exception as error:  # the rest of the report does not depend on it
-        return attrs.evolve(report, broken={**report.broken, "detailed windows": one_line(error)})
+        return attrs.evolve(report, broken={**report.broken, "detailed windows": error_line(error)})
 
 
 def report_of(  # most are optional parts

@@ -13,11 +13,11 @@ from sm_profiler.container import PROCESSING_RESOURCE_CONFIG, read_resources
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import hosts
+from sm_profiler.folding.engine import Slice
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.printable import logger_for
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
 from sm_profiler.report.write import write_report
-from sm_profiler.rules.engine import Slice
 from sm_profiler.rules.runner import Judgement, ReportJob, main
 from sm_profiler.rules.settings import Status
 from sm_profiler.signals import SignalEvent

@@ -1,4 +1,4 @@
-"""Rules that evaluate a job's profile, the engine that feeds them, and the runner of the rule container.
+"""Rules that evaluate a job's profile, and the runner of the rule container.
 
 Example:
     from sm_profiler.rules import run_rules
@@ -42,22 +42,22 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sm_profiler.folding.engine import Fold, Following, run_folds, windows
+    from sm_profiler.folding.window import EvaluationWindow
     from sm_profiler.rules.batch_size import BatchSize
     from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
     from sm_profiler.rules.dataloader import Dataloader
-    from sm_profiler.rules.engine import Fold, Following, run_folds, run_rules, windows
     from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
     from sm_profiler.rules.load_balancing import LoadBalancing
     from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
     from sm_profiler.rules.max_initialization_time import MaxInitializationTime
     from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
     from sm_profiler.rules.overall_system_usage import OverallSystemUsage
-    from sm_profiler.rules.profiler_report import RULES, ProfilerReport
+    from sm_profiler.rules.profiler_report import RULES, ProfilerReport, run_rules
     from sm_profiler.rules.results import RuleResult, RuleResults, write_rule_reports
     from sm_profiler.rules.rule import NoMoreProfilerData, Rule, RuleEvaluationConditionMet, invoke_rule
     from sm_profiler.rules.step_outlier import StepOutlier
     from sm_profiler.rules.trial import ProfilerTrial
-    from sm_profiler.rules.window import EvaluationWindow
 else:  # numpy is loaded by what needs it
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -65,18 +65,18 @@ else:  # numpy is loaded by what needs it
             "batch_size": ["BatchSize"],
             "bottleneck": ["CPUBottleneck", "IOBottleneck"],
             "dataloader": ["Dataloader"],
-            "engine": ["Fold", "Following", "run_folds", "run_rules", "windows"],
+            "sm_profiler.folding.engine": ["Fold", "Following", "run_folds", "windows"],
             "gpu_memory_increase": ["GPUMemoryIncrease"],
             "load_balancing": ["LoadBalancing"],
             "low_gpu_utilization": ["LowGPUUtilization"],
             "max_initialization_time": ["MaxInitializationTime"],
             "overall_framework_metrics": ["OverallFrameworkMetrics"],
             "overall_system_usage": ["OverallSystemUsage"],
-            "profiler_report": ["ProfilerReport", "RULES"],
+            "profiler_report": ["ProfilerReport", "RULES", "run_rules"],
             "results": ["RuleResult", "RuleResults", "write_rule_reports"],
             "rule": ["NoMoreProfilerData", "Rule", "RuleEvaluationConditionMet", "invoke_rule"],
             "step_outlier": ["StepOutlier"],
             "trial": ["ProfilerTrial"],
-            "window": ["EvaluationWindow"],
+            "sm_profiler.folding.window": ["EvaluationWindow"],
         },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpu_rule import DeviceDetails, ServiceDeviceDetails
@@ -22,7 +23,6 @@ from sm_profiler.rules.parameters import count, length, percentile
 from sm_profiler.rules.quantile_sketch import Box
 from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition, RollingSeries, merge_series
-from sm_profiler.rules.window import EvaluationWindow
 
 CPU, MEMORY = "cpu", "_memory"
 

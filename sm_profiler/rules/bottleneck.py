@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, is_numbered, node_groups
 from sm_profiler.rules.parameters import count, percentile
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
-from sm_profiler.rules.window import EvaluationWindow
 
 SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long
 MAX_LISTED = 20_000  # bottlenecks listed in the details; all are counted

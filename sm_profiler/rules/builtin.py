@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 import attrs
 
 from sm_profiler.errors import ConfigError
+from sm_profiler.folding.window import EvaluationWindow, in_timeline_order
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.event_objects import event_columns, system_columns
 from sm_profiler.rules.results import Details, RuleResult
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
-from sm_profiler.rules.window import EvaluationWindow, in_timeline_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,8 +18,8 @@ from typing import Any
 
 import sm_profiler
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.folding.engine import Following, windows
 from sm_profiler.printable import logger_for
-from sm_profiler.rules.engine import Following, windows
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
@@ -15,7 +16,6 @@ from sm_profiler.rules.grouping import CPU_UTILIZATION, names_by_node, natural_k
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, NoDetails, RuleResult
-from sm_profiler.rules.window import EvaluationWindow
 
 PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100

@@ -6,13 +6,13 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
 from sm_profiler.rules.grouping import GPU_MEMORY, values_per_gpu
 from sm_profiler.rules.parameters import count, length, positive
 from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
-from sm_profiler.rules.window import EvaluationWindow
 
 
 @attrs.frozen

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import attrs
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import gpu_data_missing, natural_key, values_per_gpu
 from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.rolling_series import GrowingArray, RollingCondition, RollingSeries, merge_series
-from sm_profiler.rules.window import EvaluationWindow
 
 VALUES = "values"
 

@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, Ints, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import GPU_UTILIZATION, gpu_data_missing, natural_key, values_per_gpu
 from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.window import EvaluationWindow
 
 EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out values above 98 %
 MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for results only, not in every window

@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
 from sm_profiler.rules.grouping import GPU_UTILIZATION, values_per_gpu
 from sm_profiler.rules.parameters import count, length, percentile
 from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
-from sm_profiler.rules.window import EvaluationWindow
 
 
 @attrs.frozen

@@ -7,13 +7,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.time_breakdown import int_if_whole
-from sm_profiler.rules.window import EvaluationWindow
 
 US_PER_MINUTE = 60e6
 

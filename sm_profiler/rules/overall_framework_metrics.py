@@ -7,6 +7,7 @@ import math
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.results import KeyOrder, RuleResult
@@ -18,7 +19,6 @@ from sm_profiler.rules.time_breakdown import (
     classes_of,
     in_order,
 )
-from sm_profiler.rules.window import EvaluationWindow
 
 OTHERS = "others"
 

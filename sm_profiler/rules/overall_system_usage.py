@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import (
@@ -21,7 +22,6 @@ from sm_profiler.rules.grouping import (
 )
 from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.window import EvaluationWindow
 
 # Metric in the report → dimension of its rows, and the devices it is the mean of.
 METRICS = {

@@ -10,10 +10,10 @@ import attrs
 
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.printable import logger_for
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.window import EvaluationWindow
 
 _NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
 

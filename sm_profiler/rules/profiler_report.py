@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.errors import ConfigError
+from sm_profiler.folding.engine import Fold, Following, SourceLike, Stored, error_line, loaded, merge_part, run_folds
+from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
 from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
@@ -25,10 +26,6 @@ from sm_profiler.rules.overall_system_usage import OverallSystemUsage
 from sm_profiler.rules.plugin_rule import plugin_rules
 from sm_profiler.rules.results import RuleResult, RuleResults
 from sm_profiler.rules.step_outlier import StepOutlier
-from sm_profiler.rules.stored import Stored, loaded
-from sm_profiler.rules.window import MINUTE_US, EvaluationWindow
-
-Key = TypeVar("Key", str, int)
 
 # In the order in which ProfilerReport runs them.
 RULES: tuple[type[BuiltinRule], ...] = (
@@ -155,7 +152,7 @@ class ProfilerReport(BuiltinRule):
                         self.first_met.setdefault(name, self.windows)
                         met = True
                 except Exception as error:  # one rule's error must not stop the others
-                    self.broken[name] = one_line(error)
+                    self.broken[name] = error_line(error)
         del kept
         self.windows += 1
         return met
@@ -189,7 +186,7 @@ class ProfilerReport(BuiltinRule):
                     if name not in self.broken:  # it may have been merged while it was loaded
                         found[name] = rule.result()
                 except Exception as error:  # one rule's error must not stop the others
-                    self.broken[name] = one_line(error)
+                    self.broken[name] = error_line(error)
         return RuleResults(found, dict(self.broken))
 
     def result(self) -> RuleResult:
@@ -200,31 +197,39 @@ class ProfilerReport(BuiltinRule):
         return self._result(fired, fired, len(triggered), ReportDetails(triggered, results.broken))
 
 
-def merge_part(key: Key, mine: Any, theirs: Any, broken: dict[Key, str], theirs_broken: Mapping[Key, str]) -> Any:
-    """Return a fold or rule with that of another part of the job.
+def run_rules(  # all but the source are options
+    source: SourceLike,
+    *,
+    parameters: Mapping[str, object] | None = None,
+    compat: Compat = None,
+    extra_folds: Iterable[Fold] = (),
+    follow: bool | Following = False,
+    on_window: Callable[[EvaluationWindow, RuleResults], object] | None = None,
+) -> RuleResults:
+    """Evaluate all rules in one pass.
 
     Args:
-        key: its name or number.
-        mine: it; both may be stored.
-        theirs: that of the other part.
-        broken: errors by key, to which that of merging is added.
-        theirs_broken: the other part's, to which loading it may add.
+        source: the job's data.
+        parameters: `{"<RuleName>_<parameter>": value}`; values may be strings.
+        compat: "service" for the managed service's numbers, its faults included.
+        extra_folds: more folds to feed in the same pass; one that raises gets no further windows, and is listed in
+            `broken` under its class name.
+        follow: wait for more data until the job is over.
+        on_window: called after each window with the results so far.
+
+    Raises:
+        ConfigError: an unknown parameter or a bad value.
     """
-    part, other = loaded(mine), loaded(theirs)
-    if key in broken or key in theirs_broken:
-        broken.setdefault(key, theirs_broken.get(key, ""))
-        return part
-    try:
-        part.merge(other)
-    except Exception as error:  # the error of one must not stop the others
-        broken[key] = one_line(error)
-    return part
-
-
-def one_line(error: BaseException) -> str:
-    """Describe an error in one line: our own as they are, others with their type and place."""
-    if isinstance(error, ProfilerError):
-        return str(error)
-    frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
-    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return " ".join(f"{type(error).__name__}: {error}{place}".split())[:500]
+    report = ProfilerReport(compat=compat, **dict(parameters or {}))
+    extras = list(extra_folds)
+    broken = run_folds(
+        source,
+        [report, *extras],
+        follow=follow,
+        on_window=None if on_window is None else lambda window: on_window(window, report.results()),
+        interval_us=report.parameters.scan_interval_us,
+    )
+    results = report.results()
+    for index, line in broken.items():
+        results.broken[type(extras[index - 1]).__name__] = line
+    return results

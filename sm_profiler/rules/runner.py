@@ -21,12 +21,13 @@ import attrs
 
 from sm_profiler.container import RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
+from sm_profiler.folding.engine import Fold, Following, Slice, error_line, others_may_follow, run_folds, run_sliced
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
-from sm_profiler.rules.engine import Fold, Following, Slice, others_may_follow, run_folds, run_sliced
 from sm_profiler.rules.plain_report import write_plain_report
-from sm_profiler.rules.profiler_report import ProfilerReport, one_line
+from sm_profiler.rules.profiler_report import ProfilerReport
 from sm_profiler.rules.results import RuleResults, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.settings import (
@@ -37,7 +38,6 @@ from sm_profiler.rules.settings import (
     read_settings,
     write_status,
 )
-from sm_profiler.rules.window import EvaluationWindow
 from sm_profiler.settings import POLL_S
 from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource, open_source
@@ -128,7 +128,7 @@ class Runner:
             status, details = Status.ERROR, str(error)
         except Exception as error:
             log.exception("the evaluation failed")
-            status, details = Status.ERROR, f"InternalServerError: {one_line(error)}"
+            status, details = Status.ERROR, f"InternalServerError: {error_line(error)}"
         details = printable(" ".join(filter(None, [details, *self._notes])))
         if status is Status.ERROR:
             write_plain_report(self.settings.output, self.settings.rule, details)
@@ -279,7 +279,7 @@ class Runner:
             self._judgement = self._write_report(job)
         except Exception as error:
             log.exception("the report could not be rendered")
-            reason = f"the report could not be rendered: {one_line(error)}"
+            reason = f"the report could not be rendered: {error_line(error)}"
             write_plain_report(settings.output, settings.rule, reason, results)
 
     def _conclude(self, report: ProfilerReport, deciding: str, outcome: CustomOutcome | None) -> tuple[Status, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
@@ -17,7 +18,6 @@ from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.rolling_series import GrowingArray
 from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
-from sm_profiler.rules.window import EvaluationWindow
 
 MIN_STEPS = 100  # a phase needs more of them
 BINS = 100

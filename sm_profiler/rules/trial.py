@@ -12,12 +12,12 @@ import numpy as np
 
 from sm_profiler.container import STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
+from sm_profiler.folding.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules.custom_process import IGNORED_FOLDER
 from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
 from sm_profiler.rules.rule import NoMoreProfilerData
 from sm_profiler.rules.settings import stop_signalled
-from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.settings import POLL_S
 from sm_profiler.source import Batch, ProfileSource, open_source
 

@@ -16,12 +16,12 @@ import attrs
 import msgspec
 
 from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.folding.engine import LATE_S
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.processes import Helper, receive_message, send_message, wait_for_starter
-from sm_profiler.rules.engine import LATE_S
 from sm_profiler.serve.reading import FIRST_S, JobReader, ResumeCheck, goes_on, local_folder
 from sm_profiler.serve.snapshot import Content, packed_or_none
 from sm_profiler.source.open_files import profile_folder

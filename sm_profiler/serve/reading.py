@@ -14,6 +14,8 @@ import attrs
 
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
+from sm_profiler.folding.engine import TRIM_WINDOWS, Slice, others_may_follow
+from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.layout import SYSTEM_FOLDER, TRACE_FOLDER
 from sm_profiler.jobs.finding import has_end_marker
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
@@ -23,8 +25,6 @@ from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import assemble
 from sm_profiler.rules import ProfilerReport
-from sm_profiler.rules.engine import TRIM_WINDOWS, Slice, others_may_follow
-from sm_profiler.rules.window import WindowCutter
 from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder

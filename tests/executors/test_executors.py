@@ -76,9 +76,9 @@ def dask_pool():
 @pytest.mark.long
 def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_path, monkeypatch):
 
+    from sm_profiler.folding import engine
     from sm_profiler.report import build_report
     from sm_profiler.report.write import to_json
-    from sm_profiler.rules import engine
     from sm_profiler.source import open_source
 
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")

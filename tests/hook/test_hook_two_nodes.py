@@ -11,11 +11,11 @@ import pytest
 from test_hook_promises import SCRIPT
 from test_hook_training import environment
 
+from sm_profiler.folding import engine
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.agent import Agent
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
-from sm_profiler.rules import engine
 from sm_profiler.source import open_source
 from sm_profiler.storage import MissingFileError
 

@@ -7,11 +7,11 @@ import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.report.build import MetricFolds
 from sm_profiler.rules import RULES
-from sm_profiler.rules.window import MINUTE_US, EvaluationWindow
 
 START_US = 1_700_000_040_000_000
 METRICS = (

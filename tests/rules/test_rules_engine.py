@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from rules_jobs import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
 
+from sm_profiler.folding import window as window_module
+from sm_profiler.folding.engine import Slice, SliceTree, Stored
+from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import (
     RULES,
@@ -23,11 +26,7 @@ from sm_profiler.rules import (
     windows,
     write_rule_reports,
 )
-from sm_profiler.rules import window as window_module
-from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.rules.quantile_sketch import LEAST_PENDING, QuantileSketch
-from sm_profiler.rules.stored import Stored
-from sm_profiler.rules.window import WindowCutter
 from sm_profiler.storage import open_storage
 
 

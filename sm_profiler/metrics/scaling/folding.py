@@ -11,8 +11,11 @@ import attrs
 import msgspec
 import numpy as np
 
+from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
+from sm_profiler.folding import engine
+from sm_profiler.folding.engine import Slice, SliceTree
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import (
@@ -28,8 +31,6 @@ from sm_profiler.metrics.scaling.part import (
     version,
 )
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.rules import engine
-from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.source.item_table import Item, OrderedItems
 from sm_profiler.source.listed import listed, place_of
 from sm_profiler.source.parse import Parsed, parse_all

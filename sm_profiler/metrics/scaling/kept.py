@@ -25,12 +25,11 @@ import numpy as np
 
 import sm_profiler
 from sm_profiler.errors import SourceError
+from sm_profiler.folding.engine import Slice, Stored
 from sm_profiler.formats.outcome import READ
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.scaling.part import decode_slice, encode_slice, rule_state, version
 from sm_profiler.processes import trim_heap
-from sm_profiler.rules.engine import Slice
-from sm_profiler.rules.stored import Stored
 from sm_profiler.source.cache import OwnFolder
 from sm_profiler.source.profile import FileQuality, ProfileSource
 
@@ -77,7 +76,7 @@ def put_away(state: Slice) -> Callable[[], Slice]:
 
 QUIET_S = 3600.0  # after its last file, a job without an end marker counts as over
 _STATES = OwnFolder("sm-profiler-states", ".state", file_bytes=256 << 20, files=1000, total_bytes=1 << 30)
-_CODE = ("formats", "rules", "metrics", "source")  # packages that a state depends on
+_CODE = ("formats", "folding", "rules", "metrics", "source")  # packages that a state depends on
 
 
 class _Kept(msgspec.Struct):

@@ -16,12 +16,8 @@ import numpy as np
 from sm_profiler import plugins
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.columns import Ints
-from sm_profiler.metrics.metric_folds import MetricFolds
-from sm_profiler.metrics.scaling import codec
-from sm_profiler.rules import ProfilerReport
-from sm_profiler.rules.engine import Slice, SliceTree
-from sm_profiler.rules.window import (
+from sm_profiler.folding.engine import Slice, SliceTree
+from sm_profiler.folding.window import (
     LOOK_AHEAD_US,
     MAX_EMPTY_TOTAL,
     MAX_EMPTY_WINDOWS,
@@ -31,6 +27,10 @@ from sm_profiler.rules.window import (
     EvaluationWindow,
     WindowCutter,
 )
+from sm_profiler.formats.columns import Ints
+from sm_profiler.metrics.metric_folds import MetricFolds
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
 from sm_profiler.source.listed import Listed, open_listed
 from sm_profiler.source.profile import Batch, ProfileSource

@@ -1,22 +1,25 @@
-"""The engine: one pass over a source feeds every rule and any other fold."""
+"""The engine: one pass over a source feeds every fold.
+
+A fold is anything that reduces the windows of a job: a rule, or a part of the report's metrics. Folds of stretches of a
+job (slices) merge in a tree, so that parts of a job can be folded by other processes with the same result.
+"""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
 
+from sm_profiler.errors import ProfilerError
+from sm_profiler.folding.window import MINUTE_US, BatchLike, EvaluationWindow, WindowCutter
 from sm_profiler.processes import trim_heap
-from sm_profiler.rules.builtin import Compat
-from sm_profiler.rules.profiler_report import ProfilerReport, merge_part, one_line
-from sm_profiler.rules.results import RuleResults
-from sm_profiler.rules.stored import Stored, loaded
-from sm_profiler.rules.window import MINUTE_US, BatchLike, EvaluationWindow, WindowCutter
 
+Key = TypeVar("Key", str, int)
 LATE_S = 90.0  # a node that still runs uploads a system file every minute
 POLL_S = 10.0
 
@@ -155,6 +158,48 @@ def run_folds(
     return state.broken
 
 
+@attrs.frozen
+class Stored:
+    """A fold or rule outside of memory; `load` returns it."""
+
+    load: Callable[[], Any]
+
+
+def loaded(part: Any) -> Any:
+    """Return a part of a state, which may be stored."""
+    return part.load() if isinstance(part, Stored) else part
+
+
+def merge_part(key: Key, mine: Any, theirs: Any, broken: dict[Key, str], theirs_broken: Mapping[Key, str]) -> Any:
+    """Return a fold with that of another part of the job.
+
+    Args:
+        key: its name or number.
+        mine: it; both may be stored.
+        theirs: that of the other part.
+        broken: errors by key, to which that of merging is added.
+        theirs_broken: the other part's, to which loading it may add.
+    """
+    part, other = loaded(mine), loaded(theirs)
+    if key in broken or key in theirs_broken:
+        broken.setdefault(key, theirs_broken.get(key, ""))
+        return part
+    try:
+        part.merge(other)
+    except Exception as error:  # the error of one must not stop the others
+        broken[key] = error_line(error)
+    return part
+
+
+def error_line(error: BaseException) -> str:
+    """Describe an error in one line: our own as they are, others with their type and place."""
+    if isinstance(error, ProfilerError):
+        return str(error)
+    frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())[:500]
+
+
 @attrs.define(eq=False)
 class Slice:
     """Folds of a stretch of a job.
@@ -174,7 +219,7 @@ class Slice:
                 try:
                     fold.update(window)
                 except Exception as error:  # one fold's error must not stop the others
-                    self.broken[index] = one_line(error)
+                    self.broken[index] = error_line(error)
 
     def load(self, index: int) -> Any:
         """Return a fold, which is in memory from then on."""
@@ -307,41 +352,3 @@ def run_sliced(
     trim_heap()
     whole = tree.whole()
     return whole if whole is not None else Slice(folds())
-
-
-def run_rules(  # all but the source are options
-    source: SourceLike,
-    *,
-    parameters: Mapping[str, object] | None = None,
-    compat: Compat = None,
-    extra_folds: Iterable[Fold] = (),
-    follow: bool | Following = False,
-    on_window: Callable[[EvaluationWindow, RuleResults], object] | None = None,
-) -> RuleResults:
-    """Evaluate all rules in one pass.
-
-    Args:
-        source: the job's data.
-        parameters: `{"<RuleName>_<parameter>": value}`; values may be strings.
-        compat: "service" for the managed service's numbers, its faults included.
-        extra_folds: more folds to feed in the same pass; one that raises gets no further windows, and is listed in
-            `broken` under its class name.
-        follow: wait for more data until the job is over.
-        on_window: called after each window with the results so far.
-
-    Raises:
-        ConfigError: an unknown parameter or a bad value.
-    """
-    report = ProfilerReport(compat=compat, **dict(parameters or {}))
-    extras = list(extra_folds)
-    broken = run_folds(
-        source,
-        [report, *extras],
-        follow=follow,
-        on_window=None if on_window is None else lambda window: on_window(window, report.results()),
-        interval_us=report.parameters.scan_interval_us,
-    )
-    results = report.results()
-    for index, line in broken.items():
-        results.broken[type(extras[index - 1]).__name__] = line
-    return results
