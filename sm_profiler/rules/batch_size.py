@@ -8,7 +8,7 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpu_rule import DeviceDetails, ServiceDeviceDetails
+from sm_profiler.rules.gpu_rule import DeviceDetails
 from sm_profiler.rules.grouping import (
     CPU_UTILIZATION,
     GPU_MEMORY,
@@ -20,9 +20,8 @@ from sm_profiler.rules.grouping import (
     values_per_gpu,
 )
 from sm_profiler.rules.parameters import count, length, percentile
-from sm_profiler.rules.quantile_sketch import Box
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition, RollingSeries, merge_series
+from sm_profiler.rules.rolling_series import EVERYTHING, Chunk, RollingCondition, RollingSeries, merge_series
 
 CPU, MEMORY = "cpu", "_memory"
 
@@ -44,7 +43,7 @@ class _Underutilized(RollingCondition):
     def __init__(self, parameters: BatchSizeParameters) -> None:
         self.parameters = parameters
         self.needed = max(parameters.patience, parameters.window) + 1
-        self.look_back = parameters.window
+        self.look_back = parameters.window or EVERYTHING
 
     def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, list[str]]:
         gpus = underutilized_gpus({name: before[name] + len(new[name]) for name in new}, tails, self.parameters)
@@ -107,15 +106,41 @@ class BatchSize(BuiltinRule):
         self._cores: dict[str, set[str]] = {}
         self._series: dict[str, RollingSeries] = {}  # by node
         self._saw_gpu = self._has_hits = False
+        self._first_us: int | None = None
+        self._nodes: dict[str, dict[str, dict[str, float]]] = {}  # as it went: described at the last hit of each GPU
+        self._last = ""  # node that was evaluated last
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Append the window's values of each node; return True if the condition has been met."""
-        self._add_cores(core_names(window.new_system))
-        for node, chunk in node_values(window.new_system, self._cores).items():
+        self._first_us = window.start_us if self._first_us is None else self._first_us
+        system, differs = self.rows(window)[0], self.differs
+        present = core_names(system)
+        self._add_cores(present)
+        cores = dict.fromkeys(present, set().union(*self._cores.values())) if differs.across_nodes else self._cores
+        values = node_values(system, cores)
+        if differs.silent_gpus:
+            values = {node: {**series.nothing(), **values.get(node, {})} for node, series in self._series.items()} | {
+                node: chunk for node, chunk in values.items() if node not in self._series
+            }
+        for node, chunk in values.items():
             self._saw_gpu = self._saw_gpu or set(chunk) != {CPU}
-            series = self._series.setdefault(node, RollingSeries(self._condition))
-            self._has_hits = bool(series.feed(window.start_us, chunk)) or self._has_hits
+            series = self._series.setdefault(node, RollingSeries(self._condition, exact=differs.all_values))
+            hit = bool(series.feed(window.start_us, chunk))
+            self._has_hits = self._has_hits or hit
+            self._last = node if CPU in chunk else self._last
+            if hit and differs.as_it_went and series.last_hit:
+                self._nodes.setdefault(node, {}).update(self._boxes(series, series.last_hit[1]))
         return self._has_hits
+
+    def _boxes(self, series: RollingSeries, gpus: list[str]) -> dict[str, dict[str, float]]:
+        """Return the box plots of a node's CPU, and of the use and memory of some GPUs."""
+        found = {CPU: series.sketch(CPU).box().as_dict()}
+        for gpu in gpus:
+            use = series.sketch(gpu)
+            quartile = use.quantiles([0.25])[0] if self.differs.lent_quartile else None
+            found[gpu] = use.box().as_dict()
+            found[gpu + MEMORY] = series.sketch(gpu + MEMORY).box(quartile).as_dict()
+        return found
 
     def _add_cores(self, cores: dict[str, set[str]]) -> None:
         for node, names in cores.items():
@@ -130,13 +155,13 @@ class BatchSize(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Return the hits of all nodes."""
+        if self.differs.as_it_went:
+            return self._result_as_it_went()
         all_series = sorted(self._series.items(), key=lambda item: natural_key(item[0]))
         nodes: dict[str, dict[str, dict[str, float]]] = {}
         for node, series in all_series:
             if series.last_hit:
-                gpus = sorted(series.last_hit[1], key=natural_key)
-                names = [CPU, *(name for gpu in gpus for name in (gpu, gpu + MEMORY))]
-                nodes[node] = {name: series.sketch(name).box().as_dict() for name in names}
+                nodes[node] = self._boxes(series, sorted(series.last_hit[1], key=natural_key))
         last_hits = [series.last_hit[0] for _, series in all_series if series.last_hit]
         hits = sum(series.hits for _, series in all_series)
         datapoints = max((series.count(CPU) for _, series in all_series), default=0)
@@ -144,52 +169,11 @@ class BatchSize(BuiltinRule):
         missing = gpu_data_missing(datapoints if self._saw_gpu else 0, patience)
         return self._result(hits, hits, datapoints, DeviceDetails(nodes, max(last_hits, default=None)), missing)
 
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceBatchSize(BatchSize, service_of=BatchSize):
-    """BatchSize as the service computed it.
-
-    Cores are counted across nodes, `last_timestamp` is the job's first minute, and the whiskers of a GPU's memory use
-    the lower quartile of its utilization.
-    """
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        self._names: set[str] = set()  # of cores
-        self._values: dict[str, dict[str, GrowingArray]] = {}
-        self._nodes: dict[str, dict[str, dict[str, float]]] = {}
-        self._hits = self._datapoints = 0
-        self._first_us: int | None = None
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each node; return True if the condition has been met."""
-        self._first_us = window.start_us if self._first_us is None else self._first_us
-        cores = core_names(window.system)
-        self._names.update(*cores.values())
-        for node, chunk in node_values(window.system, dict.fromkeys(cores, self._names)).items():
-            for name, values in chunk.items():
-                self._values.setdefault(node, {}).setdefault(name, GrowingArray()).add(values)
-        for node, arrays in self._values.items():
-            if CPU not in arrays:
-                continue
-            self._datapoints = len(arrays[CPU])
-            latest = {name: array.values for name, array in arrays.items()}
-            for gpu in underutilized_gpus({name: len(one) for name, one in latest.items()}, latest, self.parameters):
-                self._hits += 1
-                memory = Box.of_values(latest[gpu + MEMORY], float(np.quantile(latest[gpu], 0.25)))
-                self._nodes.setdefault(node, {}).update(
-                    {
-                        CPU: Box.of_values(latest[CPU]).as_dict(),
-                        gpu: Box.of_values(latest[gpu]).as_dict(),
-                        gpu + MEMORY: memory.as_dict(),
-                    }
-                )
-        return self._hits > 0
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
+    def _result_as_it_went(self) -> RuleResult:
+        """Return the hits, with the data points of the node that was evaluated last."""
+        hits = sum(series.hits for series in self._series.values())
+        times = [series.last_hit[0] for series in self._series.values() if series.last_hit]
+        time_us = self._first_us if self.differs.first_minute else max(times, default=None)
         nodes = {node: dict(devices) for node, devices in self._nodes.items()}
-        details = ServiceDeviceDetails(nodes, self._first_us if nodes else None)
-        return self._result(self._hits, self._hits, self._datapoints, details)
+        datapoints = self._series[self._last].count(CPU) if self._last else 0
+        return self._result(hits, hits, datapoints, DeviceDetails(nodes, time_us if nodes else None, second=True))

@@ -15,8 +15,9 @@ from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, is_numbered, node_groups
 from sm_profiler.rules.parameters import count, percentile
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
+from sm_profiler.rules.time_breakdown import Breakdown, TimeBreakdown
 
+JOINT_SAMPLE_S = 0.02  # of the service: a row later than this after the first row of a data point opens the next one
 SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long
 MAX_LISTED = 20_000  # bottlenecks listed in the details; all are counted
 
@@ -122,9 +123,17 @@ class Bottleneck(BuiltinRule):
         self._windows: dict[int, _WindowCounts] = {}  # by start
         self._totals = _Totals()
         self._saw_gpu = False
+        if self.differs.joint_points:
+            self._last_start_s = 0.0  # of the last data point
+            self._idle_at: dict[float, set[tuple[str, str]]] = {}  # node and GPU, by the time of a data point
+            self._hot_at: dict[float, set[tuple[str, str]]] = {}
+            self._order = KeyOrder()
+            self._order.add(("low_gpu_utilization", "bottlenecks"))
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Count the window's data points and bottlenecks; return True if their ratio exceeds the threshold."""
+        if self.differs.joint_points:
+            return self._evaluate_joint_points(window)
         counts = self._windows.setdefault(window.start_us, _WindowCounts())
         before = counts.datapoints, counts.bottlenecks
         system = window.new_system
@@ -147,6 +156,38 @@ class Bottleneck(BuiltinRule):
         self._datapoints += counts.datapoints - before[0]
         self._bottlenecks += counts.bottlenecks - before[1]
         return self._exceeds(self._bottlenecks, self._datapoints)
+
+    def _evaluate_joint_points(self, window: EvaluationWindow) -> bool:
+        """Count data points of all nodes together, as the service did.
+
+        They multiply on several nodes, and a slow sample makes two. Idle GPUs and hot cores are remembered by time, so
+        those of nodes that share a time count together.
+        """
+        rows, events = self.rows(window)
+        (point_of_row, times, opened), self._last_start_s = joint_points(rows.timestamp, self._last_start_s)
+        for mask, known in zip(self._idle_and_hot(rows), (self._idle_at, self._hot_at), strict=True):
+            devices = np.stack([point_of_row[mask], rows.node.codes[mask], rows.name.codes[mask]])
+            for point, node, name in np.unique(devices, axis=1).T.tolist():
+                known.setdefault(float(times[point]), set()).add((rows.node.values[node], rows.name.values[name]))
+        both = [
+            time_s for time_s in dict.fromkeys(times.tolist()) if time_s in self._idle_at and time_s in self._hot_at
+        ]
+        for time_s in both:
+            self._listed[time_s, ""] = len(self._idle_at[time_s]), len(self._hot_at[time_s])
+        breakdown = TimeBreakdown()
+        counts = _WindowCounts(opened, len(self._listed) - self._bottlenecks, breakdown)
+        self._datapoints, self._bottlenecks = self._datapoints + opened, len(self._listed)
+        self._idle_points = len(self._idle_at)
+        exceeds = self._exceeds(self._bottlenecks, self._datapoints)
+        if exceeds:
+            add_events_at(breakdown, events, np.asarray(both))
+        self._totals.add(counts, self._exceeds)
+        if exceeds:
+            self._order.add(self._shares(self._totals.breakdown).as_dict())
+        return exceeds
+
+    def _shares(self, breakdown: TimeBreakdown) -> Breakdown:
+        return breakdown.shares(in_order=self.differs.as_it_went, swapped=self.differs.swapped)
 
     def _exceeds(self, bottlenecks: int, datapoints: int) -> bool:
         limits = self.parameters
@@ -192,6 +233,10 @@ class Bottleneck(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Evaluate window by window, in the order of time."""
+        if self.differs.joint_points:
+            shares = self._shares(self._totals.breakdown) if self._totals.triggered else None
+            found = BottleneckDetails(self._idle_points, sum_by_time(self._listed.items()), shares)
+            return self._result(self._totals.triggered, self._bottlenecks, self._datapoints, self._order.apply(found))
         self._keep_earliest()
         # Totals of all windows but the last are kept between calls: only the last one can still grow.
         starts = sorted(self._windows)
@@ -200,7 +245,7 @@ class Bottleneck(BuiltinRule):
         totals = self._totals.copy()
         for start_us in starts[totals.windows :]:
             totals.add(self._windows[start_us], self._exceeds)
-        breakdown = totals.breakdown.shares() if totals.triggered else None
+        breakdown = self._shares(totals.breakdown) if totals.triggered else None
         not_evaluated = None
         if not self._saw_gpu:
             not_evaluated = "no GPU metrics: a bottleneck is a busy CPU while a GPU waits"
@@ -294,67 +339,8 @@ def add_events_at(breakdown: TimeBreakdown, events: EventColumns, times: Floats,
     breakdown.add(events, chosen, (end - begin)[by_appearance])
 
 
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-SERVICE_SAMPLE_S = 0.02  # a row later than this after the first row of a data point opens the next one
-
-
-class ServiceBottleneck(Bottleneck):
-    """The service's computation.
-
-    One data point for all nodes: they multiply on several nodes, and a slow sample makes two. Idle GPUs and hot cores
-    are remembered by time, so those of nodes that share a time count together. Labels of CPU and GPU time are swapped.
-    """
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        super().start()
-        self._triggered = 0
-        self._last_start_s = 0.0  # of the last data point
-        self._idle_at: dict[float, set[tuple[str, str]]] = {}  # node and GPU
-        self._hot_at: dict[float, set[tuple[str, str]]] = {}
-        self._breakdown = SwappedTimeBreakdown()
-        self._order = KeyOrder()
-        self._order.add(("low_gpu_utilization", "bottlenecks"))
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Count the window's data points; return True if the ratio of bottlenecks exceeds the threshold."""
-        rows = window.system
-        (point_of_row, times, opened), self._last_start_s = service_points(rows.timestamp, self._last_start_s)
-        self._datapoints += opened
-        for mask, known in zip(self._idle_and_hot(rows), (self._idle_at, self._hot_at), strict=True):
-            devices = np.stack([point_of_row[mask], rows.node.codes[mask], rows.name.codes[mask]])
-            for point, node, name in np.unique(devices, axis=1).T.tolist():
-                known.setdefault(float(times[point]), set()).add((rows.node.values[node], rows.name.values[name]))
-        both = [
-            time_s for time_s in dict.fromkeys(times.tolist()) if time_s in self._idle_at and time_s in self._hot_at
-        ]
-        for time_s in both:
-            self._listed[time_s, ""] = len(self._idle_at[time_s]), len(self._hot_at[time_s])
-        if not self._exceeds(len(self._listed), self._datapoints):
-            return False
-        self._triggered += 1
-        add_events_at(self._breakdown, window.events, np.asarray(both))
-        self._order.add(self._breakdown.shares().as_dict())
-        return True
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        breakdown = self._breakdown.shares() if self._triggered else None
-        details = BottleneckDetails(len(self._idle_at), sum_by_time(self._listed.items()), breakdown)
-        return self._result(self._triggered, len(self._listed), self._datapoints, self._order.apply(details))
-
-
-class ServiceCPUBottleneck(ServiceBottleneck, CPUBottleneck, service_of=CPUBottleneck):
-    """CPUBottleneck as the service computed it."""
-
-
-class ServiceIOBottleneck(ServiceBottleneck, IOBottleneck, service_of=IOBottleneck):
-    """IOBottleneck as the service computed it."""
-
-
-def service_points(times: Floats, last_start_s: float) -> tuple[tuple[Ints, Floats, int], float]:
-    """Group rows into data points as the service does, in their order.
+def joint_points(times: Floats, last_start_s: float) -> tuple[tuple[Ints, Floats, int], float]:
+    """Group rows of all nodes into data points as the service did, in their order.
 
     Returns:
         (data point of each row, time of each point, number of points opened), and the time of the last point.
@@ -365,7 +351,7 @@ def service_points(times: Floats, last_start_s: float) -> tuple[tuple[Ints, Floa
     starts, points = [], np.empty(len(changes), np.int64)
     opened = 0
     for index, moment in enumerate(times[changes].tolist()):
-        if abs(moment - last_start_s) > SERVICE_SAMPLE_S:
+        if abs(moment - last_start_s) > JOINT_SAMPLE_S:
             last_start_s = moment
             starts.append(last_start_s)
             opened += 1

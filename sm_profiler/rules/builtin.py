@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding.window import EvaluationWindow, in_timeline_order
+from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import parameters as params
+from sm_profiler.rules.differences import Compat, Differences, differences
 from sm_profiler.rules.event_objects import event_columns, system_columns
 from sm_profiler.rules.results import Details, RuleResult
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Compat: TypeAlias = Literal["service"] | None
 
 
 @attrs.frozen
@@ -29,32 +29,16 @@ class NoParameters:
 class BuiltinRule(Rule):
     """A built-in rule: a fold over windows.
 
-    A subclass names its `Parameters` and implements `evaluate`, `absorb` and `result`. If the managed service computed
-    something else, a second subclass (`class ServiceX(X, service_of=X)`) computes that: the constructor returns it for
-    `compat="service"`.
+    A subclass names its `Parameters` and implements `evaluate`, `absorb` and `result`. What the managed service computed
+    differently is a named difference (`sm_profiler.rules.differences`), which a subclass asks for where it matters.
 
     Attributes:
         Parameters: attrs class of the rule's parameters.
-        service_class: the rule as the managed service computed it; None if there is no difference.
         parameters: the parameters in force.
         compat: "service" or None.
     """
 
     Parameters: ClassVar[type[Any]] = NoParameters
-    service_class: ClassVar[type[BuiltinRule] | None] = None
-    _name: ClassVar[str] = ""
-
-    def __init_subclass__(cls, *, service_of: type[BuiltinRule] | None = None, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls._name = cls.__name__ if service_of is None else service_of.name()
-        if service_of is not None:
-            service_of.service_class = cls
-
-    def __new__(cls, *_: Any, compat: Compat = None, **__: object) -> Self:
-        """Create the rule, or its `service_class` for compat="service"."""
-        if compat == "service" and cls.service_class is not None:
-            return cast("Self", super().__new__(cls.service_class))
-        return super().__new__(cls)
 
     def __init__(self, base_trial: Any = None, *, compat: Compat = None, **values: object) -> None:
         """Create the rule.
@@ -79,7 +63,18 @@ class BuiltinRule(Rule):
     @classmethod
     def name(cls) -> str:
         """Return the rule's name."""
-        return cls._name
+        return cls.__name__
+
+    @property
+    def differs(self) -> Differences:
+        """What is computed differently from the documents."""
+        return differences(self.compat)
+
+    def rows(self, window: EvaluationWindow) -> tuple[SystemColumns, EventColumns]:
+        """Return the rows of a window that count in it."""
+        if self.differs.edges_twice:
+            return window.system, window.events
+        return window.new_system, window.new_events
 
     def start(self) -> None:
         """Set up the state of the fold."""
@@ -104,7 +99,7 @@ class BuiltinRule(Rule):
 
     def update(self, window: EvaluationWindow) -> bool:
         """Evaluate the next window; return True if it meets the condition."""
-        if self.compat == "service" and not window.evaluated_by_service:
+        if self.differs.whole_windows and not window.evaluated_by_service:
             return False
         return self.evaluate(window)
 
@@ -118,7 +113,7 @@ class BuiltinRule(Rule):
         Raises:
             ValueError: one of the two has compat="service", which cannot be merged.
         """
-        if self.compat or other.compat:
+        if self.differs.as_it_went or other.differs.as_it_went:
             raise ValueError(f'{self.name()} with compat="service" cannot be merged')
         self.absorb(other)
 
@@ -133,7 +128,8 @@ class BuiltinRule(Rule):
     def _result(
         self, triggered: int, violations: int, datapoints: int, details: Details, not_evaluated: str | None = None
     ) -> RuleResult:
-        return RuleResult(triggered, violations, datapoints, details, self.shown_parameters(), not_evaluated)
+        missing = None if self.differs.silent else not_evaluated
+        return RuleResult(triggered, violations, datapoints, details, self.shown_parameters(), missing)
 
     def invoke_for_timerange(
         self, start_us: float, end_us: float, system_events: Sequence[Any], framework_events: Sequence[Any]

@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats import event_names
-from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import CPU_UTILIZATION, names_by_node, natural_key, node_groups, node_of
 from sm_profiler.rules.parameters import positive
@@ -22,6 +22,7 @@ BINS = 100
 MIN_WAITING_SHARE = 0.1  # of the loop: below it, few workers do no harm
 MAX_GAP_US = 60e6  # a longer time without a batch is a pause in the recording and not part of the loop
 MOST_SPARSE = 64  # steps, of which the hook records the wait of one
+MAX_COUNTS = 1000  # the service cleared its list of counts beyond this
 ITERATIONS = (event_names.DATALOADER_ITER, event_names.DATALOADER_WAIT)
 
 
@@ -135,21 +136,30 @@ class Dataloader(BuiltinRule):
         self._settings: dict[str, int | bool] = {}
         self._workers: dict[str, int] = {}  # by process, as recorded
         self._parallel = QuantileSketch()  # loading processes per node and second
-        self._seconds = QuantileSketch()
+        self._seconds = QuantileSketch(exact=self.differs.all_values)
         self._waits: dict[tuple[str, str], _Waits] = {}  # by process and phase
         self._waited = 0  # waits that were recorded, in windows and outside of them
         self._saw_events = False
+        if self.differs.processes:
+            self._violations = 0
+            self._core_count: int | None = None  # in the first window
+            self._counts: list[int] = []
+            self._details: DataloaderDetails | NoDetails = NoDetails()
+            self._order = KeyOrder()
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's loader events; the rule is evaluated for results only."""
-        system, events = window.new_system, window.new_events
+        system, events = self.rows(window)
         for node, names in names_by_node(system, system.dimension.mask(CPU_UTILIZATION)).items():
             self._cores.setdefault(node, set()).update(names)
         self._saw_events = self._saw_events or len(events) > 0
-        self._add_settings(events)
+        if not self.differs.processes:
+            self._add_settings(events)
         loading = loading_events(events)
         self._events += len(loading)
         self._seconds.add(loading.duration_us / 1e6)
+        if self.differs.processes:
+            return self._evaluate_processes(system, events, loading)
         for _, own in sorted(node_groups(loading.node).items()):
             self._parallel.add(np.asarray(processes_per_second(loading[own]), np.float64))
         self._waited += int(events.phase.mask(event_names.DATALOADER_WAIT).sum())
@@ -160,6 +170,28 @@ class Dataloader(BuiltinRule):
                 if known is not waits:
                     known.append(waits)
         return False
+
+    def _evaluate_processes(self, system: SystemColumns, events: EventColumns, loading: EventColumns) -> bool:
+        """Compare the processes that load at a time with the cores of the first window, as the service did."""
+        if self._core_count is None:
+            self._core_count = len(set(system.name[system.dimension.mask(CPU_UTILIZATION)].present()))
+        initial = events[events.phase.mask(event_names.DATALOADER_INITIALIZE)]
+        if len(initial) and initial.pin_memory[-1] >= 0:
+            self._settings["pin_memory"] = bool(initial.pin_memory[-1])
+        if len(initial) and initial.num_workers[-1] >= 0:
+            self._settings["num_workers"] = int(initial.num_workers[-1])
+        if has_prefetch(events).any():
+            self._settings["prefetch"] = True
+        if len(loading):
+            self._counts = self._counts if len(self._counts) <= MAX_COUNTS else []
+            self._counts += processes_per_second(loading)
+            median, cores = int(np.median(self._counts)), self._core_count
+            if len(self._counts) > PATIENCE:
+                self._violations += median < cores * self.parameters.min_threshold / 100
+                self._violations += median > cores * self.parameters.max_threshold / 100
+            self._details = DataloaderDetails(dict(self._settings), cores, median, LoadingTimes.of(self._seconds))
+            self._order.add(self._details.as_dict())
+        return self._violations > 0
 
     def _add_settings(self, events: EventColumns) -> None:
         iterations = {event_names.DATALOADER_INITIALIZE, event_names.DATALOADER_ITER}
@@ -203,6 +235,9 @@ class Dataloader(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Evaluate each node by all events so far."""
+        if self.differs.processes:
+            triggered = int(self._violations > 0)
+            return self._result(triggered, self._violations, self._events, self._order.apply(self._details))
         shares = self._waiting_shares()
         violations = 0
         if self._points > PATIENCE:
@@ -276,56 +311,3 @@ def processes_per_second(loading: EventColumns) -> list[int]:
 def has_prefetch(events: EventColumns) -> Mask:
     """Return which events show that TensorFlow prefetches."""
     return events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name)
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-MAX_COUNTS = 1000  # the service clears its list of counts beyond this
-
-
-class ServiceDataloader(Dataloader, service_of=Dataloader):
-    """Dataloader as the service computed it: fires on few loading processes, whether the loop waits or not."""
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        self._events = self._violations = 0
-        self._core_count: int | None = None  # in the first window
-        self._settings: dict[str, int | bool] = {}
-        self._counts: list[int] = []
-        self._seconds = QuantileSketch(exact=True)
-        self._details: DataloaderDetails | NoDetails = NoDetails()
-        self._order = KeyOrder()
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Add the window's loader events; return True if a threshold has been violated."""
-        system, events = window.system, window.events
-        if self._core_count is None:
-            self._core_count = len(set(system.name[system.dimension.mask(CPU_UTILIZATION)].present()))
-        initial = events[events.phase.mask(event_names.DATALOADER_INITIALIZE)]
-        if len(initial) and initial.pin_memory[-1] >= 0:
-            self._settings["pin_memory"] = bool(initial.pin_memory[-1])
-        if len(initial) and initial.num_workers[-1] >= 0:
-            self._settings["num_workers"] = int(initial.num_workers[-1])
-        if has_prefetch(events).any():
-            self._settings["prefetch"] = True
-        loading = loading_events(events)
-        self._events += len(loading)
-        self._seconds.add(loading.duration_us / 1e6)
-        if len(loading):
-            self._counts = self._counts if len(self._counts) <= MAX_COUNTS else []
-            self._counts += processes_per_second(loading)
-            self._evaluate_counts(self._core_count)
-        return self._violations > 0
-
-    def _evaluate_counts(self, cores: int) -> None:
-        median = int(np.median(self._counts))
-        if len(self._counts) > PATIENCE:
-            self._violations += median < cores * self.parameters.min_threshold / 100
-            self._violations += median > cores * self.parameters.max_threshold / 100
-        self._details = DataloaderDetails(dict(self._settings), cores, median, LoadingTimes.of(self._seconds))
-        self._order.add(self._details.as_dict())
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        triggered = int(self._violations > 0)
-        return self._result(triggered, self._violations, self._events, self._order.apply(self._details))

@@ -6,13 +6,12 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sm_profiler.folding.window import EvaluationWindow
-from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
-from sm_profiler.rules.grouping import GPU_MEMORY, values_per_gpu
+from sm_profiler.rules.differences import Differences
+from sm_profiler.rules.gpu_rule import SEEN, VALUES, GpuRule
+from sm_profiler.rules.grouping import GPU_MEMORY
 from sm_profiler.rules.parameters import count, length, positive
-from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
-from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.rolling_series import Chunk, RollingCondition
 
 
 @attrs.frozen
@@ -25,24 +24,34 @@ class GPUMemoryIncreaseParameters:
 
 
 class _Increase(RollingCondition):
-    """The mean of the last `window` values is more than `increase` above that of the `window` values before."""
+    """The mean of the last `window` values is more than `increase` above that of the `window` values before.
 
-    def __init__(self, parameters: GPUMemoryIncreaseParameters) -> None:
+    The service compared it with the values `[-window - 1 : -2]`.
+    """
+
+    def __init__(self, parameters: GPUMemoryIncreaseParameters, differs: Differences) -> None:
         self.parameters = parameters
-        self.needed = max(parameters.patience + 1, 2 * parameters.window)
-        self.look_back = 2 * parameters.window - 1
+        size = parameters.window
+        self.earlier = size - 1 if differs.shifted else size  # values to compare with
+        self.gap = 2 if differs.shifted else size  # values after them
+        self.least = size + 2 if differs.shifted else 2 * size
+        self.needed = max(parameters.patience + 1, self.least)
+        self.look_back = self.least - 1
 
     def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, float]]:
-        size = self.parameters.window
-        values = tails[VALUES]
-        if len(values) < 2 * size:
+        size, values = self.parameters.window, tails[VALUES]
+        count = len(values) - self.least + 1  # of values, the last ones, that have enough before them
+        if count <= 0 or not len(new[VALUES]) or min(size, self.earlier) < 1:  # the mean of no values is no number
             return 0, {}
-        means = sliding_window_view(values, size).mean(axis=-1)
-        rise = means[size:] - means[:-size]  # one for each value from the (2 * size)-th on
-        rise = rise[-len(new[VALUES]) :]
+        last = sliding_window_view(values, size).mean(axis=-1)[-count:]
+        earlier = sliding_window_view(values[: len(values) - self.gap], self.earlier).mean(axis=-1)[-count:]
+        rise = (last - earlier)[-len(new[VALUES]) :]
         positions = before[VALUES] + len(new[VALUES]) - np.arange(len(rise) - 1, -1, -1)
-        hits = rise[(rise > self.parameters.increase) & (positions > self.parameters.patience)]
-        return len(hits), {"increase": float(hits[-1])} if len(hits) else {}
+        hit = (rise > self.parameters.increase) & (positions > self.parameters.patience)
+        found = np.flatnonzero(hit)
+        if not len(found):
+            return 0, {}
+        return len(found), {"increase": float(rise[found[-1]]), SEEN: int(positions[found[-1]])}
 
 
 class GPUMemoryIncrease(GpuRule):
@@ -55,38 +64,4 @@ class GPUMemoryIncrease(GpuRule):
     def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the last increase and the box plot of all values."""
         (p05,) = values.quantiles([0.05])
-        return {**evidence, "gpu_max": values.max, "p05": p05, **values.box().as_dict()}
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceGPUMemoryIncrease(ServiceGpuRule, GPUMemoryIncrease, service_of=GPUMemoryIncrease):
-    """GPUMemoryIncrease as the service computed it: against the `window - 1` values `[-window - 1 : -2]`."""
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each GPU; return True if the condition has been met."""
-        for node, gpu, values in values_per_gpu(window.system, self.metric):
-            series = self._values.setdefault((node, gpu), GrowingArray())
-            before = len(series)
-            series.add(values)
-            self._datapoints = len(series)
-            lengths, rises = self._increases(series.values, before)
-            if len(lengths):
-                so_far = series.values[: lengths[-1]]
-                box = {"p05": float(np.quantile(so_far, 0.05)), **Box.of_values(so_far).as_dict()}
-                found = {"increase": float(rises[-1]), "gpu_max": float(so_far.max()), **box}
-                self._hit(node, gpu, len(lengths), found, window)
-        return self._hits > 0
-
-    def _increases(self, values: Floats, before: int) -> tuple[Ints, Floats]:
-        """Return the number of values seen at each hit, and its increase."""
-        size, first = self.parameters.window, max(self.parameters.patience, self.parameters.window + 1, before) + 1
-        if len(values) < first or size <= 1:  # [-2:-2] and [-1:-2] are empty, and their means not numbers
-            return np.empty(0, np.int64), np.empty(0)
-        lengths = np.arange(first, len(values) + 1)
-        last = sliding_window_view(values, size)[lengths - size].mean(axis=-1)
-        earlier = sliding_window_view(values, size - 1)[lengths - size - 1].mean(axis=-1)
-        rises = last - earlier
-        hits = rises > self.parameters.increase
-        return lengths[hits], rises[hits]
+        return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box().as_dict()}

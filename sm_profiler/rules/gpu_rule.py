@@ -6,15 +6,17 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import attrs
+import numpy as np
 
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import gpu_data_missing, natural_key, values_per_gpu
 from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.rolling_series import GrowingArray, RollingCondition, RollingSeries, merge_series
+from sm_profiler.rules.rolling_series import RollingCondition, RollingSeries, merge_series
 
 VALUES = "values"
+SEEN = "seen"  # in the evidence: number of values at the hit
 
 
 @attrs.frozen
@@ -24,16 +26,21 @@ class DeviceDetails:
     Attributes:
         nodes: node → device → JSON object.
         last_timestamp: start of the last window that met the condition, in microseconds; None if none did.
+        second: the time comes after the first node, where the service put it.
     """
 
     nodes: dict[str, dict[str, dict[str, float]]]
     last_timestamp: int | None
+    second: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report's details."""
         details: dict[str, Any] = dict(self.nodes)
         if self.last_timestamp is not None:
             details["last_timestamp"] = self.last_timestamp
+        if self.second:
+            order = [*list(self.nodes)[:1], "last_timestamp", *self.nodes]
+            details = {key: details[key] for key in order if key in details}
         return details
 
 
@@ -42,23 +49,36 @@ class GpuRule(BuiltinRule):
 
     Attributes:
         metric: dimension of the metric's rows.
-        Condition: built with the parameters; evaluates the values named VALUES.
+        Condition: built with the parameters and the differences; evaluates the values named VALUES.
+        asks_silent: the service evaluated GPUs again in windows without new values.
     """
 
     metric: ClassVar[str]
     Condition: ClassVar[type[Any]]
+    asks_silent: ClassVar[bool] = False
 
     def start(self) -> None:
         """Set up the state of the fold."""
-        self._condition: RollingCondition = self.Condition(self.parameters)
+        self._condition: RollingCondition = self.Condition(self.parameters, self.differs)
         self._series: dict[tuple[str, str], RollingSeries] = {}
         self._has_hits = False
+        self._nodes: dict[str, dict[str, dict[str, float]]] = {}  # as it went: described at the last hit of each GPU
+        self._last: tuple[str, str] | None = None  # GPU that was evaluated last
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Append the window's values of each GPU; return True if the condition has been met."""
-        for node, gpu, values in values_per_gpu(window.new_system, self.metric):
-            series = self._series.setdefault((node, gpu), RollingSeries(self._condition))
-            self._has_hits = bool(series.feed(window.start_us, {VALUES: values})) or self._has_hits
+        new = {(node, gpu): values for node, gpu, values in values_per_gpu(self.rows(window)[0], self.metric)}
+        if self.asks_silent and self.differs.silent_gpus:
+            new = {**dict.fromkeys(self._series, np.empty(0)), **new}
+        for (node, gpu), values in new.items():
+            exact = self.differs.all_values
+            series = self._series.setdefault((node, gpu), RollingSeries(self._condition, exact=exact))
+            self._last = node, gpu
+            if series.feed(window.start_us, {VALUES: values}):
+                self._has_hits = True
+                if self.differs.as_it_went and series.last_hit:
+                    seen = series.sketch(VALUES, series.last_hit[1].get(SEEN))
+                    self._nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], seen)
         return self._has_hits
 
     @abstractmethod
@@ -72,6 +92,8 @@ class GpuRule(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Return the hits of all GPUs."""
+        if self.differs.as_it_went:
+            return self._result_as_it_went()
         all_series = sorted(self._series.items(), key=lambda item: (natural_key(item[0][0]), natural_key(item[0][1])))
         nodes: dict[str, dict[str, dict[str, float]]] = {}
         for (node, gpu), series in all_series:
@@ -84,41 +106,10 @@ class GpuRule(BuiltinRule):
         missing = gpu_data_missing(datapoints, self.parameters.patience)
         return self._result(hits, hits, datapoints, details, missing)
 
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class ServiceDeviceDetails(DeviceDetails):
-    """Details with `last_timestamp` after the first node, where the service put it."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        found = super().as_dict()
-        order = [*list(self.nodes)[:1], "last_timestamp", *self.nodes]
-        return {key: found[key] for key in order if key in found}
-
-
-class ServiceGpuRule(GpuRule):
-    """State of the service's computation: all values of each GPU, and details updated in place.
-
-    The data points are those of the GPU that comes last.
-    """
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        self._values: dict[tuple[str, str], GrowingArray] = {}
-        self._nodes: dict[str, dict[str, dict[str, float]]] = {}
-        self._hits = self._datapoints = 0
-        self._last_timestamp: int | None = None
-
-    def _hit(self, node: str, gpu: str, times: int, found: dict[str, float], window: EvaluationWindow) -> None:
-        self._hits += times
-        self._nodes.setdefault(node, {})[gpu] = found
-        self._last_timestamp = window.start_us
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
+    def _result_as_it_went(self) -> RuleResult:
+        """Return the hits, with the data points of the GPU that was evaluated last."""
+        hits = sum(series.hits for series in self._series.values())
+        times = [series.last_hit[0] for series in self._series.values() if series.last_hit]
         nodes = {node: dict(gpus) for node, gpus in self._nodes.items()}
-        details = ServiceDeviceDetails(nodes, self._last_timestamp)
-        return self._result(self._hits, self._hits, self._datapoints, details)
+        datapoints = self._series[self._last].count(VALUES) if self._last else 0
+        return self._result(hits, hits, datapoints, DeviceDetails(nodes, max(times, default=None), second=True))

@@ -23,7 +23,7 @@ MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for result
 class LoadBalancingParameters:
     """`threshold`: distance between two GPUs' histograms, 0 (equal) to 0.83 (disjoint)."""
 
-    threshold: float = positive(0.5)
+    threshold: float = positive(0.5, of_service=0.2)
     patience: int = count(1000)
 
 
@@ -71,7 +71,9 @@ class LoadBalancing(BuiltinRule):
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's values of each GPU; return True if a pair is out of balance."""
-        self._add(window.new_system)
+        self._add(self.rows(window)[0])
+        if self.differs.with_itself:
+            return False
         if self._pairs <= MAX_PAIRS_PER_WINDOW:
             fired = {node for node in self._changed if self._distances(self._nodes[node])}
             self._unbalanced -= self._changed
@@ -110,6 +112,8 @@ class LoadBalancing(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Compare every pair of GPUs of a node, over all values so far."""
+        if self.differs.with_itself:
+            return self._result(0, 0, self._datapoints(), LoadBalancingDetails(self._histograms()))
         self._nodes = {
             node: dict(sorted(gpus.items(), key=lambda item: natural_key(item[0])))
             for node, gpus in sorted(self._nodes.items(), key=lambda item: natural_key(item[0]))
@@ -151,29 +155,3 @@ def _distances_to(one: Floats, others: Floats) -> Floats:
         parts = [np.where(share > 0, share * np.log(share / middle), 0.0).sum(axis=1) for share in (one[None], others)]
     distances: Floats = np.sqrt(np.maximum((parts[0] + parts[1]) / 2, 0))
     return distances
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class ServiceLoadBalancingParameters(LoadBalancingParameters):
-    """The service's default threshold."""
-
-    threshold: float = positive(0.2)
-    patience: int = count(1000)
-
-
-class ServiceLoadBalancing(LoadBalancing, service_of=LoadBalancing):
-    """LoadBalancing as the service computed it: each GPU is compared with itself only, so the rule never fires."""
-
-    Parameters = ServiceLoadBalancingParameters
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Add the window's values of each GPU."""
-        self._add(window.system)
-        return False
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        return self._result(0, 0, self._datapoints(), LoadBalancingDetails(self._histograms()))

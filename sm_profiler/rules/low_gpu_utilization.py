@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
-from sm_profiler.rules.grouping import GPU_UTILIZATION, values_per_gpu
+from sm_profiler.rules.differences import Differences
+from sm_profiler.rules.gpu_rule import VALUES, GpuRule
+from sm_profiler.rules.grouping import GPU_UTILIZATION
 from sm_profiler.rules.parameters import count, length, percentile
-from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
-from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.rolling_series import EVERYTHING, Chunk, RollingCondition
 
 
 @attrs.frozen
@@ -25,10 +25,10 @@ class LowGPUUtilizationParameters:
 
 
 class _LowUtilization(RollingCondition):
-    def __init__(self, parameters: LowGPUUtilizationParameters) -> None:
+    def __init__(self, parameters: LowGPUUtilizationParameters, _: Differences) -> None:
         self.parameters = parameters
         self.needed = max(parameters.patience, parameters.window)
-        self.look_back = parameters.window
+        self.look_back = parameters.window or EVERYTHING
 
     def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, float]]:
         if before[VALUES] + len(new[VALUES]) <= self.parameters.patience:
@@ -59,26 +59,8 @@ class LowGPUUtilization(GpuRule):
     Parameters = LowGPUUtilizationParameters
     Condition = _LowUtilization
     metric = GPU_UTILIZATION
+    asks_silent = True
 
     def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the percentiles of the last hit and the box plot of all values."""
         return {**evidence, **values.box().as_dict()}
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceLowGPUUtilization(ServiceGpuRule, LowGPUUtilization, service_of=LowGPUUtilization):
-    """LowGPUUtilization as the service computed it: GPUs are evaluated again in windows without new values."""
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each GPU; return True if the condition has been met."""
-        for node, gpu, values in values_per_gpu(window.system, self.metric):
-            self._values.setdefault((node, gpu), GrowingArray()).add(values)
-        for (node, gpu), series in self._values.items():
-            self._datapoints = len(series)
-            if len(series) > self.parameters.patience:
-                found = latest_utilization(series.values, self.parameters)
-                if is_low(found, self.parameters):
-                    self._hit(node, gpu, 1, {**found, **Box.of_values(series.values).as_dict()}, window)
-        return self._hits > 0

@@ -61,7 +61,7 @@ class MaxInitializationTime(BuiltinRule):
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Take the window's times; return True if there is no step yet and too much time has passed."""
-        system, events = window.new_system, window.new_events
+        system, events = self.rows(window)
         self._add_samples(system)
         if len(system) and self._steps_us is None:
             end_s = float(system.timestamp.max())
@@ -70,8 +70,14 @@ class MaxInitializationTime(BuiltinRule):
         starts_us = step_starts(events)
         if len(starts_us):
             self._steps += len(starts_us)
-            self._steps_us = _span(self._steps_us, (float(starts_us.min()), float(starts_us.max())))
+            self._steps_us = self._extended(starts_us)
         return self._steps_us is None and self._windows_too_late() > 0
+
+    def _extended(self, starts_us: Floats) -> tuple[float, float]:
+        """Return the first and the last step."""
+        if not self.differs.file_order:
+            return _span(self._steps_us, (float(starts_us.min()), float(starts_us.max())))
+        return (float(starts_us[0]) if self._steps_us is None else self._steps_us[0]), float(starts_us[-1])
 
     def _add_samples(self, system: SystemColumns) -> None:
         if len(system):
@@ -79,7 +85,7 @@ class MaxInitializationTime(BuiltinRule):
 
     def _windows_too_late(self) -> int:
         """Return the number of windows that ended without a step and after the threshold."""
-        if self._job_s is None or not self._saw_events:
+        if self._job_s is None or not self._saw_events or self.differs.never:
             return 0
         first_step_us = np.inf if self._steps_us is None else self._steps_us[0]
         limit_us = self.parameters.threshold * US_PER_MINUTE
@@ -117,24 +123,3 @@ def step_starts(events: EventColumns) -> Floats:
 
 def _span(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
     return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceMaxInitializationTime(MaxInitializationTime, service_of=MaxInitializationTime):
-    """MaxInitializationTime as the service computed it: it never fires, and steps are taken in the order of the files."""
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Take the window's times."""
-        self._add_samples(window.system)
-        starts_us = step_starts(window.events)
-        if len(starts_us):
-            self._steps += len(starts_us)
-            first_us = float(starts_us[0]) if self._steps_us is None else self._steps_us[0]
-            self._steps_us = first_us, float(starts_us[-1])
-        return False
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        return self._result(0, 0, self._steps, InitializationDetails(self._steps_us, self._job_s))

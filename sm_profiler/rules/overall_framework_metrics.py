@@ -11,14 +11,7 @@ from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import (
-    UNITS,
-    EventClass,
-    OrderedTimeBreakdown,
-    TimeBreakdown,
-    classes_of,
-    in_order,
-)
+from sm_profiler.rules.time_breakdown import UNITS, EventClass, TimeBreakdown, classes_of
 
 OTHERS = "others"
 
@@ -49,10 +42,16 @@ class OverallFrameworkMetrics(BuiltinRule):
         """Set up the state of the fold."""
         self._breakdown = TimeBreakdown()
         self._loops: dict[str, _Loop] = {}  # by process
+        if self.differs.counted_again:
+            self._loop_start_us: float | None = None
+            self._order = KeyOrder()
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's events."""
-        events = window.new_events
+        events = self.rows(window)[1]
+        if self.differs.counted_again:
+            self._count_again(events)
+            return False
         self._breakdown.add(events)
         ends_us = events.end_us
         for process, own in events.node.groups(classes_of(events) == EventClass.STEP):
@@ -61,49 +60,15 @@ class OverallFrameworkMetrics(BuiltinRule):
             loop.add(start_us, end_us, float(events.duration_us[own].sum()))
         return False
 
-    def absorb(self, other: OverallFrameworkMetrics) -> None:
-        """Add the state of another part of the job."""
-        self._breakdown.merge(other._breakdown)
-        for process, loop in other._loops.items():
-            mine = self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us))
-            mine.add(loop.start_us, loop.end_us, loop.in_steps_us)
+    def _count_again(self, events: EventColumns) -> None:
+        """Add events, and compute `others` anew after each step with its own last value among the steps.
 
-    def result(self) -> RuleResult:
-        """Return the shares; `others` is the time of all loops outside their steps."""
-        breakdown = TimeBreakdown()
-        breakdown.merge(self._breakdown)
-        if breakdown.steps:
-            breakdown.steps[OTHERS] = UNITS * math.fsum(loop.outside_us for loop in self._loops.values())
-        missing = None if self._breakdown else "no framework data"
-        return self._result(0, 0, 0, breakdown.shares(), missing)
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=OverallFrameworkMetrics):
-    """OverallFrameworkMetrics as the service computed it.
-
-    After each step `others` is computed anew with its own last value counted as a step: about half of the true time, and
-    possibly negative.
-    """
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        super().start()
-        self._breakdown = OrderedTimeBreakdown()
-        self._loop_start_us: float | None = None
-        self._order = KeyOrder()
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Add the window's events."""
-        events = window.events
-        known_gpu_phases = len(self._breakdown.gpu_phases)
-        steps_before = dict(self._breakdown.steps)
+        That is about half of the true time, and possibly negative.
+        """
+        known_gpu_phases, before = len(self._breakdown.gpu_phases), dict(self._breakdown.steps)
         self._breakdown.add(events)
-        self._add_others(events, self._gpu_phases_at(events, known_gpu_phases), steps_before)
-        self._order.add(self._breakdown.shares().as_dict())
-        return False
+        self._add_others(events, self._gpu_phases_at(events, known_gpu_phases), before)
+        self._order.add(self._breakdown.shares(in_order=True).as_dict())
 
     def _add_others(self, events: EventColumns, gpu_phases_at: Ints, before: dict[str, float]) -> None:
         rows = np.flatnonzero(classes_of(events) == EventClass.STEP)
@@ -129,6 +94,22 @@ class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=Overall
             new[int(np.argmax(events.phase.mask(name)))] += 1
         return known + np.cumsum(new)
 
+    def absorb(self, other: OverallFrameworkMetrics) -> None:
+        """Add the state of another part of the job."""
+        self._breakdown.merge(other._breakdown)
+        for process, loop in other._loops.items():
+            mine = self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us))
+            mine.add(loop.start_us, loop.end_us, loop.in_steps_us)
+
     def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        return self._result(0, 0, 0, in_order(self._breakdown, self._order))
+        """Return the shares; `others` is the time of all loops outside their steps."""
+        if self.differs.counted_again:
+            shares = self._breakdown.shares(in_order=True)
+            self._order.add(shares.as_dict())
+            return self._result(0, 0, 0, self._order.apply(shares))
+        breakdown = TimeBreakdown()
+        breakdown.merge(self._breakdown)
+        if breakdown.steps:
+            breakdown.steps[OTHERS] = UNITS * math.fsum(loop.outside_us for loop in self._loops.values())
+        missing = None if self._breakdown else "no framework data"
+        return self._result(0, 0, 0, breakdown.shares(), missing)

@@ -56,8 +56,6 @@ def statistics(values: QuantileSketch) -> dict[str, float]:
 class OverallSystemUsage(BuiltinRule):
     """Maximum, percentiles and minimum of network, GPU, CPU, memory and I/O wait of each node."""
 
-    exact = False  # keep every value
-
     def start(self) -> None:
         """Set up the state of the fold."""
         self._device_names: dict[tuple[str, str], set[str]] = {}  # by node and kind
@@ -65,7 +63,7 @@ class OverallSystemUsage(BuiltinRule):
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's sums per node and timestamp."""
-        self._add(window.new_system)
+        self._add(self.rows(window)[0])
         return False
 
     def _add(self, system: SystemColumns) -> None:
@@ -78,10 +76,10 @@ class OverallSystemUsage(BuiltinRule):
             chosen = system.name.mask(MEMORY_NAME) if is_memory else system.dimension.mask(dimension)
             for node, sums in sums_per_moment(system, chosen):
                 divisor = len(self._names_of(node, devices)) if devices else 1
-                self._values[metric].setdefault(node, QuantileSketch(exact=self.exact)).add(sums / divisor)
+                self._values[metric].setdefault(node, QuantileSketch(exact=self.differs.all_values)).add(sums / divisor)
 
     def _names_of(self, node: str, kind: str) -> set[str]:
-        return self._device_names.setdefault((node, kind), set())
+        return self._device_names.setdefault(("" if self.differs.across_nodes else node, kind), set())
 
     def absorb(self, other: OverallSystemUsage) -> None:
         """Add the state of another part of the job."""
@@ -93,38 +91,15 @@ class OverallSystemUsage(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Return the statistics, nodes in natural order."""
-        metrics = {
-            metric: dict(sorted(nodes.items(), key=lambda item: natural_key(item[0])))
-            for metric, nodes in self._values.items()
-        }
-        missing = None if any(metrics.values()) else "no system metrics"
-        return self._usage(metrics, missing)
-
-    def _usage(self, metrics: dict[str, dict[str, QuantileSketch]], not_evaluated: str | None) -> RuleResult:
+        metrics = self._values
+        if not self.differs.as_it_went:
+            metrics = {
+                metric: dict(sorted(nodes.items(), key=lambda item: natural_key(item[0])))
+                for metric, nodes in metrics.items()
+            }
         cpu = next(iter(metrics["CPU"].values()), None)
         details = SystemUsageDetails(
             {metric: {node: statistics(values) for node, values in nodes.items()} for metric, nodes in metrics.items()}
         )
-        return self._result(0, 0, cpu.count if cpu else 0, details, not_evaluated)
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceOverallSystemUsage(OverallSystemUsage, service_of=OverallSystemUsage):
-    """OverallSystemUsage as the service computed it: devices are counted by name across nodes."""
-
-    exact = True
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Add the window's sums per node and timestamp."""
-        self._add(window.system)
-        return False
-
-    def _names_of(self, node: str, kind: str) -> set[str]:
-        del node
-        return super()._names_of("", kind)
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        return self._usage(self._values, None)
+        missing = None if any(metrics.values()) else "no system metrics"
+        return self._result(0, 0, cpu.count if cpu else 0, details, missing)

@@ -12,6 +12,7 @@ from sm_profiler.errors import ConfigError
 
 MIN_INTERVAL_US = 100_000
 MAX_INTERVAL_US = 100 * 365 * 86_400_000_000  # a longer one is one window anyway
+_OF_SERVICE = "default of the service"
 P = TypeVar("P", bound=attrs.AttrsInstance)
 
 
@@ -78,8 +79,11 @@ def _is_text(field: attrs.Attribute[Any], value: object) -> None:
 Check: TypeAlias = "Callable[[attrs.Attribute[Any], object], object]"
 
 
-def _field(default: object, converter: Callable[[object], object], check: Check, in_service: Check) -> Any:
-    return attrs.field(default=default, converter=converter, metadata={None: check, "service": in_service})
+def _field(
+    default: object, converter: Callable[[object], object], check: Check, in_service: Check, of_service: object = None
+) -> Any:
+    metadata = {None: check, "service": in_service, _OF_SERVICE: default if of_service is None else of_service}
+    return attrs.field(default=default, converter=converter, metadata=metadata)
 
 
 def percentile(default: float) -> Any:
@@ -87,9 +91,9 @@ def percentile(default: float) -> Any:
     return _field(default, as_number, _is_percentile, _check_number)
 
 
-def positive(default: float) -> Any:
-    """Declare a field for a number above zero."""
-    return _field(default, as_number, _is_positive, _check_number)
+def positive(default: float, *, of_service: float | None = None) -> Any:
+    """Declare a field for a number above zero; the service may have had another default."""
+    return _field(default, as_number, _is_positive, _check_number, of_service)
 
 
 def count(default: int) -> Any:
@@ -140,6 +144,8 @@ def build(kind: type[P], rule: str, values: Mapping[str, object], compat: str | 
     if unknown:
         offered = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"{rule} has no parameter {unknown[0]!r}; it has: {offered}")
+    if compat is not None:
+        values = {**{field.name: field.metadata[_OF_SERVICE] for field in fields}, **values}
     built = kind(**values)
     try:
         for field in fields:

@@ -15,8 +15,9 @@ from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.dataloader import Dataloader
+from sm_profiler.rules.differences import Compat
 from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
 from sm_profiler.rules.load_balancing import LoadBalancing
 from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization

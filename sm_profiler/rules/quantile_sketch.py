@@ -49,18 +49,6 @@ class Box:
         spread = p75 - p25 if spread is None else spread
         return cls(p25, p50, p75, p95, min(p75 + 1.5 * spread, ends[1]), max(p25 - 1.5 * spread, ends[0]))
 
-    @classmethod
-    def of_values(cls, values: Floats, lower_quartile: float | None = None) -> Box:
-        """Build the box plot of an array.
-
-        Args:
-            values: shape (n,), not empty.
-            lower_quartile: 25th percentile that the length of the whiskers is computed from; default: its own.
-        """
-        p25, p50, p75, p95 = map(float, np.quantile(values, [0.25, 0.5, 0.75, 0.95]))
-        spread = None if lower_quartile is None else p75 - lower_quartile
-        return cls.of((p25, p50, p75), p95, (float(values.min()), float(values.max())), spread)
-
     def as_dict(self) -> dict[str, float]:
         """Return the JSON object of the report."""
         return attrs.asdict(self)
@@ -119,10 +107,15 @@ class QuantileSketch:
             found.append(below + (above - below) * (place - low))
         return found
 
-    def box(self) -> Box:
-        """Return the box plot of all values."""
+    def box(self, lower_quartile: float | None = None) -> Box:
+        """Return the box plot of all values.
+
+        Args:
+            lower_quartile: 25th percentile that the length of the whiskers is computed from; default: its own.
+        """
         p25, p50, p75, p95 = self.quantiles((0.25, 0.5, 0.75, 0.95))
-        return Box.of((p25, p50, p75), p95, (self.min, self.max))
+        spread = None if lower_quartile is None else p75 - lower_quartile
+        return Box.of((p25, p50, p75), p95, (self.min, self.max), spread)
 
     @property
     def min(self) -> float:

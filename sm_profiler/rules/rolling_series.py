@@ -18,11 +18,14 @@ from sm_profiler.rules.quantile_sketch import QuantileSketch
 Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 
 
+EVERYTHING = -1
+
+
 class RollingCondition:
     """Decides on the newest values of a series; stateless."""
 
-    needed = 0  # values after which an evaluation no longer depends on what came before the series
-    look_back = 0  # earlier values of each name that an evaluation uses
+    needed = 0.0  # values after which an evaluation no longer depends on what came before the series
+    look_back = 0  # earlier values of each name that an evaluation uses; EVERYTHING for all
 
     def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, Any]:
         """Return how often the condition is met, and the evidence of the last time.
@@ -38,8 +41,8 @@ class RollingCondition:
 class RollingSeries:
     """Values of one GPU or node."""
 
-    def __init__(self, condition: RollingCondition) -> None:
-        self._condition = condition
+    def __init__(self, condition: RollingCondition, *, exact: bool = False) -> None:
+        self._condition, self._exact = condition, exact
         self._head: list[tuple[int, Chunk]] = []
         self._counts: dict[str, int] = {}
         self._tails: dict[str, Floats] = {}
@@ -66,7 +69,7 @@ class RollingSeries:
         nothing = np.empty(0)
         tails = {name: np.concatenate([self._tails.get(name, nothing), values]) for name, values in chunk.items()}
         hits, evidence = self._condition.check(before, tails, chunk)
-        if min(before.values(), default=0) < self._condition.needed:
+        if self._exact or min(before.values(), default=0) < self._condition.needed:
             self._head.append((start_us, chunk))
             self._early_hits += hits
         else:
@@ -77,7 +80,10 @@ class RollingSeries:
             self.last_hit = (start_us, evidence)
         for name, values in chunk.items():
             self._counts[name] = before[name] + len(values)
-            self._tails[name] = tails[name][-self._condition.look_back :] if self._condition.look_back else nothing
+            look_back = self._condition.look_back
+            self._tails[name] = (
+                tails[name] if look_back == EVERYTHING else tails[name][-look_back:] if look_back else nothing
+            )
         return hits
 
     def merge(self, other: RollingSeries) -> RollingSeries:
@@ -106,6 +112,10 @@ class RollingSeries:
         if late_hits and later.last_hit:
             self.last_hit = later.last_hit
 
+    def nothing(self) -> Chunk:
+        """Return a window without new values."""
+        return dict.fromkeys(self._counts, np.empty(0))
+
     @property
     def hits(self) -> int:
         """Number of times that the condition was met."""
@@ -115,14 +125,14 @@ class RollingSeries:
         """Return the number of values of one name."""
         return self._counts.get(name, 0)
 
-    def sketch(self, name: str) -> QuantileSketch:
-        """Return all values of one name."""
-        total = QuantileSketch()
+    def sketch(self, name: str, first: int | None = None) -> QuantileSketch:
+        """Return all values of one name, or the first ones of an exact series."""
+        total = QuantileSketch(exact=self._exact)
         if name in self._late:
             total.merge(self._late[name])
         for _, chunk in self._head:
             if name in chunk:
-                total.add(chunk[name])
+                total.add(chunk[name] if first is None else chunk[name][: max(first - total.count, 0)])
         return total
 
 
@@ -130,29 +140,3 @@ def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSer
     """Merge the series of another part of the job into `mine`, key by key."""
     for key, series in theirs.items():
         mine[key] = mine[key].merge(series) if key in mine else series
-
-
-class GrowingArray:
-    """All values in the order of arrival: what compat="service" needs."""
-
-    def __init__(self) -> None:
-        self._buffer: Floats = np.empty(256)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def add(self, values: Floats) -> None:
-        """Append values."""
-        needed = self._length + len(values)
-        if needed > len(self._buffer):
-            grown = np.empty(2 * needed)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : needed] = values
-        self._length = needed
-
-    @property
-    def values(self) -> Floats:
-        """All values, a view."""
-        return self._buffer[: self._length]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,7 @@ from sm_profiler.rules.grouping import natural_key
 from sm_profiler.rules.parameters import count, positive, text
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.rolling_series import GrowingArray
-from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
+from sm_profiler.rules.time_breakdown import Breakdown, TimeBreakdown
 
 MIN_STEPS = 100  # a phase needs more of them
 BINS = 100
@@ -86,12 +86,18 @@ class _Phase:
     longest: Floats = attrs.field(factory=lambda: np.empty((2, 0)))  # durations, and starts in µs; the longest first
     numbers: Ints = attrs.field(factory=lambda: np.empty(0, np.int64))  # of the longest
     broken_down: list[_LongStep] = attrs.field(factory=list)
+    most: int = MAX_LISTED
+
+    @classmethod
+    def with_everything(cls) -> _Phase:
+        """Return a phase that keeps every duration and number."""
+        return cls(QuantileSketch(exact=True), most=sys.maxsize)
 
     def add(self, events: EventColumns, steps: Ints) -> None:
         """Add the durations of some steps."""
         durations_s = events.duration_us[steps] / 1e6
         self.durations.add(durations_s)
-        if len(self.numbers) >= MAX_LISTED:  # most are shorter than those that are listed
+        if len(self.numbers) >= self.most:  # most are shorter than those that are listed
             long = durations_s >= self.longest[0, -1]
             steps, durations_s = steps[long], durations_s[long]
         self._list(np.stack([durations_s, events.start_us[steps]]), events.step[steps])
@@ -101,7 +107,7 @@ class _Phase:
         if len(numbers):
             longest = np.concatenate([self.longest, longest], axis=1)
             numbers = np.concatenate([self.numbers, numbers])
-            order = np.lexsort((numbers, longest[1], -longest[0]))[:MAX_LISTED]
+            order = np.lexsort((numbers, longest[1], -longest[0]))[: self.most]
             self.longest, self.numbers = longest[:, order], numbers[order]
 
     def candidates(self, durations_us: Floats, steps: Ints) -> list[int]:
@@ -169,6 +175,12 @@ class StepOutlier(BuiltinRule):
         """Set up the state of the fold."""
         self._steps = 0
         self._phases: dict[str, dict[str, _Phase]] = {}  # by process
+        if self.differs.added_up:
+            self._triggered = self._violations = 0
+            self._shown: dict[str, StepStatistics] = {}
+            self._breakdown = TimeBreakdown()
+            self._order = KeyOrder()
+            self._order.add(("step_details",))
 
     @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
@@ -188,22 +200,53 @@ class StepOutlier(BuiltinRule):
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's steps; the rule is evaluated for results only."""
-        events = window.new_events
+        events = self.rows(window)[1]
         rows = np.flatnonzero(self._is_step(events))
         self._steps += len(rows)
         by_process: _EventsByProcess | None = None
         groups = events.node.codes[rows].astype(np.int64) * len(events.name.values) + events.name.codes[rows]
         order = np.argsort(groups, kind="stable")
-        for steps in np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1) if len(rows) else []:
+        new_phase = _Phase.with_everything if self.differs.added_up else _Phase
+        parts = np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1) if len(rows) else []
+        for steps in sorted(parts, key=lambda part: int(part[0])):
             process, name = (each.values[each.codes[steps[0]]] for each in (events.node, events.name))
-            phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
+            phases = self._phases.setdefault(process, {})
+            phase = phases.get(name) or phases.setdefault(name, new_phase())
             phase.add(events, steps)
+            if self.differs.added_up:
+                continue
             candidates = phase.candidates(events.duration_us, steps)
             if candidates:
                 by_process = by_process or _EventsByProcess(window.events)
                 phase.break_down(events, candidates, process, by_process)
                 phase.keep_longest()
-        return False
+        return self._add_up(events, rows) if self.differs.added_up else False
+
+    def _add_up(self, events: EventColumns, rows: Ints) -> bool:
+        """Evaluate all steps so far again and count their outliers once more, as the service did in each window."""
+        spans: dict[tuple[str, int], tuple[float, float]] = {}  # the first step of a number wins, of any phase
+        processes = events.node[rows].decode().tolist()
+        columns = (events.step[rows].tolist(), events.start_us[rows].tolist(), events.end_us[rows].tolist())
+        for process, number, start_us, end_us in zip(processes, *columns, strict=True):
+            spans.setdefault((process, number), (start_us, end_us))
+        for process, phases in self._phases.items():
+            for name, phase in phases.items():
+                if phase.durations.count <= MIN_STEPS:
+                    continue
+                found = self._shown[process] = phase.statistics(name, self.parameters.stddev)
+                if found.number_of_outliers <= self.parameters.n_outliers:
+                    continue
+                self._triggered += 1
+                self._violations += found.number_of_outliers
+                for number in map(int, found.step_numbers):
+                    if (span := spans.get((process, number))) is not None:
+                        inside = (events.start_us <= span[1]) & (events.end_us >= span[0])
+                        self._breakdown.add(events, np.flatnonzero(inside))
+                self._order.add(self._shares(self._breakdown).as_dict())
+        return self._triggered > 0
+
+    def _shares(self, breakdown: TimeBreakdown) -> Breakdown:
+        return breakdown.shares(in_order=self.differs.as_it_went, swapped=self.differs.swapped)
 
     def _is_step(self, events: EventColumns) -> Mask:
         return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
@@ -217,6 +260,10 @@ class StepOutlier(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Evaluate each phase of each process by all its steps."""
+        if self.differs.added_up:
+            shares = self._shares(self._breakdown) if self._triggered else None
+            found = self._order.apply(StepOutlierDetails(dict(self._shown), shares))
+            return self._result(self._triggered, self._violations, self._steps, found)
         triggered = violations = 0
         shown: dict[str, StepStatistics] = {}
         breakdown = TimeBreakdown()
@@ -232,7 +279,7 @@ class StepOutlier(BuiltinRule):
                     for each in phase.broken_down:
                         if each.duration_us / 1e6 > limit_s and each.breakdown is not None:
                             breakdown.merge(each.breakdown)
-        details = StepOutlierDetails(shown, breakdown.shares() if triggered else None)
+        details = StepOutlierDetails(shown, self._shares(breakdown) if triggered else None)
         return self._result(triggered, violations, self._steps, details, None if shown else self._missing())
 
     def _missing(self) -> str:
@@ -259,84 +306,3 @@ class _EventsByProcess:
         found = TimeBreakdown()
         found.add(self.events, self._rows[span][inside])
         return found
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class ServiceStepOutlier(StepOutlier, service_of=StepOutlier):
-    """StepOutlier as the service computed it.
-
-    All steps are evaluated again in each window and the outliers added up, a step that crosses a window counts twice, and
-    there is one entry a process: the last phase replaces the others.
-    """
-
-    def start(self) -> None:
-        """Set up the state of the fold."""
-        self._steps = self._triggered = self._violations = 0
-        self._series: dict[str, dict[str, tuple[GrowingArray, list[int]]]] = {}  # by process and phase
-        self._shown: dict[str, StepStatistics] = {}
-        self._breakdown = SwappedTimeBreakdown()
-        self._order = KeyOrder()
-        self._order.add(("step_details",))
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Add the window's steps; return True if the condition has been met."""
-        events = window.events
-        rows = np.flatnonzero(self._is_step(events))
-        self._steps += len(rows)
-        starts, ends, steps = events.start_us[rows], events.end_us[rows], events.step[rows]
-        pairs = np.stack([events.node.codes[rows], events.name.codes[rows]])
-        _, first = np.unique(pairs, axis=1, return_index=True)
-        for index in np.sort(first):
-            own = (pairs == pairs[:, [index]]).all(axis=0)
-            process, name = events.node.values[pairs[0, index]], events.name.values[pairs[1, index]]
-            series, numbers = self._series.setdefault(process, {}).setdefault(name, (GrowingArray(), []))
-            series.add((ends[own] - starts[own]) / 1e6)
-            numbers += steps[own].tolist()
-        spans: dict[tuple[str, int], tuple[float, float]] = {}  # the first step of a number wins, of any phase
-        processes = events.node[rows].decode().tolist()
-        for process, number, *span in zip(processes, steps.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            spans.setdefault((process, number), (span[0], span[1]))
-        for process, phases in self._series.items():
-            for name, (series, numbers) in phases.items():
-                if len(series) > MIN_STEPS:
-                    outliers = self._add_statistics(process, name, series.values, numbers)
-                    if len(outliers) > self.parameters.n_outliers:
-                        self._hit([spans.get((process, number)) for number in outliers], events)
-        return self._triggered > 0
-
-    def _add_statistics(self, process: str, name: str, durations: Floats, numbers: list[int]) -> list[int]:
-        """Replace the statistics of a process; return the numbers of its outliers."""
-        limit_s = float(durations.mean() + self.parameters.stddev * durations.std())
-        outliers = [numbers[index] for index in np.flatnonzero(durations > limit_s)]
-        p99, p95, p50 = np.quantile(durations, [0.99, 0.95, 0.5])
-        stats = {"mean": durations.mean(), "max": durations.max(), "p99": p99, "p95": p95, "p50": p50}
-        stats["min"] = durations.min()
-        probs, edges = histogram(durations[durations < limit_s], BINS)
-        self._shown[process] = StepStatistics(
-            {key: float(value) for key, value in stats.items()},
-            len(outliers),
-            name,
-            float(np.round(durations.std(), 2)),
-            probs.tolist(),
-            edges.tolist(),
-            [str(number) for number in outliers],
-        )
-        return outliers
-
-    def _hit(self, spans: list[tuple[float, float] | None], events: EventColumns) -> None:
-        """Count the outliers, and add what ran in those of this window."""
-        self._triggered += 1
-        self._violations += len(spans)
-        for span in spans:
-            if span is not None:
-                inside = (events.start_us <= span[1]) & (events.end_us >= span[0])
-                self._breakdown.add(events, np.flatnonzero(inside))
-        self._order.add(self._breakdown.shares().as_dict())
-
-    def result(self) -> RuleResult:
-        """Return the service's numbers."""
-        breakdown = self._breakdown.shares() if self._triggered else None
-        details = self._order.apply(StepOutlierDetails(dict(self._shown), breakdown))
-        return self._result(self._triggered, self._violations, self._steps, details)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
-from sm_profiler.rules.results import KeyOrder, KeysInOrder
 
 MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
 COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
@@ -109,13 +108,7 @@ class Breakdown:
 
 
 class TimeBreakdown:
-    """Sums of durations in UNITS by class of event; each dict in order of first appearance.
-
-    Attributes:
-        in_order: show keys in that order, which depends on the order of a job's parts; else the largest first.
-    """
-
-    in_order: ClassVar[bool] = False
+    """Sums of durations in UNITS by class of event; each dict in order of first appearance."""
 
     def __init__(self) -> None:
         self.cpu_phases: dict[str, float] = {}
@@ -197,24 +190,32 @@ class TimeBreakdown:
         for name, sums in vars(self).items():
             _add_to(sums, getattr(other, name))
 
-    def shares(self) -> Breakdown:
-        """Return the breakdown as a report shows it."""
+    def shares(self, *, in_order: bool = False, swapped: bool = False) -> Breakdown:
+        """Return the breakdown as a report shows it.
+
+        Args:
+            in_order: show keys in order of first appearance, which depends on the order of a job's parts; default: the
+                largest first.
+            swapped: CPU and GPU time have each other's label, as in some rules of the service.
+        """
+
+        def shown(sums: dict[str, float]) -> dict[str, float]:
+            return sums if in_order else dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+        ratio = {**self.gpu_phases, **self.cpu_phases}
+        if swapped:
+            values = [*self.gpu_phases.values(), *self.cpu_phases.values()]
+            ratio = dict(zip([*self.cpu_phases, *self.gpu_phases], values, strict=True))
         both = len(self.passes) == len(PASSES)
         return Breakdown(
-            self._ratio(),
-            {key: value / UNITS for key, value in self._shown(self.cpu_operators).items()},
-            {key: value / UNITS for key, value in self._shown(self.gpu_operators).items()},
-            percentages(self._shown(self.steps)),
-            percentages(self._shown(self.general)),
+            percentages(shown(ratio)),
+            {key: value / UNITS for key, value in shown(self.cpu_operators).items()},
+            {key: value / UNITS for key, value in shown(self.gpu_operators).items()},
+            percentages(shown(self.steps)),
+            percentages(shown(self.general)),
             percentages({title: self.passes[title] for title in PASSES.values()}) if both else None,
-            percentages(_main_operators(self._shown(self.collectives))) if self.collectives else None,
+            percentages(_main_operators(shown(self.collectives))) if self.collectives else None,
         )
-
-    def _ratio(self) -> dict[str, float]:
-        return percentages(self._shown({**self.gpu_phases, **self.cpu_phases}))
-
-    def _shown(self, sums: dict[str, float]) -> dict[str, float]:
-        return sums if self.in_order else dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
 def in_units(durations_us: Floats) -> Floats:
@@ -253,28 +254,3 @@ def _main_operators(sums: dict[str, float]) -> dict[str, float]:
 def int_if_whole(value: float) -> float:
     """Return an int if nothing is lost: whole microseconds are ints in reports."""
     return int(value) if value.is_integer() else value
-
-
-# --- compat="service" ------------------------------------------------------------------------------------------------
-
-
-class OrderedTimeBreakdown(TimeBreakdown):
-    """A breakdown with its keys in order of first appearance."""
-
-    in_order = True
-
-
-class SwappedTimeBreakdown(OrderedTimeBreakdown):
-    """A breakdown with the labels of CPU and GPU time the wrong way round, as some rules of the service have it."""
-
-    def _ratio(self) -> dict[str, float]:
-        labels = [*self.cpu_phases, *self.gpu_phases]
-        values = [*self.gpu_phases.values(), *self.cpu_phases.values()]
-        return percentages(dict(zip(labels, values, strict=True)))
-
-
-def in_order(breakdown: TimeBreakdown, order: KeyOrder) -> KeysInOrder:
-    """Return the breakdown's shares with their keys in the order in which they first appeared."""
-    shares = breakdown.shares()
-    order.add(shares.as_dict())
-    return order.apply(shares)

@@ -50,7 +50,7 @@ _LISTED = {
     "rules.low_gpu_utilization": "LowGPUUtilizationParameters _LowUtilization",
     "rules.overall_framework_metrics": "_Loop",
     "rules.quantile_sketch": "QuantileSketch",
-    "rules.rolling_series": "GrowingArray RollingSeries",
+    "rules.rolling_series": "RollingSeries",
     "rules.step_outlier": "_LongStep _Phase",
     "rules.time_breakdown": "EventClass TimeBreakdown",
     "source.item_table": "Item",
