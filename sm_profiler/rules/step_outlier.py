@@ -262,8 +262,8 @@ class StepOutlier(BuiltinRule):
         """Evaluate each phase of each process by all its steps."""
         if self.differs.added_up:
             shares = self._shares(self._breakdown) if self._triggered else None
-            found = self._order.apply(StepOutlierDetails(dict(self._shown), shares))
-            return self._result(self._triggered, self._violations, self._steps, found)
+            so_far = self._order.apply(StepOutlierDetails(dict(self._shown), shares))
+            return self._result(self._triggered, self._violations, self._steps, so_far)
         triggered = violations = 0
         shown: dict[str, StepStatistics] = {}
         breakdown = TimeBreakdown()
