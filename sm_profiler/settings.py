@@ -326,7 +326,7 @@ SCHEDULER = Setting(
 )  # fmt: skip
 ALLOW_STOP = Setting(
     "SM_PROFILER_ALLOW_STOP_TRAINING", SWITCH, "let a rule's action StopTraining stop the training job",
-    "rules.actions", False, group=RULE_JOBS,
+    "rules.rule", False, group=RULE_JOBS,
 )  # fmt: skip
 
 LOCAL_PYTHON = Setting(

@@ -47,12 +47,10 @@ if TYPE_CHECKING:
     from sm_profiler.rules.batch_size import BatchSize
     from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
     from sm_profiler.rules.dataloader import Dataloader
-    from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
+    from sm_profiler.rules.gpu_rules import GPUMemoryIncrease, LowGPUUtilization
     from sm_profiler.rules.load_balancing import LoadBalancing
-    from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
     from sm_profiler.rules.max_initialization_time import MaxInitializationTime
-    from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
-    from sm_profiler.rules.overall_system_usage import OverallSystemUsage
+    from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
     from sm_profiler.rules.profiler_report import RULES, ProfilerReport, run_rules
     from sm_profiler.rules.results import RuleResult, RuleResults, write_rule_reports
     from sm_profiler.rules.rule import NoMoreProfilerData, Rule, RuleEvaluationConditionMet, invoke_rule
@@ -66,12 +64,10 @@ else:  # numpy is loaded by what needs it
             "bottleneck": ["CPUBottleneck", "IOBottleneck"],
             "dataloader": ["Dataloader"],
             "sm_profiler.folding.engine": ["Fold", "Following", "run_folds", "windows"],
-            "gpu_memory_increase": ["GPUMemoryIncrease"],
+            "gpu_rules": ["GPUMemoryIncrease", "LowGPUUtilization"],
             "load_balancing": ["LoadBalancing"],
-            "low_gpu_utilization": ["LowGPUUtilization"],
             "max_initialization_time": ["MaxInitializationTime"],
-            "overall_framework_metrics": ["OverallFrameworkMetrics"],
-            "overall_system_usage": ["OverallSystemUsage"],
+            "overall": ["OverallFrameworkMetrics", "OverallSystemUsage"],
             "profiler_report": ["ProfilerReport", "RULES", "run_rules"],
             "results": ["RuleResult", "RuleResults", "write_rule_reports"],
             "rule": ["NoMoreProfilerData", "Rule", "RuleEvaluationConditionMet", "invoke_rule"],

@@ -8,7 +8,7 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpu_rule import DeviceDetails
+from sm_profiler.rules.gpu_rules import DeviceDetails
 from sm_profiler.rules.grouping import (
     CPU_UTILIZATION,
     GPU_MEMORY,

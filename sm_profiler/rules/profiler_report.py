@@ -18,12 +18,10 @@ from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.dataloader import Dataloader
 from sm_profiler.rules.differences import Compat
-from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
+from sm_profiler.rules.gpu_rules import GPUMemoryIncrease, LowGPUUtilization
 from sm_profiler.rules.load_balancing import LoadBalancing
-from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
-from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
-from sm_profiler.rules.overall_system_usage import OverallSystemUsage
+from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
 from sm_profiler.rules.plugin_rule import plugin_rules
 from sm_profiler.rules.results import RuleResult, RuleResults
 from sm_profiler.rules.step_outlier import StepOutlier

@@ -26,9 +26,8 @@ from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
-from sm_profiler.rules.plain_report import write_plain_report
 from sm_profiler.rules.profiler_report import ProfilerReport
-from sm_profiler.rules.results import RuleResults, write_rule_reports
+from sm_profiler.rules.results import RuleResults, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.settings import (
     DEFAULT_RULE,

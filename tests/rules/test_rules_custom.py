@@ -25,8 +25,8 @@ from sm_profiler.rules import (
     invoke_rule,
     run_folds,
 )
-from sm_profiler.rules.actions import Actions
 from sm_profiler.rules.custom_main import own_parameters
+from sm_profiler.rules.rule import Actions
 from sm_profiler.rules.runner import Runner
 from sm_profiler.rules.settings import Settings, Status
 

@@ -11,7 +11,7 @@ import pytest
 
 from sm_profiler.deploy import deploy_image, start_rules
 from sm_profiler.errors import ProfilerError
-from sm_profiler.rules.actions import Actions
+from sm_profiler.rules.rule import Actions
 from sm_profiler.source.job import describe
 from sm_profiler.storage import s3_client
 from sm_profiler.storage.s3_client import ATTEMPTS, create_api_client
