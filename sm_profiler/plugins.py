@@ -21,7 +21,7 @@ One that fails later is reported as a built-in part that fails is: a rule as not
 as switched off. `SM_PROFILER_PLUGINS=off` leaves out all of them. Which extensions are loaded depends on the installed
 packages alone: nothing is imported because a profile, a table or a configuration names it.
 
-Extensions run with the rights of whoever runs sm-profiler. Install only those that you trust, as with any package.
+Extensions run with the rights of the user who runs sm-profiler. Install only those that you trust, as with any package.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _loaded(entry: Entry) -> Any:
         loaded: Any = import_module(module.strip())
         for part in name.strip().split("."):
             loaded = getattr(loaded, part)
-    except (Exception, SystemExit) as error:  # whatever it raises, sm-profiler works without it
+    except (Exception, SystemExit) as error:  # any error: sm-profiler works without it
         _leave_out(entry, f"{type(error).__name__}: {error}")
         return None
     return loaded

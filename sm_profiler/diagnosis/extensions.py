@@ -21,7 +21,7 @@ log = logger_for("sm_profiler")
 
 @attrs.frozen
 class ForeignFinding(Finding):
-    """A finding of another package: its repair saves the share of the time that it names, which no model knows."""
+    """A finding of another package: its repair saves the share of the time that it names, for lack of a model."""
 
 
 _FIELDS = tuple(field.name for field in attrs.fields(Finding))

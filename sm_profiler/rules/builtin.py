@@ -67,7 +67,7 @@ class BuiltinRule(Rule):
 
     @property
     def differs(self) -> Differences:
-        """What is computed differently from the documents."""
+        """Differences from the documented rules that apply."""
         return differences(self.compat)
 
     def rows(self, window: EvaluationWindow) -> tuple[SystemColumns, EventColumns]:

@@ -1,4 +1,4 @@
-"""What the managed service is known to have computed differently, as parameters of the rules."""
+"""Known differences of the managed service, as parameters of the rules."""
 
 from __future__ import annotations
 

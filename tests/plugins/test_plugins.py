@@ -275,7 +275,7 @@ def test_declaring_imports_nothing(here):
 
 
 def test_a_profile_cannot_name_what_is_imported(here, caplog):
-    """A name that is no entry point is unknown, whatever module has it."""
+    """A name that is no entry point is unknown, even if a module has it."""
     assert plugins.load(plugins.RULES) == {}
     from sm_profiler.exporters.destination import open_destination
 

@@ -1,4 +1,4 @@
-"""A training framework with one function, which sm-profiler has never heard of."""
+"""A training framework with one function, for which sm-profiler has no adapter."""
 
 
 class Trainer:
