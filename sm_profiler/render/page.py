@@ -93,7 +93,7 @@ def _sections(report: Report) -> list[Section]:
     ledger = [ledger_view.section(report.ledger)] if report.ledger else []
     if ledger and not report.rules and not report.metrics.ranks:
         return ledger
-    return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken))]
+    return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken, report.verdict))]
 
 
 def render_page(

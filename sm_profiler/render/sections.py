@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, shorten, utc
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.unrecorded import how_to_record
@@ -89,13 +91,62 @@ RULES = {
     "OverallFrameworkMetrics": RuleText("Statistics of the framework metrics; never fires."),
 }
 CUSTOM = RuleText("A custom rule.")
+# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
+JUDGED = {
+    "MaxInitializationTime": Class.INITIALIZATION_BOUND,
+    "BatchSize": Class.BATCH_TOO_SMALL,
+    "LoadBalancing": Class.UNBALANCED_GPUS,
+}
 
 
-def build_sections(metrics: JobMetrics, rules: Rules, broken: Mapping[str, str]) -> list[Section]:
-    """Return all sections in the order of the page."""
+@attrs.frozen
+class Answers:
+    """Answers to the questions of rules: the verdict's, or the rule's if the verdict has none.
+
+    Attributes:
+        rules: results of the rules.
+        verdict: the verdict; None if there was nothing to judge.
+    """
+
+    rules: Rules
+    verdict: Verdict | None = None
+
+    def finding(self, rule: str) -> Finding | None:
+        """Return the verdict's finding on a rule's question."""
+        if self.verdict is None:
+            return None
+        return next((one for one in (self.verdict.main, *self.verdict.also) if one.kind is JUDGED[rule]), None)
+
+    def fired(self, rule: str) -> bool:
+        """Return whether the answer is yes."""
+        return bool(times_fired(self.rules, rule)) if self.verdict is None else self.finding(rule) is not None
+
+    def sentence(self, rule: str, otherwise: str) -> str:
+        """Return the finding's headline, or the rule's sentence."""
+        finding = self.finding(rule)
+        return otherwise if finding is None else finding.headline
+
+    def advice(self, rule: str) -> str:
+        """Return what to do; "" if the answer is no."""
+        finding = self.finding(rule)
+        return finding.next_step if finding is not None else RULES[rule].advice if self.fired(rule) else ""
+
+
+def build_sections(
+    metrics: JobMetrics, rules: Rules, broken: Mapping[str, str], verdict: Verdict | None = None
+) -> list[Section]:
+    """Return all sections in the order of the page.
+
+    Args:
+        metrics: the job in numbers.
+        rules: results of the rules.
+        broken: rule → why it could not be evaluated.
+        verdict: the report's verdict; default: the rules answer all questions.
+    """
+    answers = Answers(rules, verdict if any(rank.iterations for rank in metrics.ranks) else None)
     return [
-        summary(metrics, rules), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
-        gpu_use(rules), dataloading(rules), batch_size(rules), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
+        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
+        gpu_use(answers), dataloading(rules), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
         bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
     ]  # fmt: skip
 
@@ -119,10 +170,10 @@ def _advice(rules: Rules, *names: str) -> str:
     return " ".join(RULES[name].advice for name in names if times_fired(rules, name))
 
 
-def summary(metrics: JobMetrics, rules: Rules) -> Section:
+def summary(metrics: JobMetrics, answers: Answers) -> Section:
     """Start, end, loop, initialization and finalization of the job."""
     key, title = "summary", "Training job summary"
-    found = details(rules, "MaxInitializationTime")
+    found = details(answers.rules, "MaxInitializationTime")
     start, end = number(found.get("job_start", metrics.start)), number(found.get("job_end", metrics.end))
     whole = end - start
     if whole <= 0:
@@ -144,11 +195,12 @@ def summary(metrics: JobMetrics, rules: Rules) -> Section:
     ]  # fmt: skip
     shares = {"Training loop": loop, "Initialization": before, "Finalization": after}
     picture = share_ring(shares, "Where the job's time went")
-    fired = bool(times_fired(rules, "MaxInitializationTime"))
-    sentences = ("Initialization took longer than the rule allows.",) if fired else ()
+    rule = "MaxInitializationTime"
+    fired = answers.fired(rule)
+    sentences = (answers.sentence(rule, "Initialization took longer than the rule allows."),) if fired else ()
     return Section(
         key, title, sentences, (Table(("", ""), tuple(rows)),), (picture,) if picture else (),
-        _advice(rules, "MaxInitializationTime"), fired,
+        answers.advice(rule), fired,
     )  # fmt: skip
 
 
@@ -285,9 +337,9 @@ def _step_entries(found: object) -> list[tuple[str, Object]]:
     return entries
 
 
-def gpu_use(rules: Rules) -> Section:
+def gpu_use(answers: Answers) -> Section:
     """Box plot of each node with low use, workload histograms, differences between GPUs."""
-    key, title = "gpu", "GPU utilization analysis"
+    key, title, rules = "gpu", "GPU utilization analysis", answers.rules
     low, balance = by_node(rules, "LowGPUUtilization"), by_node(rules, "LoadBalancing")
     workloads = {node: one["workloads"] for node, one in balance.items() if isinstance(one.get("workloads"), Mapping)}
     if not workloads and not low:
@@ -302,7 +354,9 @@ def gpu_use(rules: Rules) -> Section:
         pictures += _workload(node, gpus)
         if len(gpus) == 1:
             sentences.append(f"{node} has a single GPU, so there is nothing to balance.")
-    for node, one in balance.items():
+    if answers.finding("LoadBalancing") is not None:
+        sentences.append(answers.sentence("LoadBalancing", ""))
+    for node, one in balance.items() if answers.verdict is None else ():
         for first, others in dict(one.get("distances") or {}).items():
             sentences += [
                 f"{first} and {second} of {node} have different loads (distance {number(value):.2f})."
@@ -311,7 +365,7 @@ def gpu_use(rules: Rules) -> Section:
     more = max(len(low) - MAX_PICTURES, 0) + max(len(workloads) - MAX_PICTURES, 0)
     if more:
         sentences.append(f"{plural(more, 'picture')} of other nodes not drawn; the rule results have their numbers.")
-    advice = _advice(rules, "LowGPUUtilization", "LoadBalancing")
+    advice = " ".join(filter(None, (_advice(rules, "LowGPUUtilization"), answers.advice("LoadBalancing"))))
     return Section(key, title, tuple(sentences), (), tuple(pictures), advice, bool(advice))
 
 
@@ -373,9 +427,9 @@ def dataloading(rules: Rules) -> Section:
     return Section(key, title, tuple(sentences), (), pictures, advice, bool(advice))
 
 
-def batch_size(rules: Rules) -> Section:
+def batch_size(answers: Answers) -> Section:
     """Box plot of CPU, GPU and GPU memory of each underused node."""
-    key, title = "batch", "Batch size"
+    key, title, rules = "batch", "Batch size", answers.rules
     found = by_node(rules, "BatchSize")
     pictures = [
         picture
@@ -383,12 +437,16 @@ def batch_size(rules: Rules) -> Section:
         for picture in box_plots(one, f"CPU, GPU and GPU memory on {node}")
     ]
     why = details(rules, "BatchSize").get("not_evaluated")
-    if not pictures and why:
+    fired = answers.fired("BatchSize")
+    if not pictures and not fired and why:
         return not_judged(key, title, why)
-    if not pictures:
+    if not pictures and not fired:
         return Section(key, title, ("CPU, GPUs and GPU memory are well used; the batch size needs no change.",))
     sentence = f"CPU, GPU and GPU memory are all underused on {plural(len(found), 'node')}."
-    return Section(key, title, (sentence,), (), tuple(pictures), RULES["BatchSize"].advice, fired=True)
+    if not fired:
+        sentence = f"{sentence} The time of a step has other causes than the batch size: see the verdict."
+    sentence = answers.sentence("BatchSize", sentence)
+    return Section(key, title, (sentence,), (), tuple(pictures), answers.advice("BatchSize"), fired=fired)
 
 
 def bottleneck(rules: Rules, rule: str, title: str, key: str) -> Section:

@@ -7,7 +7,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.sections import build_sections
 from sm_profiler.render.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.render.view import glance
-from sm_profiler.report import Class
+from sm_profiler.report import Class, Finding, Verdict
 from sm_profiler.rules.time_breakdown import TimeBreakdown
 
 
@@ -108,3 +108,28 @@ def test_operators_of_detailed_windows_are_listed_with_their_layers():
     assert table.rows[0][1:] == ("50.0 %", "12 ms")
     page = render_html(report)
     assert all(name in page for name in names)
+
+
+def test_what_the_verdict_answers_is_answered_once():
+    """Start, batch size and balance of GPUs: the limits of the verdict, not those of the rule, are on the page."""
+    report = report_from(training(200))
+    assert report.metrics.ranks
+    finding = Finding(Class.UNBALANCED_GPUS, "gpu0 works, gpu1 waits.", (), "Balance them.", 0.1)
+    verdict = Verdict(report.verdict.main, (finding,))
+    workloads = {"gpu0": [0, 1], "gpu1": [1, 0]}
+    rules = {
+        "MaxInitializationTime": {**result(9), "RuleTriggered": 1},
+        "BatchSize": {**result(9), "RuleTriggered": 1},
+        "LoadBalancing": {
+            **result(9, **{"algo-1": {"workloads": workloads, "distances": {"gpu0": {"gpu1": 0.83}}}}),
+            "RuleTriggered": 1,
+        },
+    }
+    judged = {one.key: one for one in build_sections(report.metrics, rules, {}, verdict)}
+    assert [judged[key].fired for key in ("summary", "batch", "gpu")] == [False, False, True]
+    assert "gpu0 works, gpu1 waits." in judged["gpu"].sentences
+    assert not any("distance" in sentence for sentence in judged["gpu"].sentences)
+    assert judged["gpu"].advice == "Balance them."
+    alone = {one.key: one for one in build_sections(metrics_of(), rules, {}, verdict)}  # nothing was judged
+    assert any("distance 0.83" in sentence for sentence in alone["gpu"].sentences)
+    assert alone["gpu"].fired
