@@ -25,7 +25,7 @@ _OURS = tuple(
     f"sm_profiler.{name}."
     for name in ("formats", "storage", "source", "rules", "metrics", "report", "compact", "diagnosis")
 )
-_REPORTS = tuple(f"sm_profiler.{name}." for name in ("formats", "folding", "rules", "metrics", "report", "diagnosis"))
+_REPORTS = tuple(f"sm_profiler.{name}." for name in ("formats", "rules", "metrics", "report", "diagnosis"))
 # What states, tasks and answers of workers contain; anything else is refused.
 _LISTED = {
     "compact.rewriting": "Compacted",
