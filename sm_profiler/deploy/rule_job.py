@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 import time
@@ -15,11 +14,12 @@ import attrs
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.deploy.image import one_line_errors
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.launch.request import check_request, local_source, source_uri, upload_source
+from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
+from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError
 from sm_profiler.storage.s3_client import create_api_client, create_client
 
@@ -68,7 +68,7 @@ def start_rules(  # keyword arguments, each an independent choice
     Several instances share the work once the training job is over, with the same result.
 
     Args:
-        job: name of the training job.
+        job: name or ARN of the training job, or account:REGION/NAME.
         image: URI of the rule image, as `deploy_image` returns it.
         role: ARN of the role that the container runs under, with few permissions (docs/deploying.md); None reuses the
             training job's role, which usually can do far more than read a profile.
@@ -101,6 +101,9 @@ def start_rules(  # keyword arguments, each an independent choice
             f"role {role!r} is not an ARN, such as arn:aws:iam::123456789012:role/{role}: aws iam get-role --role-name {role} "
             "prints it"
         )
+    if is_account(named := given(job)):  # or its ARN
+        of_job, job = split_account(named)
+        region = region or of_job
     client: Any = create_api_client("sagemaker", region=region)
     training = describe(job, client=client)
     data = _profile_of(training, job, region=region, force=force)
@@ -156,6 +159,9 @@ def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force
         found = stored_profile(places, client=create_client("s3", region_name=region))
     except AccessDeniedError:  # the container has another role
         return places[0]
+    except SourceError as error:
+        text = missing_profile(training, job, places, region=region or "", problem=error)
+        raise SourceError(f"{text} {_FORCE}") from error
     if found is None and not Launched.of(training).may_store_profile:
         raise SourceError(f"{missing_profile(training, job, places, region=region or '')} {_FORCE}")
     return found or places[0]
@@ -196,26 +202,6 @@ def _local_file(source: str, rule: str) -> Path:
     path = local_source(source, rule)
     check_class(path, rule)
     return path
-
-
-def check_class(path: Path, name: str) -> None:
-    """Check that a file can define a rule's class, without running it.
-
-    Raises:
-        ConfigError: it is not Python, or has no such name.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"rule {name}: {path} cannot be read as Python: {' '.join(str(error).split())}") from error
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    classes = [node.name for node in statements if isinstance(node, ast.ClassDef)]
-    # a class may also be imported, or made by an assignment
-    other = any(alias.name == "*" or name in {alias.asname, alias.name} for node in statements
-                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names)  # fmt: skip
-    assigned = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
-    if name not in classes and not other and not assigned:
-        raise ConfigError(f"{path} has no class {name}; it has: {', '.join(classes) or 'no class'}")
 
 
 def check_rule(name: str) -> str:

@@ -182,12 +182,13 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
     request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
     if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
         _resolve_image(request, region)
-    parameters = request.get("RuleParameters")
-    source = (parameters or {}).get("source_s3_uri")
+    parameters = request.get("RuleParameters") or {}
+    source = parameters.get("source_s3_uri")
     if isinstance(source, str) and not source.startswith("s3://"):
-        require_class(local_source(source, request["RuleConfigurationName"]), request)
+        if isinstance(wanted := parameters.get("rule_to_invoke"), str):
+            check_class(local_source(source, request["RuleConfigurationName"]), wanted)
         uploaded = _upload(source, request["RuleConfigurationName"], session, s3_output_path)
-        request["RuleParameters"] = {**(parameters or {}), "source_s3_uri": uploaded}
+        request["RuleParameters"] = {**parameters, "source_s3_uri": uploaded}
     return request
 
 
@@ -243,24 +244,24 @@ def local_source(source: str, name: str) -> Path:
     return path
 
 
-def require_class(path: Path, request: Mapping[str, Any]) -> None:
-    """Check that a rule's source defines or imports the class that `rule_to_invoke` names; its code is not run.
+def check_class(path: Path, name: str) -> None:
+    """Check that a file can define a rule's class, without running it.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it is not Python, or has no such name.
     """
-    wanted = (request.get("RuleParameters") or {}).get("rule_to_invoke")
     try:
-        body = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError, RecursionError):  # another Python may read it
-        return
-    lines = [line for top in body for line in ast.walk(top)]
-    classes = [one.name for one in lines if isinstance(one, ast.ClassDef)]
-    names = {one.id for one in lines if isinstance(one, ast.Name)}
-    names |= {one.asname or one.name for one in lines if isinstance(one, ast.alias)}
-    if isinstance(wanted, str) and not names.union(classes) & {wanted, "*"}:
-        found = f": it has {', '.join(classes)}" if classes else ""
-        raise ConfigError(f"rule {request['RuleConfigurationName']}: {path.name} has no class {wanted}{found}")
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"rule {name}: {path} cannot be read as Python: {' '.join(str(error).split())}") from error
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    classes = [node.name for node in statements if isinstance(node, ast.ClassDef)]
+    # a class may also be imported, or made by an assignment
+    other = any(alias.name == "*" or name in {alias.asname, alias.name} for node in statements
+                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names)  # fmt: skip
+    assigned = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+    if name not in classes and not other and not assigned:
+        raise ConfigError(f"{path} has no class {name}; it has: {', '.join(classes) or 'no class'}")
 
 
 def source_uri(prefix: str, name: str, path: Path) -> str:

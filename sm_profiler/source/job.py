@@ -304,11 +304,16 @@ def stored_profile(places: Sequence[str], *, client: Any = None) -> str | None:
         AccessDeniedError: these credentials may not list the objects.
         SourceError: they cannot be listed, for example because there is no such bucket.
     """
+    problem = None
     for uri in outputs_below(places):
         storage = open_storage(uri, client=client)
-        for part in (SYSTEM, FRAMEWORK):
-            if next(iter(storage.list(f"{part}/")), None) is not None:
+        try:
+            if any(next(iter(storage.list(f"{part}/")), None) is not None for part in (SYSTEM, FRAMEWORK)):
                 return uri
+        except SourceError as error:  # the profile may be in another place
+            problem = problem or error
+    if problem is not None:
+        raise problem
     return None
 
 

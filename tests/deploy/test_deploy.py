@@ -205,6 +205,13 @@ def test_without_the_right_to_list_the_bucket_the_rules_start(monkeypatch):
     assert main(["rules", "start", "--job", "my-job", "--image", "i", "--training-role"]) == 0
 
 
+def test_rules_start_takes_the_arn_of_a_job():
+    training_job("my-job")
+    arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/my-job"
+    started = start_rules(arn, image="i", role=None, dry_run=True)
+    assert started.name.startswith("my-job-rules-")
+
+
 def test_rules_start_uploads_a_local_rule(tmp_path, capsys):
     training_job("my-job")
     s3 = boto3.client("s3")

@@ -189,14 +189,14 @@ def test_uploads_a_local_rule_source(tmp_path):
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
-        ("class Yours: ...\nclass Ours: ...", "rule mine: rules.py has no class Mine: it has Yours, Ours"),
-        ("", "rule mine: rules.py has no class Mine"),
+        ("class Yours: ...\nclass Ours: ...", r"rules\.py has no class Mine; it has: Yours, Ours"),
+        ("", r"rules\.py has no class Mine; it has: no class"),
         ("class Mine: ...", ""),
         ("from other import Yours as Mine", ""),
         ("from other import *", ""),
         ("Mine = type('Mine', (), {})", ""),
         ("if True:\n    class Mine: ...", ""),
-        ("class Mine(: of a later Python", ""),
+        ("class Mine(:", "cannot be read as Python"),
     ],
 )
 def test_a_rule_source_without_the_class_is_refused_before_it_is_uploaded(tmp_path, text, refused):

@@ -14,7 +14,7 @@ from sm_profiler.formats.columns import Category
 from sm_profiler.report.gpu.report import holds_only_traces
 from sm_profiler.source import open_source
 from sm_profiler.source.cache import wait_for_copies
-from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.source.job import describe, profiler_output, stored_profile
 from sm_profiler.source.opening import given
 from sm_profiler.storage.s3 import S3Storage
 
@@ -193,6 +193,10 @@ def test_a_job_is_found_in_its_second_place_if_the_first_has_no_bucket(endpoint,
     paths = {"ProfilerConfig": {"S3OutputPath": "s3://gone/"}, "OutputDataConfig": {"S3OutputPath": "s3://jobs/team"}}
     monkeypatch.setattr("sm_profiler.source.job.describe", lambda *_, **__: {"TrainingJobName": "job-7", **paths})
     assert open_source("job-7", client=endpoint.client()).uri == f"s3://jobs/{PREFIX}"
+    places = ["s3://gone/job-7/profiler-output", f"s3://jobs/{PREFIX}"]
+    assert stored_profile(places, client=endpoint.client()) == places[1]
+    with pytest.raises(SourceError, match="the bucket does not exist"):
+        stored_profile(places[:1], client=endpoint.client())
 
 
 @pytest.mark.parametrize("partition", ["aws", "aws-cn"])
