@@ -257,7 +257,8 @@ def _stopped(name: str, records: Sequence[Record], metrics: JobMetrics, *, sever
         return None  # it went on, or it computes in changing places
     stacks = tuple(_stacks(record, name))
     waits_for = _waits_for(stacks[0].frames if stacks else (), several=several)
-    if state == "ended" and not last.args.get("error"):
+    never_stepped = record.step < 0 and not metrics.ranks  # what follows no loop was waited for in vain
+    if state == "ended" and not last.args.get("error") and not never_stepped:
         idle = bool(record.args.get("same")) and waiting
         if not idle or waits_for not in OF_A_LOOP:
             return None  # work after the loop

@@ -228,6 +228,20 @@ def test_the_first_step_is_never_reached():
     assert found["step"] is None
 
 
+@pytest.mark.parametrize(("loop", "hangs"), [(False, True), (True, False)])
+def test_a_job_that_ends_without_ever_stepping_has_its_stacks(loop, hangs):
+    """In a job with steps, a process without any does other work."""
+    waiting = {"state": "hanging", "waited": 120.0, "longest": 0.0, "cpu": 0.001, "same": True}
+    thread = {"name": "MainThread", "training": True, "frames": [["/job/train.py", 12, "prepare"]]}
+    rows = [
+        (HANG, "hang", 20.0, 120.0, "algo-1-7", -1, {**waiting, "threads": [thread]}),
+        (HANG, "hang", 20.0, 130.0, "algo-1-7", -1, {**waiting, "state": "ended", "waited": 130.0}),
+    ]
+    report = report_from([*rows, *(training(200) if loop else [])])
+    assert (report.hang is not None) == hangs
+    assert ("train.py:12 in prepare for 2.17 min, before its first step" in report.verdict.main.headline) == hangs
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"threads": 5, "children": [3], "state": [1]}', '{"threads": [{"frames": [[1, "a"]]}]}']
 )
