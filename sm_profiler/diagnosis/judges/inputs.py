@@ -9,7 +9,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import INDIRECT, OTHERS_WORK
 from sm_profiler.diagnosis.judges.judge_context import JudgeContext
 from sm_profiler.diagnosis.judges.keras_inputs import KerasInput, keras_input
-from sm_profiler.diagnosis.judges.loop import MAX_NAME, outside_share
+from sm_profiler.diagnosis.judges.loop import MAX_NAME, outside_share, usual_length
 from sm_profiler.diagnosis.judges.tf_data import Stage, batch_seconds, slow_stage
 from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.diagnosis.judges.written import BESIDE_THE_PHASES
@@ -212,14 +212,13 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
     if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not making:
         return None
     part = sum(one.seconds for one in making) / sum(one.seconds for one in beside)
-    share = outside_share(context) * part
-    mean = context.mean(lambda rank: rank.mean("outside")) * part
+    share, iteration = outside_share(context) * part, usual_length(context)
+    mean = share * iteration
     if share < policy.INPUT_WAIT or mean * 1e3 < policy.HANDOVER_MS:
         return None
     longest = max(making, key=lambda one: one.seconds)
     place = maker(longest)
     function = shorten(place.function, MAX_NAME) if place else ""
-    iteration = context.mean(lambda rank: rank.mean("length"))
     repair = context.stack.generators.format(function)
     return Finding(
         Class.INPUT_BOUND,

@@ -42,12 +42,21 @@ def outside_share(context: JudgeContext) -> float:
     """
 
     def of(rank: Rank) -> float:
-        length = sum(rank.median(key) for key in parts.iteration_keys())
+        length = _usual_length(rank)
         median = rank.median("outside") / length if length > 0 else 0.0
         return min(rank.share_of_iterations("outside", without_stalls=True), median)
 
     collections = context.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
     return max(context.mean(of) - collections, 0.0)
+
+
+def _usual_length(rank: Rank) -> float:
+    return sum(rank.median(key) for key in parts.iteration_keys())
+
+
+def usual_length(context: JudgeContext) -> float:
+    """Return the seconds of a usual step, of which `outside_share` is a share: the sum of the medians of its parts."""
+    return context.mean(_usual_length)
 
 
 def other_share(context: JudgeContext) -> float:
@@ -60,14 +69,12 @@ _LARGER_BATCH = " Steps this short make per-step trainer overhead visible; a lar
 
 def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
-    share = other_share(context)
-    outside = context.mean(lambda rank: rank.mean("outside")) * context.unnamed()
     update = _update_by_hand(context)
     limit, rest = _beside_the_model(context, update)
-    share, outside = share * rest, outside * rest
+    share, iteration = other_share(context) * rest, usual_length(context)
+    outside = share * iteration
     if share < limit or outside * 1e3 < policy.OUTSIDE_MS or _is_small_for_trainer(context):
         return _waits_for_gpu(context)
-    iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
         Class.SYNC_BOUND,
         f"{percent(share)} of each training step is spent outside the model, {'its update' if update else 'the optimizer'} and data "
