@@ -609,6 +609,7 @@ class Session(StepObserver):
             "framework": self.adapter.framework,
             "node": self.node,
             "rank": self.rank,
+            "world_size": None if self.rank is None else settings.world_size_from(),
             "pid": os.getpid(),
             "container_us": self._birth.container_us,
             "process_us": self._birth.process_us,

@@ -84,6 +84,15 @@ def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     return _number(environment, "SLURM_PROCID") if (_number(environment, "SLURM_STEP_NUM_TASKS") or 0) > 1 else None
 
 
+def world_size_from(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of ranks of the job from the launcher's variables, or None."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        size = _number(environment, name)
+        if size is not None:
+            return size
+    return None
+
+
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None

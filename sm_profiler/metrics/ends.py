@@ -38,6 +38,8 @@ _FLUSH_S = 5.0  # the records of a killed process end up to so long before it do
 _TOGETHER_S = 2.0  # processes that were killed within this time were killed by the same hand
 _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy job end closer to each other
 _DAY_S = 86400.0
+_SHOWN_RANKS = 4
+_MOST_RANKS = 1_000_000
 _CODE = re.compile(r"exit ?code:? ?(\d{1,3})\b", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
 # Errors of ranks whose peer is gone.
@@ -126,6 +128,7 @@ class EndFacts:
         description: the response of DescribeTrainingJob.
         left_open: processes that are gone left files open: they were killed, and the monitor with them.
         silent_s: seconds from the last record to the report; None if no process recorded how it ends, as in old profiles.
+        unrecorded: ranks of which there is no record, although others have one.
     """
 
     run: str = ""
@@ -136,6 +139,7 @@ class EndFacts:
     description: Mapping[str, Any] = attrs.field(factory=dict)
     left_open: bool = False
     silent_s: float | None = None
+    unrecorded: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -156,6 +160,7 @@ class JobEnd:
         place: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
         lost_s: seconds of data that an open trace file can hold, if the end of a process left one that is lost; else 0.
         silent_s: seconds from its last record to the report, of a job that ended without a word; otherwise None.
+        unrecorded: ranks of which there is no record, of a job that did not complete.
     """
 
     state: str = UNKNOWN
@@ -171,6 +176,7 @@ class JobEnd:
     place: str = ""
     lost_s: float = 0.0
     silent_s: float | None = None
+    unrecorded: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""
@@ -214,9 +220,23 @@ class JobEnd:
             INTERRUPTED: f"The job was interrupted{after} and has not resumed.",
             RUNNING: f"The job is still running: this is the verdict so far{after and f',{after}'}.",
         }.get(self.state, "")
-        if not text or not self.lost_s:
+        more = f"{lost_in_open_file(self.lost_s)}." if self.lost_s else ""
+        more = " ".join(filter(None, (self._unrecorded, more)))
+        if not text or not more:
             return text
-        return f"{text if text.endswith(('.', '!', '?')) else f'{text}.'} {lost_in_open_file(self.lost_s)}."
+        return f"{text if text.endswith(('.', '!', '?')) else f'{text}.'} {more}"
+
+    @property
+    def _unrecorded(self) -> str:
+        if not self.unrecorded:
+            return ""
+        shown = ", ".join(map(str, self.unrecorded[:_SHOWN_RANKS]))
+        more = " and others" if len(self.unrecorded) > _SHOWN_RANKS else ""
+        one = len(self.unrecorded) == 1
+        return (
+            f"{'Rank' if one else 'Ranks'} {shown}{more} recorded nothing: {'it' if one else 'they'} may have ended before "
+            "the others."
+        )
 
     @property
     def _signal(self) -> str:
@@ -280,6 +300,15 @@ def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[i
     return tuple(found)
 
 
+def unrecorded_ranks(metadata: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the ranks of which there is no record, if the others agree on how many there are."""
+    sizes = {one.get("world_size") for one in metadata if _whole(one.get("rank")) is not None}
+    size = _whole(sizes.pop()) if len(sizes) == 1 else None
+    if not size or not 0 < size <= _MOST_RANKS:
+        return ()
+    return tuple(sorted(set(range(size)) - {one.get("rank") for one in metadata}))
+
+
 def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
     """Return how a job ended."""
     first = _first_failed(ranks)
@@ -312,6 +341,9 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
     if len(peers) > 1 and state in {*FAILED, RUNNING, UNKNOWN}:
         short = _short(peers)
         dead = first if short is None and first in peers and not _left_together(peers) else None
+    unrecorded = facts.unrecorded if state in {*FAILED, UNKNOWN} else ()
+    if unrecorded and dead is not None and dead.state == CRASHED and (not dead.error or _OF_A_PEER.search(dead.error)):
+        dead = None  # a rank without a record may have been the first
     most = max(ranks, key=lambda one: (one.step, one.counted), default=None)
     return JobEnd(
         state,
@@ -327,6 +359,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         place,
         _lost_seconds(state, ranks, facts),
         facts.silent_s if state == UNKNOWN or (state == KILLED and facts.left_open) else None,
+        unrecorded,
     )
 
 

@@ -22,7 +22,7 @@ from sm_profiler.metrics.attempts import (
     join_successors,
     process_name,
 )
-from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks
 from sm_profiler.metrics.gpus_of_others import gpus_of_others
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Records, rename_processes
@@ -580,6 +580,7 @@ def measure_job(  # most are optional parts
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
+    facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
     if ending.aftermath_s is not None:
         summary = summary.until(ending.aftermath_s * 1e6)

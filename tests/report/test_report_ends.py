@@ -8,7 +8,7 @@ from report_helpers import START_S, metrics_of, report_from, training
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.message import message_of
-from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of
+from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of, unrecorded_ranks
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
@@ -270,3 +270,31 @@ def test_open_files_close_after_a_minute(tmp_path, monkeypatch):
     (folder / "1-algo-1_pythontimeline_7_0_1700000000000000000.json.tmp").touch()
     (folder / "1-algo-1_pythontimeline_7_0_x.json.tmp").touch()
     assert closes_in(tmp_path) == 23.0
+
+
+def of_ranks(size, *ranks):
+    return [{"rank": rank, "node": "algo-1", "pid": 100 + rank, "world_size": size, "start_us": 1} for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        (of_ranks(4, 0, 1, 2, 3), ()), (of_ranks(4, 0, 1, 3), (2,)), ([*of_ranks(4, 0), *of_ranks(2, 1)], ()), (of_ranks(None, 0), ()),
+        ([{"rank": None, "world_size": None}], ()), (of_ranks(10**9, 0), ()), (of_ranks("4", 0), ()), ([], ()),
+    ],
+)  # fmt: skip
+def test_ranks_without_a_record(metadata, found):
+    assert unrecorded_ranks(metadata) == found
+
+
+def test_a_rank_that_was_gone_before_its_first_record_is_named():
+    lost = "RuntimeError: Connection closed by peer"
+    peers = [RankEnd(f"algo-1-{rank}", "crashed", 1, lost, 0, at=10.0 + rank, is_rank=True) for rank in (0, 1, 3)]
+    end = end_of(EndFacts(unrecorded=(2,)), peers)
+    assert end.dead is None
+    assert end.sentence.endswith(f"{lost}. Rank 2 recorded nothing: it may have ended before the others.")
+    own = [RankEnd("algo-1-0", "crashed", 1, "ValueError: x", 0, at=5.0, is_rank=True), *peers[1:]]
+    assert end_of(EndFacts(unrecorded=(2,)), own).dead is own[0]
+    assert "recorded nothing" not in end_of(EndFacts(finished=True, unrecorded=(2,)), []).sentence
+    several = end_of(EndFacts(unrecorded=(2, 4, 5, 6, 7)), peers).sentence
+    assert several.endswith("Ranks 2, 4, 5, 6 and others recorded nothing: they may have ended before the others.")
