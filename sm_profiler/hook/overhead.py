@@ -12,6 +12,10 @@ from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
 MIN_US = 30.0  # a step
+# Of a loop whose steps are bare where phases are sparse, the training's part alone: phases are what is left to save.
+BARE_SHARE = 0.002
+BARE_US = 3.0
+BARE_OVER = 2
 OVER = 5  # times in a row over the time budget before something is reduced
 UNDER = 60  # times in a row under half the time budget before phases become denser again
 MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
@@ -109,7 +113,9 @@ class OverheadController:
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
         if steps:
-            self._judge(steps, training_us + background_us, (current[0] - last[0]) * 1e6)
+            bare = self._tracker.may_be_bare
+            cost_us = training_us if bare else training_us + background_us
+            self._judge(steps, cost_us, (current[0] - last[0]) * 1e6, bare=bare)
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
@@ -117,7 +123,7 @@ class OverheadController:
             "windows_us": round((current[4] - last[4]) / 1000, 1),
         }
 
-    def _judge(self, steps: int, cost_us: float, length_us: float) -> None:
+    def _judge(self, steps: int, cost_us: float, length_us: float, *, bare: bool) -> None:
         """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps."""
         unjudged = self._unjudged
         for index, more in enumerate((steps, cost_us, length_us)):
@@ -126,10 +132,11 @@ class OverheadController:
             return
         count, cost_us, length_us = unjudged
         self._unjudged = [0.0, 0.0, 0.0]
-        budget_us = max(MIN_US * count, TIME_SHARE * length_us)
+        least_us, share, patience = (BARE_US, BARE_SHARE, BARE_OVER) if bare else (MIN_US, TIME_SHARE, OVER)
+        budget_us = max(least_us * count, share * length_us)
         self._over = self._over + 1 if cost_us > budget_us else 0
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
-        if self._over >= OVER:
+        if self._over >= patience:
             self._over = 0
             self._reduce(cost_us / budget_us)
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
