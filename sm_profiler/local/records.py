@@ -180,10 +180,9 @@ class TrainingJobRecord(JobRecord):
         return self.profiler_config is not None and not self.profiler_config.get("DisableProfiler", False)
 
     @property
-    def hook_is_off(self) -> bool:
-        """True if framework metrics are requested, and no variable of the request switches the hook on."""
-        wanted = self.profiling and bool((self.profiler_config or {}).get("ProfilingParameters"))
-        return wanted and not AUTO.read(self.request.get("Environment", {}))
+    def hook_is_added(self) -> bool:
+        """True if the profiler is on, and the request does not itself switch the hook on or off, as SageMaker needs it to."""
+        return self.profiling and AUTO.name not in self.request.get("Environment", {})
 
     def configure_profiler(self, config: JsonDict) -> None:
         """Take over a configuration, which may be only what an update changes."""

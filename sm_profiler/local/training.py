@@ -44,9 +44,8 @@ from sm_profiler.settings import AUTO
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
-HOOK_IS_OFF = (
-    f"sm-profiler: ProfilingParameters request framework metrics, but the job's environment has no {AUTO.name}=1: as on "
-    "SageMaker, the hook is off unless the script itself creates it"
+HOOK_IS_ADDED = (
+    f"sm-profiler: the local endpoint switched the hook on; on SageMaker, add {AUTO.name}=1 to the job's environment"
 )
 KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the start and end of each window
 
@@ -215,6 +214,8 @@ class TrainingRun(threading.Thread):
             found = start_environment(host, found)
         else:
             found |= toolkit_environment(host, job.request, gpu_count())
+        if job.hook_is_added:
+            found[AUTO.name] = "1"
         for name, value in job.request.get("Environment", {}).items():  # the hook itself applies SM_PROFILER_ROOT
             found[name] = value if name.startswith("SM_PROFILER") else host.map(value)
         return found
@@ -230,8 +231,8 @@ class TrainingRun(threading.Thread):
             raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
 
     def _start_profiling(self, s3: Any) -> None:
-        if self.job.hook_is_off:
-            self.streams[0].write(HOOK_IS_OFF)
+        if self.job.hook_is_added:
+            self.streams[0].write(HOOK_IS_ADDED)
         self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
         self.profiling.start()
         self.update_rules()

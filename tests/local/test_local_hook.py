@@ -84,20 +84,17 @@ def test_framework_metrics_are_switched_on_in_a_job_that_began_without(bench):
     assert {"Step:ModeKeys.TRAIN", "Forward"} <= trace_phases(bench, f"later/{name}/profiler-output/framework")
 
 
-@pytest.mark.parametrize("creates", [False, True])
-def test_a_configuration_alone_does_not_switch_the_hook_on(bench, creates):
-    """It did here, and not on SageMaker: what worked on the local endpoint was without steps there."""
+@pytest.mark.parametrize("asked", [None, "1", "0"])
+def test_the_log_has_a_line_if_the_endpoint_switches_the_hook_on(bench, asked):
+    """On SageMaker, a configuration alone does not."""
     script = LOOP.replace("left, end = 40", "left, end = 10").replace("if config.read_text() != before:", "if True:")
-    if creates:
-        script = script.replace(
-            "config =", "from sm_profiler.hook import Hook\nhook = Hook.create_from_config()\nconfig ="
-        )
     parameters = {"LocalPath": "/opt/ml/output/profiler"}
     config = {"S3OutputPath": f"s3://{bench.local.bucket}/alone", "ProfilingParameters": parameters}
-    name = bench.run(script, ProfilerConfig=config)["TrainingJobName"]
-    assert ("Step:ModeKeys.TRAIN" in trace_phases(bench, f"alone/{name}/")) == creates
-    (line,) = [line for line in bench.lines(name) if line.startswith("sm-profiler:")]
-    assert "SM_PROFILER_AUTO=1: as on SageMaker, the hook is off unless" in line
+    more = {"Environment": {"SM_PROFILER_AUTO": asked}} if asked else {}
+    name = bench.run(script, ProfilerConfig=config, **more)["TrainingJobName"]
+    assert ("Step:ModeKeys.TRAIN" in trace_phases(bench, f"alone/{name}/")) == (asked != "0")
+    lines = [line for line in bench.lines(name) if "add SM_PROFILER_AUTO=1 to the job's environment" in line]
+    assert len(lines) == (asked is None)
 
 
 @pytest.mark.slow

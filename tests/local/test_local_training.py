@@ -85,7 +85,7 @@ def test_environment_is_built_not_inherited(shown):
     inside = ("HOME", "SM_MODEL_DIR", "SM_INPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_CHANNEL_TRAIN")
     assert all(environment[name].startswith(root.removesuffix("/ml")) for name in inside)
     assert environment["MINE"] == f"{root}/model/x"
-    assert "SM_PROFILER_AUTO" not in environment  # as on SageMaker, where the request's configuration sets no variable
+    assert environment["SM_PROFILER_AUTO"] == "1"
     assert json.loads(environment["SM_HOSTS"]) == ["algo-1"]
     assert environment["SM_CHANNELS"] == '["train"]'
     assert found["folder"] == f"{root}/code"
