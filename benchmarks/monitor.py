@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 from sm_profiler.limits import Limits
-from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
-from sm_profiler.monitor.sampler import Sampler, machine_sources
+from sm_profiler.monitor.sampler import Cpu, Disk, Memory, Network, Sampler, machine_sources
 from sm_profiler.monitor.uploader import Uploader
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0

@@ -1,28 +1,271 @@
-"""From rows to a fleet: sums, trends, and what jobs have in common."""
+"""Analysis of a fleet: its totals, and what jobs with a loss have in common."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 import attrs
 
-from sm_profiler.fleet.common import common_causes
-from sm_profiler.fleet.hosts import slow_hosts
-from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.regressions import regressions
-from sm_profiler.fleet.sums import (
-    ATTRIBUTES,
-    causes_of,
-    failures_of,
-    groups_of,
-    loss_order,
-    sums_of,
-    top_of,
-    value_of,
-    weeks_of,
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.fleet import policy
+from sm_profiler.fleet.chance import drawn_at_least
+from sm_profiler.fleet.comparisons import regressions, slow_hosts
+from sm_profiler.fleet.model import (
+    LEAST_BILL_USD,
+    STAGES,
+    Cause,
+    CommonCause,
+    Failure,
+    Fleet,
+    FleetJob,
+    Group,
+    Sums,
+    TopJob,
+    Week,
 )
+from sm_profiler.fleet.page_words import Amounts
+from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
+
+UNFINISHED = frozenset({"InProgress", "Stopping"})
+ATTRIBUTES = {  # key → of a row
+    "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
+    "git": "git",
+}  # fmt: skip
+ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
+HOST = "host"
+TAG = "tag:"
+
+
+def loss_order(job: FleetJob, *, in_dollars: bool = True) -> tuple[float, float, str, str]:
+    """Return the key by which jobs are sorted: dollars, then hours, the most first; then by name and place."""
+    usd = (job.lost_usd or 0.0) if in_dollars else 0.0
+    return -usd, -job.lost_instance_hours, job.name, job.source
+
+
+def sums_of(jobs: Iterable[FleetJob]) -> Sums:
+    """Return the sums of some jobs."""
+    jobs = list(jobs)
+    priced = [job for job in jobs if job.bill_usd is not None]
+    hours, lost_hours = _sum(job.instance_hours for job in jobs), _sum(job.lost_instance_hours for job in jobs)
+    bill, lost = _sum(job.bill_usd for job in priced), _sum(job.lost_usd for job in priced)
+    judged_hours, judged_usd = _sum(job.judged_instance_hours for job in jobs), _sum(job.judged_usd for job in priced)
+    all_priced = all(job.bill_usd is not None for job in jobs if job.billable_s)
+    causes: dict[str, float] = {}
+    stages: dict[str, float] = {}
+    for job in jobs:
+        for one in job.losses:
+            lost_here = (one.usd or 0.0) if priced else one.seconds * job.instances / 3600
+            causes[one.cause] = causes.get(one.cause, 0.0) + lost_here
+        for stage, seconds in job.stages.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
+    in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
+    waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
+    return Sums(
+        jobs=len(jobs),
+        judged=sum(job.is_judged for job in jobs),
+        unreadable=sum(bool(job.error) for job in jobs),
+        failed=sum(job.status == "Failed" for job in jobs),
+        running=sum(job.status in UNFINISHED for job in jobs),
+        priced=len(priced),
+        instance_hours=hours,
+        gpu_hours=_sum(job.gpu_hours for job in jobs),
+        lost_instance_hours=min(lost_hours, hours),
+        bill_usd=bill,
+        lost_usd=min(lost, bill),
+        saved_usd=_sum(job.saved_usd for job in priced),
+        failed_usd=_sum(job.failed_usd for job in priced),
+        interrupted_usd=_sum(job.interrupted_usd for job in priced),
+        judged_instance_hours=judged_hours,
+        judged_usd=judged_usd,
+        coverage=_coverage(jobs, *((judged_usd, bill) if bill > 0 and all_priced else (judged_hours, hours))),
+        waste=waste,
+        causes=dict(
+            sorted(((cause, value) for cause, value in causes.items() if value > 0), key=lambda pair: -pair[1])
+        ),
+        stages={stage: stages[stage] for stage in STAGES if stages.get(stage, 0.0) > 0},
+    )
+
+
+def causes_of(jobs: Sequence[FleetJob], whole: Sums) -> tuple[Cause, ...]:
+    """Return what all jobs lose to each cause, the most expensive first."""
+    losses: dict[str, list[tuple[float, float, str]]] = {}
+    priced: dict[str, int] = {}
+    for job in jobs:
+        for one in job.losses:
+            row = (one.usd or 0.0, one.seconds * job.instances / 3600, one.next_step)
+            losses.setdefault(one.cause, []).append(row)
+            priced[one.cause] = priced.get(one.cause, 0) + (one.usd is not None)
+    found = []
+    for cause, rows in losses.items():
+        usd, hours = _sum(row[0] for row in rows), _sum(row[1] for row in rows)
+        part = (_part(usd, whole.judged_usd) if whole.in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
+        found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, max(rows)[2], priced[cause]))
+    in_dollars = whole.in_dollars
+    return tuple(sorted(found, key=lambda one: (-one.usd if in_dollars else 0.0, -one.instance_hours, one.cause)))
+
+
+def value_of(job: FleetJob, key: str) -> str:
+    """Return the value of a key of --group-by; "" if it is unknown."""
+    if key == HOST:
+        hosts = {node.host for node in job.nodes if node.host}
+        return next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} machines" if hosts else ""
+    attribute = {**ATTRIBUTES, **ON_REQUEST}.get(key)
+    if attribute is not None:
+        return str(getattr(job, attribute))
+    return job.tags.get(key.removeprefix(TAG), "")
+
+
+def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...]:
+    """Return the sums of each group; none for a key of which no job has a value."""
+    found = []
+    for key in keys:
+        by_value: dict[str, list[FleetJob]] = {}
+        for job in jobs:
+            by_value.setdefault(job.groups.get(key, ""), []).append(job)
+        if any(by_value):
+            groups = [Group(key, value, sums_of(some)) for value, some in by_value.items()]
+            found += sorted(groups, key=lambda one: (-one.sums.lost_usd, -one.sums.lost_instance_hours, one.value))
+    return tuple(found)
+
+
+def weeks_of(jobs: Sequence[FleetJob]) -> tuple[Week, ...]:
+    """Return the sums of each week, in time order."""
+    by_week: dict[str, list[FleetJob]] = {}
+    for job in jobs:
+        if job.week:
+            by_week.setdefault(job.week, []).append(job)
+    return tuple(Week(week, sums_of(by_week[week])) for week in sorted(by_week))
+
+
+def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
+    """Return the jobs that lose most, each with one next step; `jobs` is sorted by loss."""
+    found = []
+    for index, job in enumerate(jobs[: int(policy.TOP)]):
+        if job.losses:
+            most = job.losses[0]
+            reason = job.failure if most.cause == FAILURE else ""
+            found.append(
+                TopJob(index, job.name, most.cause, job.lost_usd, job.lost_instance_hours, most.next_step, reason)
+            )
+    return tuple(found)
+
+
+def failures_of(jobs: Sequence[FleetJob]) -> tuple[Failure, ...]:
+    """Return the jobs that failed, were stopped or interrupted, the most expensive first."""
+    found = []
+    for index, job in enumerate(jobs):
+        ended = job.status in {"Failed", "Stopped"}
+        if not ended and not job.interruptions:
+            continue
+        usd = job.bill_usd if ended else job.interrupted_usd
+        hours = job.instance_hours if ended else job.interrupted_s * job.instances / 3600
+        found.append(Failure(index, job.name, job.status, job.failure, job.interruptions, usd, hours))
+    return tuple(sorted(found, key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.name)))
+
+
+def _coverage(jobs: Sequence[FleetJob], judged: float, whole: float) -> float | None:
+    """Return the judged part; a job that was not judged and whose time is unknown counts as an average one."""
+    if not jobs:
+        return None
+    unknown = sum(not job.is_judged and not job.billable_s for job in jobs)
+    known = _part(judged, whole)
+    if known is None:
+        return sum(job.is_judged for job in jobs) / len(jobs)
+    return known * (len(jobs) - unknown) / len(jobs)
+
+
+def _part(part: float, whole: float) -> float | None:
+    return min(part / whole, 1.0) if whole > 0 else None
+
+
+def _sum(values: Iterable[float | None]) -> float:
+    return math.fsum(value for value in values if value is not None)
+
+
+ALL = "all jobs"
+MOST = 50
+_OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
+
+
+def common_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[CommonCause, ...]:
+    """Return the causes that groups have in common, the most expensive first."""
+    judged = [job for job in jobs if job.judged]
+    groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]
+    for key in keys:
+        by_value: dict[str, list[FleetJob]] = {}
+        for job in judged:
+            if job.groups.get(key):
+                by_value.setdefault(job.groups[key], []).append(job)
+        groups += [(key, value, some) for value, some in by_value.items()]
+    with_cause: dict[str, set[int]] = {}
+    for job in judged:
+        for cause in _causes(job):
+            with_cause.setdefault(cause, set()).add(id(job))
+    tests = max(len(groups) * len(with_cause), 1)
+    found = []
+    for key, value, some in groups:
+        for cause, having in with_cause.items():
+            mine = [job for job in some if id(job) in having]
+            if len(mine) < policy.COMMON_JOBS or len(mine) / len(some) < policy.COMMON:
+                continue
+            others = len(judged) - len(some)
+            if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > policy.CHANCE:
+                continue
+            found.append(_common(key, value, cause, mine, len(some), (len(having) - len(mine)) / max(others, 1)))
+    found.sort(key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.key, one.value))
+    return tuple(_distinct(found)[:MOST])
+
+
+def _causes(job: FleetJob) -> set[str]:
+    """Return the causes that cost a job noticeable time."""
+    whole = job.billable_s or 0.0
+    return {
+        one.cause
+        for one in job.losses
+        if whole and one.seconds / whole >= policy.COMMON_SHARE and one.cause not in {FAILURE, INTERRUPTION}
+    }
+
+
+def _common(  # one argument a part of the sentence
+    key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
+) -> CommonCause:
+    losses = [(job, one) for job in jobs for one in job.losses if one.cause == cause]
+    priced = [one.usd for _, one in losses if one.usd is not None]
+    hours = sum(one.seconds * job.instances / 3600 for job, one in losses)
+    worst = max(losses, key=lambda pair: (pair[1].usd or 0.0, pair[1].seconds))[1]
+    detail, label = _detail(cause, jobs), LABELS.get(cause, cause)
+    group = f"{key} {value}" if value else key
+    text = f"{label} in {len(jobs)} of {of} jobs of {group}" if value else f"{label} in {len(jobs)} of {of} jobs"
+    text += f", all with {detail}" if detail else ""
+    text += f": {Amounts(bool(priced)).text(sum(priced), hours)} lost"
+    text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
+    return CommonCause(
+        key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,
+        worst.next_step, text,
+    )  # fmt: skip
+
+
+def _detail(cause: str, jobs: Sequence[FleetJob]) -> str:
+    """Return what the jobs have in common that may be the cause."""
+    workers = {job.loader_workers for job in jobs}
+    if cause in _OF_LOADER and len(workers) == 1 and None not in workers:
+        return f"num_workers={workers.pop()}"
+    lines = {(job.where[0].file, job.where[0].line) if job.where and job.verdict == cause else None for job in jobs}
+    if len(lines) == 1 and (line := lines.pop()) is not None:
+        return f"{line[0]}:{line[1]}"
+    return ""
+
+
+def _distinct(found: Sequence[CommonCause]) -> list[CommonCause]:
+    """Leave out groups that are the same jobs under another key: all of their numbers are equal."""
+    kept: dict[tuple[object, ...], CommonCause] = {}
+    for one in found:
+        kept.setdefault((one.cause, one.jobs, one.of, one.usd, one.instance_hours), one)
+    return list(kept.values())
+
 
 GROUP_BY = tuple(ATTRIBUTES)
 

@@ -15,7 +15,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.executors import Meter, open_pool, run_tasks
 from sm_profiler.fleet import policy, texts
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
-from sm_profiler.fleet.bills import Prices, with_bill
+from sm_profiler.fleet.billing import Prices, with_bill
 from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.description import Facts, facts_of
 from sm_profiler.fleet.folders import DATASET, candidates_below
@@ -196,7 +196,7 @@ class _Run:
 
     def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
         if is_account(source):
-            from sm_profiler.fleet.account import candidates_of  # boto3 takes a third of a second to load
+            from sm_profiler.fleet.billing import candidates_of  # boto3 takes a third of a second to load
             from sm_profiler.jobs.account import Account
 
             account = Account.open(split_account(source)[0])

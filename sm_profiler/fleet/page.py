@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
-from sm_profiler.fleet import page_charts
+from sm_profiler.fleet import page_rows as page_charts
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.page_rows import PLAIN_ROWS, columns, compact, link
 from sm_profiler.fleet.page_words import (

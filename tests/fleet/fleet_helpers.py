@@ -3,7 +3,7 @@
 import json
 
 from sm_profiler._version import __version__
-from sm_profiler.fleet.bills import Prices, with_bill
+from sm_profiler.fleet.billing import Prices, with_bill
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report

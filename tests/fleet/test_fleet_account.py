@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import account as candidates
+from sm_profiler.fleet import billing as candidates
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME, read_index
 from sm_profiler.jobs import account, listing

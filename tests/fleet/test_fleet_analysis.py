@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.bills import Prices
+from sm_profiler.fleet.billing import Prices
 from sm_profiler.fleet.chance import EXACT, at_least, drawn_at_least
 from sm_profiler.fleet.policy import CHANCE
 from sm_profiler.fleet.texts import stem

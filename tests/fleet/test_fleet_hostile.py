@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.bills import Prices, with_bill
+from sm_profiler.fleet.billing import Prices, with_bill
 from sm_profiler.fleet.description import as_json, facts_of, read_description
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
-from sm_profiler.fleet.table import to_parquet
 from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.writing import to_parquet
 from sm_profiler.storage import LocalStorage
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/fleet.schema.json").read_text())

@@ -23,7 +23,7 @@ from sm_profiler.formats.trace_fold import validated
 from sm_profiler.hook import birth as birth_module
 from sm_profiler.identity import MAX_LABELS, identity
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
-from sm_profiler.monitor.owner import Owner
+from sm_profiler.monitor.sampler import Owner
 from sm_profiler.report.build import build_report
 from sm_profiler.report.write import to_json
 from sm_profiler.source import open_source

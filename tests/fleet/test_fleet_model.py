@@ -7,7 +7,7 @@ import attrs
 
 from sm_profiler.fleet import model
 from sm_profiler.fleet.model import Fleet, FleetJob, Loss, Node, Sums
-from sm_profiler.fleet.table import SCHEMA
+from sm_profiler.fleet.writing import SCHEMA
 
 
 def test_json_is_read_again():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.limits import Limits, core_list
-from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
 from sm_profiler.monitor.procfs import ProcFile, core_times, disk_counts
+from sm_profiler.monitor.sampler import Cpu, Disk, Memory, Network
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:   12000000 kB\nBuffers: 5 kB\n"
 

@@ -7,7 +7,7 @@ from report_helpers import metrics_of, training
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.fleet.bills import with_bill
+from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report

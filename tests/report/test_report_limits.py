@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.hook import threads
 from sm_profiler.limits import Limits
-from sm_profiler.monitor.metric_sources import Cpu, Memory
+from sm_profiler.monitor.sampler import Cpu, Memory
 from sm_profiler.source.parse import machine_bytes
 
 CORES = 64
