@@ -11,6 +11,7 @@ from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.ledger import Totals
+from sm_profiler.formats.event_names import PROFILING
 from sm_profiler.formatting import in_unit, percent
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -281,10 +282,10 @@ class Report:
         share = self.metrics.overhead or 0.0
         if not share >= policy.PROFILING_COST:
             return None
-        return (
-            f"Profiling cost {100 * share:.2g} % of the training loop. In a longer job, the share of its windows is smaller; "
-            "leave out windows that you do not need."
-        )
+        text = f"Profiling cost {100 * share:.2g} % of the training loop."
+        if PROFILING not in self.metrics.records:
+            return text
+        return f"{text} In a longer job, the share of its windows is smaller; leave out windows that you do not need."
 
     @property
     def load_alarm(self) -> str | None:

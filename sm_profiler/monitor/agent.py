@@ -261,7 +261,7 @@ class Agent:
         left = uploader.remaining()
         logger.warning(
             "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
-            left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.error,
+            left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.reason,
         )  # fmt: skip
         return False
 

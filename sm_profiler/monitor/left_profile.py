@@ -127,7 +127,7 @@ def upload_left(
             mark_end(root)
             markers = "" if uploader.put_markers() else f"no end markers: {uploader.error}"
     return Uploaded(
-        uploader.destination.uri, uploader.uploaded, there, failed, uploader.error if failed else "", markers
+        uploader.destination.uri, uploader.uploaded, there, failed, uploader.reason if failed else "", markers
     )
 
 

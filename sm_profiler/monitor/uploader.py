@@ -188,6 +188,11 @@ class Uploader:
         del self._done[info.key]  # a file of the same name is joined with the uploaded one
         return True
 
+    @property
+    def reason(self) -> str:
+        """Reason why files are left."""
+        return self.error or "the destination did not answer in time"
+
     def remaining(self) -> int:
         """Return the number of files that are not uploaded yet, those in flight included."""
         return len(self.pending()) + len(self._in_flight)

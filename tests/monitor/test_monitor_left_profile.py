@@ -235,3 +235,10 @@ def test_a_process_that_is_gone_without_a_word_was_killed(left, tmp_path, ending
 def test_what_a_destination_lacks_is_named(left, uri, reason):
     with pytest.raises(ProfilerError, match=reason):
         upload_left(left, uri)
+
+
+def test_a_failure_without_an_error_has_a_reason(left, tmp_path, monkeypatch):
+    """Requests that never end fail without one."""
+    monkeypatch.setattr("sm_profiler.monitor.left_profile._upload_all", lambda _: 2)
+    done, _ = upload(left, tmp_path / "bucket")
+    assert (done.failed, done.error) == (2, "the destination did not answer in time")
