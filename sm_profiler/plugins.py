@@ -21,6 +21,9 @@ One that fails later is reported as a built-in part that fails is: a rule as not
 as switched off. `SM_PROFILER_PLUGINS=off` leaves out all of them. Which extensions are loaded depends on the installed
 packages alone: nothing is imported because a profile, a table or a configuration names it.
 
+A Python process with `SM_PROFILER_AUTO=1` looks for adapters once: about 17 µs for each installed package, and no import
+unless one is found. Everything else is looked up by the command that needs it.
+
 Extensions run with the rights of the user who runs sm-profiler. Install only those that you trust, as with any package.
 """
 
