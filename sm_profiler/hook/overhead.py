@@ -11,11 +11,7 @@ from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
-MIN_US = 30.0  # a step
-# Of a loop whose steps are bare where phases are sparse, the training's part alone: phases are what is left to save.
-BARE_SHARE = 0.002
-BARE_US = 3.0
-BARE_OVER = 2
+MIN_US = 30.0  # a step, where sparser phases save little; in a loop with bare steps they save most of what it pays
 OVER = 5  # times in a row over the time budget before something is reduced
 UNDER = 60  # times in a row under half the time budget before phases become denser again
 MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
@@ -132,11 +128,10 @@ class OverheadController:
             return
         count, cost_us, length_us = unjudged
         self._unjudged = [0.0, 0.0, 0.0]
-        least_us, share, patience = (BARE_US, BARE_SHARE, BARE_OVER) if bare else (MIN_US, TIME_SHARE, OVER)
-        budget_us = max(least_us * count, share * length_us)
+        budget_us = max(0.0 if bare else MIN_US * count, TIME_SHARE * length_us)
         self._over = self._over + 1 if cost_us > budget_us else 0
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
-        if self._over >= patience:
+        if self._over >= OVER:
             self._over = 0
             self._reduce(cost_us / budget_us)
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
