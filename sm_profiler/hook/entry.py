@@ -67,7 +67,6 @@ class Hook:
 
     def set_mode(self, mode: ModeKeys) -> None:
         """Count the next steps under this mode, whether or not gradients are enabled."""
-        self.session.tracker.end_bare()
         self.session.tracker.forced_mode = ModeKeys[mode.name]
 
     def register_module(self, module: Any) -> None:

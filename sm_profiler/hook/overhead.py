@@ -11,7 +11,7 @@ from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
-MIN_US = 30.0  # a step, where sparser phases save little; in a loop with bare steps they save most of what it pays
+MIN_US = 30.0  # a step
 OVER = 5  # times in a row over the time budget before something is reduced
 UNDER = 60  # times in a row under half the time budget before phases become denser again
 MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
@@ -109,9 +109,7 @@ class OverheadController:
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
         if steps:
-            bare = self._tracker.may_be_bare
-            cost_us = training_us if bare else training_us + background_us
-            self._judge(steps, cost_us, (current[0] - last[0]) * 1e6, bare=bare)
+            self._judge(steps, training_us + background_us, (current[0] - last[0]) * 1e6)
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
@@ -119,7 +117,7 @@ class OverheadController:
             "windows_us": round((current[4] - last[4]) / 1000, 1),
         }
 
-    def _judge(self, steps: int, cost_us: float, length_us: float, *, bare: bool) -> None:
+    def _judge(self, steps: int, cost_us: float, length_us: float) -> None:
         """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps."""
         unjudged = self._unjudged
         for index, more in enumerate((steps, cost_us, length_us)):
@@ -128,7 +126,7 @@ class OverheadController:
             return
         count, cost_us, length_us = unjudged
         self._unjudged = [0.0, 0.0, 0.0]
-        budget_us = max(0.0 if bare else MIN_US * count, TIME_SHARE * length_us)
+        budget_us = max(MIN_US * count, TIME_SHARE * length_us)
         self._over = self._over + 1 if cost_us > budget_us else 0
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
         if self._over >= OVER:

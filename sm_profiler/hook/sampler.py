@@ -289,4 +289,4 @@ def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
     )
     phase = next((name for active, name in running if active), "outside")
     unreported = tracker.unreported
-    return (phase == "between" and unreported is not None and unreported(stack)) or phase
+    return "forward" if phase == "between" and unreported is not None and unreported(stack) else phase

@@ -105,8 +105,7 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
-        self._samples = 0  # that models were given in training, in some steps
-        self._sampled = (0, -1)  # number of these steps, and the latest
+        self._samples = 0  # that models were given in training
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._starting = threading.RLock()  # the first step and the watch for hangs may start the recorder at once
@@ -210,7 +209,6 @@ class Session(StepObserver):
     def wake(self) -> None:
         """Consult all collectors at the next step, even those that may be skipped."""
         self.tracker.settled = None
-        self.tracker.bare_until = 0
 
     def is_off(self, name: str) -> bool:
         """Return whether a collector failed or was shed."""
@@ -254,18 +252,15 @@ class Session(StepObserver):
         self._batch_sizes.add(size)
 
     def saw_input(self, value: Any) -> None:
-        """Count the samples of a model's input in a training step whose forwards are all seen: a tensor's first dimension."""
+        """Count the samples of a model's input in training: the first dimension of a tensor."""
         shape = getattr(value, "shape", None)
         if shape and type(shape[0]) is int:
             self._samples += shape[0]
-            count, step = self._sampled
-            if step != self.tracker.global_step:
-                self._sampled = count + 1, self.tracker.global_step
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average; None if they were not seen."""
-        steps = self._sampled[0]
-        return round(self._samples / steps, 3) if steps else None
+        steps = self.tracker.train_number + 1
+        return round(self._samples / steps, 3) if self._samples and steps > 0 else None
 
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""
@@ -496,7 +491,6 @@ class Session(StepObserver):
 
     def _stop(self) -> None:
         with self.guarded("closing"):
-            self.tracker.end_bare()
             self.tracker.end_step()
         self.slowdown.close(time.perf_counter_ns())
         if self._recorder is not None:
@@ -547,7 +541,6 @@ class Session(StepObserver):
         """Stop recording after an internal error outside any collector; the training continues."""
         self.guard.failed("hook", error)
         self.quiet = True
-        self.tracker.bare_until = 0
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:

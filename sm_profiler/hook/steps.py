@@ -7,7 +7,6 @@ blocking calls, and no work that grows with the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -22,7 +21,6 @@ Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
-TRAIN_STEP = STEP[_TRAIN]
 UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknown model
 SCRIPT = "script"  # owner of steps that the script marks
 JOINED = 8  # models that run without gradients in one step of a loop without a loader
@@ -30,10 +28,6 @@ MANY = 64  # backward passes without an optimizer's step, or forwards without a 
 # The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
 METER_EVERY = 17
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
-PLAIN = 2  # plain steps in a row, after which those whose phases are not recorded are bare
-# What is expected next in bare steps: the loop's request for a batch, the forward that begins a step, its
-# backward, or its update.
-FETCHES, BEGINS, RUNS, RAN = range(4)
 # Arguments of a step whose record its adapter completes on the recorder's thread with the wait at its start; the second
 # those of a step whose phases are not recorded.
 WAITED: dict[str, Any] = {}
@@ -97,14 +91,8 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
-        bare: steps are noted by the shorter methods whose names begin with `bare`, until anything but what a plain step
-            does is seen.  `end_bare` then leaves the tracker as the usual methods would have.
-        bare_until: the first step that is not bare; other threads may set it to 0.
-        stage: what a plain step does next.
-        stream: the loader of bare steps, or None.
-        plain: number of steps in a row with a forward, a backward and one optimizer's step after them, and no more.
-        unreported: while forwards or updates are not reported, since the open step needs none of them, returns the
-            phase that a stack shows, or nothing.
+        unreported: while forwards are not reported, since the open step needs none of them, returns whether a stack is
+            inside of one.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -150,15 +138,9 @@ class StepTracker:
         self.updated = False
         self.compiles = False
         self.waits_later = False
-        self.unreported: Callable[[Sequence[FrameType]], str] | None = None
-        self.bare = False
-        self.bare_until = self._kept_start = 0
-        self.stage = BEGINS
-        self.stream: Stream | None = None
-        self.plain = 0
-        self._is_plain = False
-        self._updates = 0  # of the step by optimizers
-        self._forward_start = self._backward_start = 0
+        self.unreported: Callable[[Sequence[FrameType]], bool] | None = None
+        self._forward_start = 0
+        self._backward_start = 0
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
         self._optimizer_name = ""
         self._pieces = False  # the optimizer's own work follows
@@ -178,7 +160,6 @@ class StepTracker:
 
     def claim(self, owner: str) -> bool:
         """Let `owner` mark the steps from now on; return False if the script marks them itself."""
-        self.end_bare()
         if self.owner == SCRIPT and owner != SCRIPT:
             return False
         if self.owner != owner:
@@ -224,8 +205,6 @@ class StepTracker:
     @property
     def after_last_phase(self) -> bool:
         """True once the open step's optimizer has stepped: usually nothing of the step follows."""
-        if self.bare:
-            return self.stage < RUNS
         return self._saw_optimizer and not self.optimizer
 
     @property
@@ -258,8 +237,6 @@ class StepTracker:
 
     def fetch_begins(self) -> None:
         """Note that the loop requests a batch from a loader."""
-        if self.bare:
-            self.end_bare()
         # A fetch ends the step, unless it comes between a forward and its backward, as in some prefetchers.
         if self.is_open and not self.manual and (self._saw_backward or self._saw_optimizer or not self._with_gradients):
             self.is_open = False  # inlined end_step(): the call would cost half a microsecond
@@ -319,8 +296,6 @@ class StepTracker:
             self._one_root = False
         if self.optimizer:  # it calls the model itself
             self._optimizer_piece(start_ns)
-        if self._updates or not gradients:
-            self._is_plain = False
         self.forward_key = key
         self._ever_forward = True
         self._forward_start = start_ns
@@ -380,8 +355,6 @@ class StepTracker:
             self._last_end = end_ns
             self._after_optimizer = True
             self._ever_optimizer = True
-            self._updates += 1
-            self.plain = self.plain + 1 if self._is_plain and self._updates == 1 and self._saw_backward else 0
             if self.keep_phases:
                 self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
 
@@ -390,117 +363,6 @@ class StepTracker:
         if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self.step_start:
             self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
         self._pieces = False
-
-    # bare steps
-
-    @property
-    def may_be_bare(self) -> bool:
-        """True if the latest steps were plain, and nothing but their phases was to be recorded; for other threads."""
-        return self.plain >= PLAIN and self.settled is _TRAIN
-
-    def begin_bare(self, before: int) -> None:
-        """Let the steps from the next one on be bare, after a plain step, up to the next whose phases are recorded.
-
-        Args:
-            before: a step that is not bare, nor those after it.
-        """
-        step, every, stream = self.global_step + 1, self.every, self._stream()
-        until = min(step + -step % every, before)
-        if (
-            self.plain < PLAIN
-            or until <= step
-            or self.settled is not _TRAIN
-            or self.mode is not _TRAIN
-            or self.manual
-            or self.forced_mode is not None
-            or self.batches != 1
-            or self.compiles
-            or self.reports_step_ends
-            or self.reports_forward_ends
-            or self.in_backward
-            or (stream is not None and (self._after_fetch or stream.burst))
-        ):
-            return
-        self._observer.step_metered()
-        self.stream, self.bare_until, self._kept_start = stream, until, self.step_start
-        self.stage = BEGINS if stream is None else FETCHES
-        self.bare = True
-
-    def end_bare(self) -> None:
-        """Note the rest of this step, and those that follow, by the usual methods; called on the training thread."""
-        if not self.bare:
-            return
-        self.bare, stage, stream = False, self.stage, self.stream
-        began = stage in (RUNS, RAN)
-        self.counts[_TRAIN] = self.number + 1
-        self.is_open = not self.in_fetch and (stream is None or stage != BEGINS)
-        self._saw_backward, self._saw_optimizer = stage != RUNS, not began or self.optimizer != 0
-        self._updates = int(not began)
-        self._after_optimizer = not began
-        if self.step_start != self._kept_start:  # the last step with phases is over
-            self.keep_phases = self.metering = False
-        if began:
-            self._last_end = perf_counter_ns()
-        elif stream is not None and stage == BEGINS:
-            self._after_fetch = True
-            self._fetch_end = perf_counter_ns()
-            stream.credits += 1
-            stream.burst = 1
-
-    def bare_forward(self) -> bool:
-        """Note a forward with gradients; return False if the usual methods have to."""
-        stage = self.stage
-        if stage != BEGINS:
-            return stage >= RUNS
-        start_ns = perf_counter_ns()
-        if self.stream is None:  # else with the fetch
-            self.append((TRAIN_STEP, TRAIN_STEP, self.step_start, self._last_end, self.number, None))
-        self.global_step = step = self.global_step + 1
-        self.number += 1
-        self.step_start = start_ns
-        self.stage = RUNS
-        if step % METER_EVERY == 0:
-            self.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-        return True
-
-    def bare_update(self) -> bool:
-        """Note the end of an optimizer's step; return False if the usual methods have to."""
-        if self.stage != RAN:
-            return False
-        self._last_end = end_ns = perf_counter_ns()
-        self.optimizer = 0
-        self.stage = BEGINS if self.stream is None else FETCHES
-        step = self.global_step
-        if step + 1 >= self.bare_until:
-            self.end_bare()
-        if step % METER_EVERY == 0:
-            self.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-        return True
-
-    def bare_fetch(self, fetch: Callable[[Any], Any], iterator: Any) -> Any:
-        """Fetch the batch of the next step."""
-        self.append((TRAIN_STEP, TRAIN_STEP, self.step_start, self._last_end, self.number, None))
-        self.in_fetch = 1
-        try:
-            batch = fetch(iterator)
-        except BaseException as error:
-            self.end_bare()
-            if isinstance(error, StopIteration):
-                self._bare_fetch_ends(got=False)
-            else:
-                self.fetch_failed()
-            raise
-        if self.bare:
-            self.in_fetch = 0
-            self.stage = BEGINS
-        else:  # the loader's own code has ended the bare steps
-            self._bare_fetch_ends(got=True)
-        return batch
-
-    def _bare_fetch_ends(self, *, got: bool) -> None:
-        end_ns = perf_counter_ns()
-        if self.stream is not None:
-            self.fetch_ends(self.stream, end_ns, end_ns, got=got, gradients=True)
 
     # compiled functions, of frameworks whose phases cannot be seen
 
@@ -515,7 +377,6 @@ class StepTracker:
         Args:
             again: this function was called in this turn of the loop already.
         """
-        self.end_bare()
         stream = self._stream()
         if stream is None:
             return again
@@ -528,7 +389,6 @@ class StepTracker:
 
     def call_ended(self, name: str, start_ns: int, end_ns: int, phase: str = COMPILED_STEP) -> None:
         """Note the end of such a call, or (phases RESULTS and QUEUED) of waiting for what earlier steps compute."""
-        self.end_bare()
         self._last_end = end_ns
         self._saw_optimizer = True  # so that the next fetch ends the step
         if self.number >= 0 and (self.keep_phases or phase is not COMPILED_STEP):
@@ -566,13 +426,8 @@ class StepTracker:
             mode: its mode, if more is known of it than whether it computes gradients.
             batches: how many batches it runs; each has a step number of its own.
         """
-        if self.bare:
-            self.end_bare()
         if self.is_open:
             self.end_step()
-        if not self._is_plain or self._updates != 1:
-            self.plain = 0
-        self._is_plain, self._updates = gradients, 0
         self.mode = mode = self.forced_mode or mode or (_TRAIN if gradients else _EVAL)
         self.global_step = step = self.global_step + self._ahead
         self.batches = self._ahead = batches
@@ -616,7 +471,6 @@ class StepTracker:
 
     def cancel_step(self) -> None:
         """Forget the open step: there was no batch for it."""
-        self.end_bare()
         if self.is_open:
             self.is_open = False
             self.counts[self.mode] -= self.batches
@@ -705,5 +559,4 @@ class StepTracker:
     def _begin_keeping(self, start_ns: int) -> None:
         saw_backward, saw_optimizer = self._saw_backward, self._saw_optimizer
         self.begin_step(start_ns, gradients=True)
-        self._is_plain = False
         self._saw_backward, self._saw_optimizer = saw_backward, saw_optimizer

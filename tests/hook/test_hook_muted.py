@@ -8,7 +8,6 @@ import torch
 
 from sm_profiler.formats.event_names import FORWARD
 from sm_profiler.hook import entry
-from sm_profiler.hook import steps as steps_module
 from sm_profiler.hook.other_threads import outwards
 from sm_profiler.hook.sampler import phase_of
 
@@ -37,12 +36,6 @@ class Loop:
 
     def hooks(self) -> int:
         return len(self.model._forward_pre_hooks) + len(self.model._forward_hooks)
-
-
-@pytest.fixture(autouse=True)
-def not_bare(monkeypatch):
-    """Bare steps, in which there are no hooks at all, have tests of their own."""
-    monkeypatch.setattr(steps_module, "PLAIN", sys.maxsize)
 
 
 @pytest.fixture

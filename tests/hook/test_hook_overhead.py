@@ -9,7 +9,6 @@ import pytest
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY, MAX_EVERY_FOR_BYTES, OVER, UNDER, OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
@@ -79,13 +78,6 @@ def test_phases_become_sparser_as_long_as_the_hook_is_over_its_budget(training):
 
 def test_they_become_as_sparse_at_once_as_the_cost_demands(training):
     assert training.seconds(5, 10 * EXPENSIVE) == [1] * 4 + [16]  # 13 times the budget
-
-
-def test_phases_become_as_sparse_as_bare_steps_need(training):
-    """No least budget in a loop whose steps without phases cost a tenth: phases are what is left to save."""
-    training.tracker.plain, training.tracker.settled = 10, ModeKeys.TRAIN
-    assert training.seconds(5, 15_000) == [1] * 4 + [4]  # three times the budget
-    assert training.seconds(60, 4_000) == [4] * 60
 
 
 def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minute(training):

@@ -19,7 +19,6 @@ from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.other_threads import stack_of
 from sm_profiler.hook.pytorch.allocator import Allocator
-from sm_profiler.hook.pytorch.bare import BareSteps
 from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import CudaCollector
 from sm_profiler.hook.pytorch.detailed import DetailedCollector
@@ -27,7 +26,7 @@ from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.pytorch.recursion import Recursion
-from sm_profiler.hook.steps import METER_MAX_NS, RAN, RUNS
+from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.thread_end import at_thread_end
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ RUNS_WHILE_TRAINING = tuple(
         "threads",
         "timed_calls",
         "pytorch.adapter",
-        "pytorch.bare",
         "pytorch.cuda",
         "pytorch.cuda_events",
         "pytorch.forward",
@@ -102,7 +100,6 @@ class PyTorchAdapter(FrameworkAdapter):
         self._discovered_ns = 0
         self._constructor: Any = None  # the optimizers' own
         self.forwards = Forwards(session, torch)
-        self._bare = BareSteps(session, torch, self.forwards)
         self.loaders = DataLoaderCollector(session, torch, self.forwards)
         self.cuda = CudaCollector(session, torch, self.forwards.models)
         self._operators = OperatorCount(session, torch)
@@ -128,7 +125,6 @@ class PyTorchAdapter(FrameworkAdapter):
             optimizers.register_optimizer_step_pre_hook(before),
             optimizers.register_optimizer_step_post_hook(after),
         ]
-        self._bare.installed(self._handles, torch.autograd.backward)
         self._recursion.install()
         self.forwards.watch_compile()
         self.forwards.discover()
@@ -218,7 +214,6 @@ class PyTorchAdapter(FrameworkAdapter):
             self.forwards.watch_wrappers(frames.OptimizedModule)
             handler = import_module("torch._dynamo.callback").callback_handler
             handler.register_start_callback(self._compiling)
-            self.forwards.sees_compilations = True
             self._compiled.register(handler)
             self._compilations, clear = handler, handler.clear
 
@@ -252,24 +247,9 @@ class PyTorchAdapter(FrameworkAdapter):
         is_compiling, get_ident, operators = compiling_check(torch), threading.get_ident, self._operators
 
         @functools.wraps(original)
-        def backward_bare(*args: Any, **kwargs: Any) -> Any:
-            if tracker.bare and get_ident() == forwards.thread:
-                if tracker.stage >= RUNS:
-                    tracker.stage = RAN
-                    tracker.in_backward += 1  # no method: each call costs
-                    try:
-                        return original(*args, **kwargs)
-                    finally:
-                        tracker.in_backward -= 1
-                tracker.end_bare()
-            return backward(*args, **kwargs)
-
-        @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or session.quiet or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
-            if tracker.bare:  # another wrapper has taken our place, so that it stayed
-                return backward_bare(*args, **kwargs)
             if tracker.global_step >= operators.due and not session.is_off(operators.name):
                 session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
             try:
@@ -288,14 +268,12 @@ class PyTorchAdapter(FrameworkAdapter):
                     tracker.in_backward = 0
                     session.fail(error)
 
-        self._bare.backward = backward_bare
         return backward
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:  # flat on purpose: every call costs the training time
         session, tracker, forwards = self.session, self.session.tracker, self.forwards
         stepped, known = self._optimizer_stepped, self._known_optimizers
         is_compiling, get_ident = compiling_check(torch), threading.get_ident
-        operators, loaders, bare = self._operators, self.loaders, self._bare
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if is_compiling():
@@ -327,25 +305,11 @@ class PyTorchAdapter(FrameworkAdapter):
                     forwards.unmute()
                 if forwards.discovering or key not in known:
                     stepped(key)
-                if tracker.every > 1 and tracker.plain and not (tracker.reads_loader and loaders.collects):
-                    bare.begin(operators.due)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # fail open
                 session.fail(error)
 
-        def after_bare(optimizer: Any, args: Any, kwargs: Any) -> None:
-            try:
-                usual = tracker.bare and get_ident() == forwards.thread and id(optimizer) in known
-                if usual and tracker.bare_update():
-                    return
-                bare.end()
-            except Exception as error:  # fail open
-                session.fail(error)
-            before(optimizer, args, kwargs)  # its hook was not called
-            after(optimizer, args, kwargs)
-
-        bare.after = after_bare
         return before, after
 
     def _wrap_constructor(self, original: Any) -> Any:

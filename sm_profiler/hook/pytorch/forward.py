@@ -39,7 +39,6 @@ WRAPPED = (
 FEW_PARAMETERS = 2  # of a model; an update changes them all
 ENTRIES = 9  # measurements of which the middle one counts
 MANY_MODELS = 16  # whose hooks are not switched off and on again
-FORWARD_HOOKS, FORWARD_PRE_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # PyTorch's own tables
 DISCOVERY_STEPS = 8  # enough for a loop without an optimizer to run all its models
 
 
@@ -69,56 +68,39 @@ class PrivateHooks(OrderedDict[int, Any]):
         return OrderedDict((key, value) for key, value in self.items() if key not in self.private).values()
 
 
-class HookTables:
-    """The tables of a model that hold a private hook only, and can be exchanged for empty ones.
+class HookTable:
+    """A table of a model that holds a private hook only, and can be exchanged for an empty one.
 
-    They are exchanged and not changed: another thread may be reading them.
+    It is exchanged and not changed: another thread may be reading it.
     """
 
-    def __init__(self, module: Any, tables: dict[str, PrivateHooks]) -> None:
+    def __init__(self, module: Any, name: str, hooks: PrivateHooks) -> None:
         self.module = weakref.ref(module)
-        self._tables = tables
-        self._hidden: dict[str, PrivateHooks] = {}
+        self._name = name
+        self._hooks, self._empty = hooks, PrivateHooks()
 
-    def hide(self, kind: type[PrivateHooks] = PrivateHooks) -> None:
-        """Put empty tables in place, unless the script has added hooks of its own.
-
-        Args:
-            kind: class of the table that PyTorch asks first whether it is empty.
-        """
+    def hide(self) -> None:
+        """Put the empty table in place, unless the script has added hooks of its own."""
         module = self.module()
-        tables = self._tables
-        if (
-            module is None
-            or len(tables) < 2
-            or any(len(hooks) != 1 or module.__dict__.get(name) is not hooks for name, hooks in tables.items())
-        ):
-            return
-        if not self._hidden:
-            self._hidden = {FORWARD_HOOKS: kind(), FORWARD_PRE_HOOKS: PrivateHooks()}
-        self._hidden[FORWARD_HOOKS].__class__ = kind
-        module.__dict__.update(self._hidden)
+        if module is not None and len(self._hooks) == 1 and module.__dict__.get(self._name) is self._hooks:
+            module.__dict__[self._name] = self._empty
 
     def show(self) -> None:
-        """Put the tables back; hooks that the script has added to an empty one keep it, since their handles refer to it."""
+        """Put the table back; hooks that the script has added to the empty one keep it, since their handles refer to it."""
         module = self.module()
-        for name, empty in self._hidden.items():
-            if module is None or module.__dict__.get(name) is not empty:
-                continue
-            if not len(empty):
-                module.__dict__[name] = self._tables[name]
-                continue
-            empty.update(self._tables[name])
-            empty.private = self._tables[name].private
-            empty.__class__ = PrivateHooks  # it reports no more
-            self._tables[name] = empty
-            self._hidden = {}
+        if module is None or module.__dict__.get(self._name) is not self._empty:
+            return
+        if self._empty:
+            self._empty.update(self._hooks)
+            self._empty.private = self._hooks.private
+            self._hooks, self._empty = self._empty, PrivateHooks()
+        else:
+            module.__dict__[self._name] = self._hooks
 
     def clear(self) -> None:
-        """Remove the private hooks."""
-        for hooks in self._tables.values():
-            for number in hooks.private:
-                hooks.pop(number, None)
+        """Remove the private hook."""
+        for number in self._hooks.private:
+            self._hooks.pop(number, None)
 
 
 class ShyHook:
@@ -158,8 +140,6 @@ class Forwards(Collector):
         relayed: threads train in turn, such as a new one for each step; each waits for the other.
         discovering: handles of the global hook, while models are being discovered.
         muted: the models have no hooks until the open step ends.
-        note_bare: notes a forward of a bare step; returns False if the hooks have to.
-        sees_compilations: torch reports when it compiles.
         entry_ns: what PyTorch takes for a call with hooks, besides the hooks.
         ended: the latest step in which a forward ended.
         metered: the latest step in which that was measured.
@@ -181,11 +161,8 @@ class Forwards(Collector):
         self.discovering: list[Any] = []
         self._modes: set[ModeKeys] = set()
         self._instance_handles: list[Any] = []
-        self._tables: list[HookTables] = []
+        self._tables: list[HookTable] = []
         self.muted = False
-        self.note_bare: Callable[[], bool] = lambda: False
-        self.at_unmute: Callable[[], None] = lambda: None
-        self.sees_compilations = False
         self.ended = self.metered = -1
         self.entry_ns = 0
         self._entries: deque[int] = deque(maxlen=ENTRIES)
@@ -200,8 +177,6 @@ class Forwards(Collector):
         self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
         self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's
-        profiled = getattr(torch.optim.Optimizer, "profile_hook_step", lambda function: function)
-        self._update_code = profiled(lambda: None).__code__  # PyTorch wraps the steps of all optimizers in this code
         self._codes = {self._module.Module._call_impl.__code__}  # the frame of a module's call
 
     # hooks
@@ -216,8 +191,6 @@ class Forwards(Collector):
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
-                if tracker.bare and forwards.note_bare():  # the script has hooks, too
-                    return
                 if tracker.in_backward or tracker.in_fetch or session.quiet:
                     return
                 if get_ident() != forwards.thread and not forwards.takes_over(forwards.relayed and gradients()):
@@ -231,7 +204,7 @@ class Forwards(Collector):
                     forwards.watch_updates(module)
                 training = gradients()
                 tracker.forward_begins(id(module), start_ns, gradients=training)
-                if training and args and tracker.keep_phases:
+                if training and args:
                     session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
@@ -259,44 +232,26 @@ class Forwards(Collector):
 
         return before, after
 
-    # steps of many forwards, and bare steps
+    # steps of many forwards
 
     def mute(self) -> None:
         """Take the hooks off the models until the step ends: PyTorch calls a module without hooks on a shorter path."""
-        if not self._session.tracker.reports_forward_ends and self.may_hide():
-            self.hide()
-
-    def may_hide(self) -> bool:
-        """Return whether hooks may be hidden: no module is traced otherwise."""
-        return not (self.compiled or self.discovering or len(self._tables) > MANY_MODELS)
-
-    def hide(self, kind: type[PrivateHooks] = PrivateHooks) -> None:
-        """Take the hooks off the models.
-
-        Args:
-            kind: class of the table that PyTorch asks first whether it is empty.
-        """
+        reports = self._session.tracker.reports_forward_ends
+        if self.compiled or self.discovering or reports or len(self._tables) > MANY_MODELS:
+            return
         for table in self._tables:
-            table.hide(kind)
-        self.muted, self._session.tracker.unreported = True, self.phase_in
+            table.hide()
+        self.muted, self._session.tracker.unreported = True, self.is_inside
 
     def unmute(self) -> None:
         """Give the models their hooks back."""
-        if not self.muted:
-            return
         self.muted, self._session.tracker.unreported = False, None
-        self.at_unmute()
         for table in self._tables:
             table.show()
 
-    def phase_in(self, stack: Sequence[FrameType]) -> str:
-        """Return the phase that a stack shows while hooks are hidden: a call of a traced model, an update, or nothing."""
-        for frame in stack:
-            if frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen:
-                return "forward"
-            if frame.f_code is self._update_code:
-                return "optimizer"
-        return ""
+    def is_inside(self, stack: Sequence[FrameType]) -> bool:
+        """Return whether a stack is inside a call of a traced model; muted hooks do not report it."""
+        return any(frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen for frame in stack)
 
     def measure_entry(self, step: int) -> None:
         """Measure `entry_ns`, with modules that do nothing."""
@@ -313,16 +268,11 @@ class Forwards(Collector):
 
     def train_here(self) -> None:
         """Note that this thread trains."""
-        self._session.tracker.end_bare()
         self.thread, self._trainer = threading.get_ident(), threading.current_thread()
-
-    def trains(self) -> bool:
-        """Return whether the thread that trained is alive."""
-        return self._trainer.is_alive()
 
     def takes_over(self, asked: bool) -> bool:  # called by position, at every event of other threads
         """Return whether this thread takes over training: the previous thread exited, or passes batches on."""
-        if asked or not self.trains():
+        if asked or not self._trainer.is_alive():
             self.relayed = self._handed_on = True
             self.train_here()
             return True
@@ -486,7 +436,6 @@ class Forwards(Collector):
     def compiling(self) -> None:
         """End discovery before a compilation: removing the global hook later would compile everything again."""
         self.compiled += 1
-        self._session.tracker.end_bare()
         self.unmute()
         self.settle(inside=True)
         if self.compiled == 1:
@@ -507,10 +456,6 @@ class Forwards(Collector):
                     self._watch(outer)
                 outer = _wrapped(outer)
 
-    def forked(self) -> None:
-        """Give the models their hooks back."""
-        self.unmute()
-
     def failed(self) -> None:
         """Remove all hooks once nothing is recorded, unless that would compile models once more."""
         if self._session.quiet and not self.compiled:
@@ -518,7 +463,6 @@ class Forwards(Collector):
 
     def remove(self) -> None:
         """Remove all hooks."""
-        self._session.tracker.end_bare()
         self.unmute()
         for table in self._tables:
             table.clear()
@@ -544,17 +488,14 @@ class Forwards(Collector):
         # TorchScript's modules refuse hooks that they would have to save; when Python calls them, they run Module's all the same
         owner: Any = self._module.Module if isinstance(module, self._torch.jit.ScriptModule) else type(module)
         handles = [
-            owner.register_forward_pre_hook(module, _private(module, FORWARD_PRE_HOOKS, self.before)),
-            owner.register_forward_hook(module, _private(module, FORWARD_HOOKS, self.after), always_call=True),
+            owner.register_forward_pre_hook(module, _private(module, "_forward_pre_hooks", self.before)),
+            owner.register_forward_hook(module, _private(module, "_forward_hooks", self.after), always_call=True),
         ]
-        tables = {}
-        for name, handle in zip((FORWARD_PRE_HOOKS, FORWARD_HOOKS), handles, strict=True):
-            hooks = module.__dict__.get(name)
+        for table, handle in zip(("_forward_pre_hooks", "_forward_hooks"), handles, strict=True):
+            hooks = module.__dict__.get(table)
             if isinstance(hooks, PrivateHooks):
                 hooks.private = (*hooks.private, handle.id)
-                tables[name] = hooks
-        if tables:
-            self._tables.append(HookTables(module, tables))
+                self._tables.append(HookTable(module, table, hooks))
         self._instance_handles.extend(handles)
         seen, names = self._seen, self._names
 

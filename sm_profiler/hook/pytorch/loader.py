@@ -23,7 +23,7 @@ from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
 from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
-from sm_profiler.hook.steps import FETCHES, METER_MAX_NS, Stream
+from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,12 +97,6 @@ class DataLoaderCollector(Collector):
         for stream in list(self._alive):
             self._workers_end(stream)
 
-    @property
-    def collects(self) -> bool:
-        """True if batches are or may be inside the window."""
-        window = self._session.schedule.windows.get(DATALOADER)
-        return window is not None and not window.ended
-
     def _replace(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]
         setattr(owner, name, wrap(original))
@@ -132,15 +126,7 @@ class DataLoaderCollector(Collector):
 
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # flat on purpose; replaces a method of this name
-            thread = get_ident()
-            if (
-                tracker.bare
-                and tracker.stage == FETCHES
-                and thread == forwards.thread
-                and self.__dict__.get(STREAM) is tracker.stream
-            ):
-                return tracker.bare_fetch(original, self)
-            foreign = thread != forwards.thread
+            foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
             try:
@@ -148,7 +134,8 @@ class DataLoaderCollector(Collector):
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
-                forwards.unmute()
+                if forwards.muted:
+                    forwards.unmute()
                 tracker.fetch_begins()
             except Exception as error:  # fail open
                 session.fail(error)
