@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
-from gpu_events import call, event, kernel
 from test_gpu_report import CASES, STEP_US, busy, communicating, copying, training
 
 from sm_profiler.analysis.gpu import GpuTraces
@@ -16,6 +15,7 @@ from sm_profiler.diagnosis.gpu_judge import decide_traces
 from sm_profiler.metrics.gpu.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
 from sm_profiler.report.gpu import report_traces
+from tests.support.gpu_events import call, event, kernel
 
 A100, V100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}, {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
 

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
 from sm_profiler.metrics.gpu.measure import measure
 from sm_profiler.report import Class, terminal_summary, write_report
 from sm_profiler.report.gpu import report_traces
+from tests.support.gpu_events import call, event, kernel
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"
 STEPS, STEP_US = 100, 1000.0

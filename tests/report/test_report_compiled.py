@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from report_helpers import metrics_of, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.policy import TINY_COMPILED_MS, TINY_GRAPH_MS
 from sm_profiler.formats import event_names
+from tests.support.reports import metrics_of, verdict_of
 
 JAX = ({"framework": "jax"},)
 

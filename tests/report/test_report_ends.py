@@ -3,7 +3,6 @@
 from argparse import Namespace
 
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
@@ -13,6 +12,7 @@ from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
 from sm_profiler.source.open_files import closes_in
+from tests.support.reports import START_S, metrics_of, report_from, training
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
 

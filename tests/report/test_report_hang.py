@@ -6,7 +6,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from report_helpers import START_S, events, report_from, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.mcp import server as answers
@@ -15,6 +14,7 @@ from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.timeline_writer import timeline_file
+from tests.support.reports import START_S, events, report_from, training, verdict_of
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 

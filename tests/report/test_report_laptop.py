@@ -4,7 +4,6 @@ import re
 
 import attrs
 import pytest
-from report_helpers import report_from, training
 
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.formatting import unbroken
@@ -12,6 +11,7 @@ from sm_profiler.metrics import parts
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from tests.support.reports import report_from, training
 
 WITHOUT_GPU = {
     "RuleTriggered": 0,

@@ -11,8 +11,6 @@ import attrs
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser_page import page_of
-from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -22,6 +20,9 @@ from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
 from sm_profiler.report.gpu import report_traces
 from sm_profiler.source import open_source
+from tests.support.browser import page_of
+from tests.support.jobs import make_job
+from tests.support.reports import START_S, gpu_samples, metrics_of, report_from, training
 
 DATA = Path(__file__).parents[1] / "data" / "report"
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"

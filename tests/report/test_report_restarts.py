@@ -2,7 +2,6 @@
 
 import attrs
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.metrics.metric_folds import JobInfo
@@ -11,6 +10,7 @@ from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import cost_of
+from tests.support.reports import START_S, metrics_of, report_from, training
 
 FIRST, SECOND = "algo-1-11", "algo-1-22"
 METADATA = tuple(

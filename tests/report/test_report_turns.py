@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from report_helpers import training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.report import Class
+from tests.support.reports import training, verdict_of
 
 
 def in_step(works, *, part="forward", collections=None, steps=200):

@@ -6,10 +6,10 @@ import random
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, system, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.metrics.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
+from tests.support.reports import START_S, FakeWindow, events, system, training, verdict_of
 
 SAMPLES = "sm_profiler/samples"
 

@@ -1,9 +1,6 @@
 """Columns, metrics and reports built from rows, for the report's tests."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -15,7 +12,6 @@ from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
 
 START_S = 1_700_000_000
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 
 
 @attrs.frozen
@@ -23,12 +19,6 @@ class FakeWindow:
     start_us: int
     new_events: EventColumns
     new_system: SystemColumns
-
-
-def make_job(folder, *options):
-    """Write a synthetic job and return its folder."""
-    subprocess.run([sys.executable, str(MAKE_JOB), "--out", str(folder), *options], check=True, capture_output=True)
-    return folder
 
 
 def events(rows):

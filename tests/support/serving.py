@@ -1,20 +1,16 @@
 """Jobs that are written while a test watches them."""
 
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support import jobs
+
 DEADLINE_S = 60
 
 
 def make_job(folder, *options):
     """Write a synthetic job without end markers, and return its folder."""
-    command = [sys.executable, str(MAKE_JOB), "--out", str(folder), "--no-end-marker", *options]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return jobs.make_job(folder, "--no-end-marker", *options)
 
 
 def data_files(folder):
