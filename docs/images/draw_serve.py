@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))  # for the package `tests`
 
 from sm_profiler.local import LocalSageMaker
 from tests.support.jobs import make_job
-from tests.support.local_job import start_job
+from tests.support.local import start_job
 from tests.support.proxy import Proxy, served
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}\u202etxt.exe"

@@ -19,14 +19,11 @@ import pytest
 
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, PT_dataloader_analysis, Resource, StatsBy
 from tests.support.jobs import make_job
+from tests.tools.make_job import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 OLD_PYTHON = ROOT / ".envs/smdebug/bin/python"
 SAMPLES = ROOT / "tests/data/formats"
-SCENARIOS = (
-    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase", "unbalanced",
-    "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
-)  # fmt: skip
 # folder → arguments of make_job.py
 JOBS = {
     **{

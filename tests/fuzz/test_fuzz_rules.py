@@ -12,7 +12,6 @@ import shutil
 import string
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import attrs
@@ -26,6 +25,7 @@ from sm_profiler.rules.parameters import build
 from sm_profiler.rules.profiler_report import RULES, ReportParameters
 from sm_profiler.rules.settings import RUNNER_PARAMETERS, read_settings
 from sm_profiler.settings import POLL_S
+from tests.support import rules as jobs
 from tests.support.jobs import make_job
 
 REPO = Path(__file__).parents[2]
@@ -121,13 +121,6 @@ EAGER = {
 }
 
 
-def load(name, path):
-    spec = spec_from_file_location(name, path)
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def hostile_source(draw):
     """Return a source of columns with extreme values, durations, numbers and names."""
     rows = jobs.samples(
@@ -150,9 +143,6 @@ def hostile_source(draw):
         durations[draw.randrange(len(durations))] = draw.choice([*HOSTILE, 1e12, 1e15, 1e17])
     batches[0].events = attrs.evolve(events, duration_us=durations)
     return jobs.MemorySource(batches)
-
-
-jobs = load("fuzz_rules_jobs", REPO / "tests/rules/rules_jobs.py")
 
 
 @given(st.integers(0, 2**40))

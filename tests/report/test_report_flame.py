@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 import jsonschema
 import pytest
-from test_report_where import sampled
 
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.render.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
@@ -16,7 +15,7 @@ from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from tests.support.jobs import make_job
-from tests.support.reports import report_from, training
+from tests.support.reports import report_from, sampled, training
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 

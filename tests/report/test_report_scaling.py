@@ -24,11 +24,8 @@ from sm_profiler.source.listed import open_listed
 from sm_profiler.storage import LocalStorage
 from tests.support.executors import ShuffledExecutor
 from tests.support.jobs import shared_job
+from tests.tools.make_job import SCENARIOS
 
-SCENARIOS = [
-    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase",
-    "unbalanced", "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
-]  # fmt: skip
 QUICK = ("healthy", "dataloader-slow", "no-framework")
 SPARSE = ("--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "--cpus", "2")
 

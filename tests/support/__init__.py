@@ -1,1 +1,1 @@
-"""What the tests of several packages use."""
+"""Helpers that tests of several packages share."""

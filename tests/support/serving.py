@@ -3,6 +3,7 @@
 import shutil
 import time
 
+from sm_profiler.serve.live import LiveJob
 from tests.support import jobs
 
 DEADLINE_S = 60
@@ -42,3 +43,12 @@ def until(condition, seconds=DEADLINE_S):
             return value
         time.sleep(0.02)
     raise AssertionError("it did not come true in time")
+
+
+class Polled(LiveJob):
+    """A job that is read when it is watched, instead of by a thread."""
+
+    def watch(self):
+        if self.snapshot.state != "ended":
+            self.poll()
+        return self.snapshot
