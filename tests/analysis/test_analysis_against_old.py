@@ -41,7 +41,7 @@ def random_job(seed):
     """Return the arguments of a small random job."""
     draw = random.Random(seed)  # the same jobs every time
     arguments = {
-        "scenario": draw.choice(SCENARIOS),
+        "scenario": draw.choice(list(SCENARIOS)),
         "nodes": draw.randint(1, 2),
         "gpus": draw.randint(1, 3),
         "cpus": draw.randint(1, 6),
