@@ -16,6 +16,9 @@ PYTEST_ARGS ?=
 FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
 MEASURED := --reruns 1
+# Long tests, newest and riskiest first: CI runs as many as begin in time.
+FIRST := $(addprefix tests/,hook frameworks libraries launchers local serve report chaos)
+LONG := $(FIRST) $(filter-out $(FIRST),$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: help demo test test-all test-long lint format types docs coverage versions fuzz bench image sbom changelog release-check clean
 help: ## this list
@@ -26,15 +29,15 @@ demo: $(ENVS)/dev.done $(if $(filter keras,$(FRAMEWORK)),$(ENVS)/frameworks.done
 
 test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks.done ## the test suite
 	@echo "first what measures real time, one test after the other; then everything else, two at a time"
-	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
 	@$(BIN)/python -m pytest -m 'not alone and not long' -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
 test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done $(ENVS)/launchers.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
+	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(LONG)
 
 fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
 	@SM_PROFILER_FUZZ=100000 $(BIN)/python -m pytest tests/fuzz --timeout 20000 $(PYTEST_ARGS)
