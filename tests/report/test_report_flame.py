@@ -16,6 +16,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, sampled, training
+from tests.support.stored import assert_as_stored, words_of
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
@@ -98,7 +99,7 @@ def test_the_page_shows_line_and_source():
     assert "data.py:83" in page
     assert "source of line 83" in page
     assert page.index("source of line 83") < page.index("Evidence")
-    assert "Find a file or function" in page
+    assert_as_stored(words_of(page, "code"), "code")
     assert "Where in the code" not in render_html(report_from(training(200)))
 
 
