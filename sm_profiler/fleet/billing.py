@@ -8,9 +8,10 @@ from functools import partial
 
 import attrs
 
+from sm_profiler.diagnosis.model import Interval
 from sm_profiler.fleet import folders, texts
 from sm_profiler.fleet.candidate import Candidate, Loaded
-from sm_profiler.fleet.model import FleetJob, Range
+from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import FAILURE
 from sm_profiler.jobs.account import Account
 from sm_profiler.report.prices import Prices
@@ -66,7 +67,7 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
         usd = min(one.seconds * second, left)
         left = max(left - usd, 0.0)
         losses.append(attrs.evolve(one, usd=usd))
-    gain = job.gain_s and Range(*(value * second for value in (job.gain_s.low, job.gain_s.value, job.gain_s.high)))
+    gain = job.gain_s and Interval(*(value * second for value in (job.gain_s.low, job.gain_s.value, job.gain_s.high)))
     lost = min(math.fsum(one.usd or 0.0 for one in losses), bill)
     return attrs.evolve(
         job,

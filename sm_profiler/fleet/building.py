@@ -22,8 +22,7 @@ from sm_profiler.fleet.folders import DATASET, candidates_below
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.formatting import percent, plural
 from sm_profiler.printable import one_line
 from sm_profiler.source.opening import is_account, not_a_folder, split_account

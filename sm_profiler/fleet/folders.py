@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import description as descriptions
-from sm_profiler.fleet import report_json, texts
+from sm_profiler.fleet import texts
 from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.listing import PAGE, Place, find_places
+from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 DATASET = "/job="  # in the location of a job in a dataset of Parquet files

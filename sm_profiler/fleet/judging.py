@@ -77,7 +77,7 @@ def _report(task: Task) -> bytes:
         )
     # here, a process that only sends tasks does without these imports
     from sm_profiler.report import JobInfo, build_report
-    from sm_profiler.report.write import to_json
+    from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
     source = open_source(task.profile, cache=False, progress=False, processes=1)

@@ -5,8 +5,13 @@ Seconds are those of one instance unless a name begins with `instance_hours`. Do
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import msgspec
+
+from sm_profiler.diagnosis.model import Interval
+from sm_profiler.report.report_json import schema_of
 
 SCHEMA_VERSION = "1.0"
 LEAST_BILL_USD = 1.0
@@ -42,15 +47,6 @@ class Line:
     line: int
     function: str
     share: float
-
-
-@attrs.frozen
-class Range:
-    """An estimate and the range that the truth probably lies in."""
-
-    low: float
-    value: float
-    high: float
 
 
 @attrs.frozen
@@ -162,8 +158,8 @@ class FleetJob:
     headline: str = ""
     next_step: str = ""
     where: tuple[Line, ...] = ()
-    gain_s: Range | None = None
-    gain_usd: Range | None = None
+    gain_s: Interval | None = None
+    gain_usd: Interval | None = None
     losses: tuple[Loss, ...] = ()
     lost_s: float = 0.0
     lost_usd: float | None = None
@@ -444,6 +440,7 @@ class Fleet:
         regressions: the most expensive first.
         failures: the most expensive first.
         notes: jobs left out, a damaged index, unknown prices; one sentence each.
+        schema_version: the first number changes if a field is removed or changes its meaning.
     """
 
     generated: str = ""
@@ -477,3 +474,8 @@ class Fleet:
             ValueError: it is something else.
         """
         return msgspec.json.decode(data, type=cls)
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of fleet.json."""
+    return schema_of(Fleet, "fleet", globals())

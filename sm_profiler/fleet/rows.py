@@ -10,14 +10,17 @@ from statistics import median
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.model import Finding, Interval
+from sm_profiler.errors import SourceError
 from sm_profiler.fleet import texts
-from sm_profiler.fleet.description import Facts
-from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
-from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
+from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, Facts
+from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.report import report_json
 from sm_profiler.report.prices import billed_losses, loss_of
+from sm_profiler.report.report_json import End, Rank, StoredReport
 
 MOST_LINES, MOST_NODES = 3, 512
 MOST_WAITED = 0.99  # share of a step
@@ -30,15 +33,52 @@ ADVICE = {
 _PART_OF_STAGE = {
     "waiting": ("instance",), "image": ("image",), "download": ("download",), "starting": ("install", "imports", "building"),
 }  # fmt: skip
-_HEALTHY = frozenset(one.value for one in Class if one.is_healthy) | {Class.INCONCLUSIVE.value}
 _STATUS = {  # end of a job in report.json → status, as the service names it
     COMPLETED: "Completed", CRASHED: "Failed", KILLED: "Failed", OUT_OF_MEMORY: "Failed", STOPPED: "Stopped",
     INTERRUPTED: "Stopped", RUNNING: "InProgress",
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
+_CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
+_REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
 
 
-def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob:
+def read_report(data: bytes, now: float | None = None) -> StoredReport:
+    """Read a report.json.
+
+    Args:
+        data: its bytes.
+        now: the time; a job cannot be longer than from its start until then.
+
+    Raises:
+        SourceError: it is damaged, too large, of another version of the format, or has times that no job has.
+    """
+    found = report_json.read_report(data)
+    if wrong := _implausible(found, time.time() if now is None else now):
+        raise SourceError(f"its report.json is not plausible: {wrong}")
+    return found
+
+
+def _implausible(report: StoredReport, now: float) -> str:
+    """Return the first number that no job has: each would decide the sums of a fleet; "" if there is none."""
+    job = report.job
+    longest = LONGEST_S
+    if job.start is not None:
+        last = job.end if job.end is not None else max(now, job.start)
+        longest = min(longest, max(last - job.start, 0.0) + _CLOCKS_S)
+    lengths: list[tuple[str, float | None]] = [("duration", job.duration_s)]
+    if job.loop:
+        lengths.append(("training loop", job.loop[1] - job.loop[0]))
+    for rank in job.ranks:
+        lengths += [("training loop of a rank", rank.loop_s), ("downtime of a rank", rank.interrupted_s)]
+    for name, seconds in lengths:
+        if seconds is not None and not seconds <= longest:
+            return f"its {name} of {seconds:.3g} s is longer than the job"
+    if len(job.nodes) > MAX_INSTANCES:
+        return f"it has {len(job.nodes):,} nodes"
+    return ""
+
+
+def row_of(report: StoredReport | None, facts: Facts, place: FleetJob) -> FleetJob:
     """Return the row of a job.
 
     Args:
@@ -74,7 +114,7 @@ def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob
     )
 
 
-def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
+def _with_report(row: FleetJob, report: StoredReport, facts: Facts) -> FleetJob:
     job, verdict = report.job, report.verdict
     start, end = _moment(job.start), _moment(job.end)
     duration = _positive(job.duration_s)
@@ -89,7 +129,7 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
     return attrs.evolve(
         row,
         status=status,
-        failure=row.failure or (texts.sentence(report.end.reason) if report.end and status == "Failed" else ""),
+        failure=row.failure or (texts.sentence(_reason(report.end)) if report.end and status == "Failed" else ""),
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
@@ -98,11 +138,11 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         ended=row.ended or (None if job.running else end),
         instance_type=row.instance_type or texts.name(job.instance_type or ""),
         instances=facts.instances or max(len(job.nodes), 1),
-        types=row.types or _recorded_types(job.instance_types),
+        types=row.types or _recorded_types(job.instance_types or {}),
         billable_s=known if known is not None else duration,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
-        verdict=texts.name(verdict.kind),
-        label=LABELS.get(verdict.kind, texts.name(verdict.kind)),
+        verdict=verdict.kind.value,
+        label=verdict.kind.label,
         confidence=texts.name(verdict.confidence),
         headline=texts.sentence(verdict.headline),
         next_step=texts.sentence(verdict.next_step),
@@ -117,12 +157,21 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         steps_per_second=speed,
         step_ms=_positive(1000 / speed) if speed else None,
         profiling_cost=_positive(job.profiler_overhead),
-        loader_workers=_count(job.loader.num_workers) if job.loader and job.loader.num_workers >= 0 else None,
+        loader_workers=_count(job.loader.num_workers) if job.loader.num_workers >= 0 else None,
         nodes=_nodes(report),
         interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
-        lost_records=_count(report.data_quality.lost) if report.data_quality else 0,
+        lost_records=_count(report.data_quality.lost),
     )  # fmt: skip
+
+
+def _reason(end: End) -> str:
+    """Return why a job failed: its exception with its place, its exit code, or who ended it; "" if it is unknown."""
+    code = f"exit code {end.exit_code}" if end.exit_code else ""
+    if not end.error:
+        return _REASONS.get(end.state, "") or code
+    notes = ", ".join(filter(None, (end.where, code if end.exit_code != 1 else "")))
+    return f"{end.error} ({notes})" if notes else end.error
 
 
 def _recorded_types(types: dict[str, int]) -> dict[str, int]:
@@ -139,7 +188,7 @@ def _several(facts: Facts) -> dict[str, int]:
     return found if len(found) > 1 else {}
 
 
-def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Loss, ...]:
+def _losses(row: FleetJob, report: StoredReport | None, facts: Facts) -> tuple[Loss, ...]:
     """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
 
     The gains of a report's findings do not overlap: each claims only time that those before it left.
@@ -155,7 +204,7 @@ def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Los
     found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
     wanted: list[tuple[str, float, Finding | None]] = [
         *found,
-        *((one.kind, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
+        *((one.kind.value, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
     ]
     by_cause: dict[str, Loss] = {}
     for (cause, finding), taken in billed_losses(
@@ -174,15 +223,13 @@ def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Los
     return tuple(sorted(by_cause.values(), key=lambda one: -one.seconds))
 
 
-def _lost_seconds(finding: Finding, report: ReportJson) -> float:
+def _lost_seconds(finding: Finding, report: StoredReport) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
-    if finding.kind in _HEALTHY:
+    if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
         return 0.0
     gain = finding.gain.seconds if finding.gain else None
     loop = report.job.loop
-    whole = (
-        loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s
-    )  # start and end
+    whole = loop[1] - loop[0] if finding.of == "loop" and loop else report.job.duration_s
     return loss_of(
         None if gain is None else _positive(gain.value) or 0.0,
         _share(finding.share_of_time),
@@ -191,33 +238,33 @@ def _lost_seconds(finding: Finding, report: ReportJson) -> float:
     )
 
 
-def _range(finding: Finding) -> Range | None:
+def _range(finding: Finding) -> Interval | None:
     seconds = finding.gain.seconds if finding.gain else None
     if seconds is None:
         return None
-    return Range(*(_positive(one) or 0.0 for one in (seconds.low, seconds.value, seconds.high)))
+    return Interval(*(_positive(one) or 0.0 for one in (seconds.low, seconds.value, seconds.high)))
 
 
-def _stages(report: ReportJson) -> dict[str, float]:
+def _stages(report: StoredReport) -> dict[str, float]:
     """Return the stages of a job of which only the profile is known."""
     parts: dict[str, float] = {}
     for part in report.job.startup:
         parts[part.part] = parts.get(part.part, 0.0) + (_positive(part.seconds) or 0.0)
     found = {stage: sum(parts.get(key, 0.0) for key in keys) for stage, keys in _PART_OF_STAGE.items()}
     loop = report.job.loop
-    if loop and len(loop) == 2:  # start and end
+    if loop:
         found["training"] = _positive(loop[1] - loop[0]) or 0.0
     return {stage: seconds for stage, seconds in found.items() if seconds > 0}
 
 
-def _started(report: ReportJson, row: FleetJob) -> dict[str, float]:
+def _started(report: StoredReport, row: FleetJob) -> dict[str, float]:
     """Divide the service's `Training` into the script's start and its loop."""
     training = row.stages.get("training", 0.0)
     starting = min(_stages(report).get("starting", 0.0), training)
     return {"starting": starting, "training": training - starting} if starting > 0 else {}
 
 
-def _nodes(report: ReportJson) -> tuple[Node, ...]:
+def _nodes(report: StoredReport) -> tuple[Node, ...]:
     ranks = report.job.ranks
     names = dict.fromkeys([*(rank.node or rank.name for rank in ranks), *report.job.nodes])
     hosts = report.job.hosts | {rank.node: rank.host for rank in ranks if rank.host}
@@ -250,10 +297,10 @@ def _relative(node: str, own: dict[str, float]) -> float | None:
     return _positive(own[node] / median(others))
 
 
-def _slow_rank(report: ReportJson) -> tuple[str, float | None] | None:
+def _slow_rank(report: StoredReport) -> tuple[str, float | None] | None:
     """Return the rank that the others wait for, and its time per step relative to theirs without that wait."""
     for finding in (report.verdict, *report.verdict.also):
-        if finding.kind != Class.STRAGGLER.value:
+        if finding.kind is not Class.STRAGGLER:
             continue
         where = next((one.where for one in finding.evidence if one.where), "")
         waited = min(_share(finding.share_of_time), MOST_WAITED)

@@ -9,6 +9,7 @@ from functools import partial
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("mcp")
 from mcp import Client, MCPError, StdioServerParameters
@@ -160,7 +161,7 @@ def test_source_lines_are_shown_only_if_allowed(tmp_path):
 def test_the_resource_keeps_the_promises_of_the_tools(library):
     report = library.report("slow")
     line = "api_key = 'sk-live-1'"
-    finding = attrs.evolve(report.verdict.main, where=(Location("train.py", 3, "f", 1.0, source=line),))
+    finding = replace(report.verdict.main, where=(Location("train.py", 3, "f", 1.0, source=line),))
     told = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=finding), broken={"x": "y" * 5000})
     shown = json.dumps(answers.as_data(answers.whole(told, source_lines=False)))
     assert "train.py" in shown

@@ -14,8 +14,7 @@ from sm_profiler.fleet.conditions import conditions_of
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.fleet.terminal import summary
 
 PRICES = {"ml.g5.xlarge": 2.0}

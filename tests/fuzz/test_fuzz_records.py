@@ -19,7 +19,7 @@ from sm_profiler.formats.trace_fold import NUMBERS as NUMBERS_OF_PROCESS
 from sm_profiler.formats.trace_fold import TEXTS as TEXTS_OF_PROCESS
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/report"))

@@ -10,13 +10,12 @@ from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import Prices
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 
 
 def row(metrics):
@@ -50,8 +49,8 @@ def test_report_and_fleet_agree_on_the_money_that_is_lost(steps, description):
     resources = {"ResourceConfig": {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1}}
     facts = facts_of({**description, **resources} if description else {})
     job = with_bill(row_of(read_report(to_json(report).encode()), facts, FleetJob("")), Prices.of())
-    assert report.cost["lost_usd"] == pytest.approx(job.lost_usd, abs=1e-4)
-    assert report.cost["lost_per_hour"] == pytest.approx(job.lost_usd / job.bill_usd * job.price, rel=1e-3, abs=1e-4)
+    assert report.cost.lost_usd == pytest.approx(job.lost_usd, abs=1e-4)
+    assert report.cost.lost_per_hour == pytest.approx(job.lost_usd / job.bill_usd * job.price, rel=1e-3, abs=1e-4)
 
 
 def test_the_slow_machine_of_a_job_is_named():

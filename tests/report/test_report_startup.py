@@ -20,7 +20,7 @@ from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import is_shared, shared_mounts
 from sm_profiler.render.view import pictures
 from sm_profiler.report import Class
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 
 SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]
 
