@@ -11,23 +11,23 @@ import attrs
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
-from sm_profiler.fleet.chance import drawn_at_least
 from sm_profiler.fleet.comparisons import regressions, slow_hosts
 from sm_profiler.fleet.model import (
     LEAST_BILL_USD,
     STAGES,
     Cause,
-    CommonCause,
     Failure,
     Fleet,
     FleetJob,
     Group,
-    Sums,
+    SharedCause,
     TopJob,
+    Totals,
     Week,
 )
-from sm_profiler.fleet.page_words import Amounts
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
+from sm_profiler.fleet.significance import drawn_at_least
+from sm_profiler.fleet.wording import Amounts
 
 UNFINISHED = frozenset({"InProgress", "Stopping"})
 ATTRIBUTES = {  # key → of a row
@@ -45,7 +45,7 @@ def loss_order(job: FleetJob, *, in_dollars: bool = True) -> tuple[float, float,
     return -usd, -job.lost_instance_hours, job.name, job.source
 
 
-def sums_of(jobs: Iterable[FleetJob]) -> Sums:
+def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     """Return the sums of some jobs."""
     jobs = list(jobs)
     priced = [job for job in jobs if job.bill_usd is not None]
@@ -63,7 +63,7 @@ def sums_of(jobs: Iterable[FleetJob]) -> Sums:
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
     in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
     waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
-    return Sums(
+    return Totals(
         jobs=len(jobs),
         judged=sum(job.is_judged for job in jobs),
         unreadable=sum(bool(job.error) for job in jobs),
@@ -89,7 +89,7 @@ def sums_of(jobs: Iterable[FleetJob]) -> Sums:
     )
 
 
-def causes_of(jobs: Sequence[FleetJob], whole: Sums) -> tuple[Cause, ...]:
+def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
     """Return what all jobs lose to each cause, the most expensive first."""
     losses: dict[str, list[tuple[float, float, str]]] = {}
     priced: dict[str, int] = {}
@@ -126,7 +126,7 @@ def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...
         for job in jobs:
             by_value.setdefault(job.groups.get(key, ""), []).append(job)
         if any(by_value):
-            groups = [Group(key, value, sums_of(some)) for value, some in by_value.items()]
+            groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
             found += sorted(groups, key=lambda one: (-one.sums.lost_usd, -one.sums.lost_instance_hours, one.value))
     return tuple(found)
 
@@ -137,7 +137,7 @@ def weeks_of(jobs: Sequence[FleetJob]) -> tuple[Week, ...]:
     for job in jobs:
         if job.week:
             by_week.setdefault(job.week, []).append(job)
-    return tuple(Week(week, sums_of(by_week[week])) for week in sorted(by_week))
+    return tuple(Week(week, totals_of(by_week[week])) for week in sorted(by_week))
 
 
 def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
@@ -190,7 +190,7 @@ MOST = 50
 _OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
 
 
-def common_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[CommonCause, ...]:
+def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[SharedCause, ...]:
     """Return the causes that groups have in common, the most expensive first."""
     judged = [job for job in jobs if job.judged]
     groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]
@@ -231,7 +231,7 @@ def _causes(job: FleetJob) -> set[str]:
 
 def _common(  # one argument a part of the sentence
     key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
-) -> CommonCause:
+) -> SharedCause:
     losses = [(job, one) for job in jobs for one in job.losses if one.cause == cause]
     priced = [one.usd for _, one in losses if one.usd is not None]
     hours = sum(one.seconds * job.instances / 3600 for job, one in losses)
@@ -242,7 +242,7 @@ def _common(  # one argument a part of the sentence
     text += f", all with {detail}" if detail else ""
     text += f": {Amounts(bool(priced)).text(sum(priced), hours)} lost"
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
-    return CommonCause(
+    return SharedCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,
         worst.next_step, text,
     )  # fmt: skip
@@ -259,9 +259,9 @@ def _detail(cause: str, jobs: Sequence[FleetJob]) -> str:
     return ""
 
 
-def _distinct(found: Sequence[CommonCause]) -> list[CommonCause]:
+def _distinct(found: Sequence[SharedCause]) -> list[SharedCause]:
     """Leave out groups that are the same jobs under another key: all of their numbers are equal."""
-    kept: dict[tuple[object, ...], CommonCause] = {}
+    kept: dict[tuple[object, ...], SharedCause] = {}
     for one in found:
         kept.setdefault((one.cause, one.jobs, one.of, one.usd, one.instance_hours), one)
     return list(kept.values())
@@ -282,7 +282,7 @@ def assemble(  # keyword arguments, one an independent choice
 ) -> Fleet:
     """Return the fleet of some jobs, with their bills."""
     rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
-    totals = sums_of(rows)
+    totals = totals_of(rows)
     rows.sort(key=partial(loss_order, in_dollars=totals.in_dollars))
     return Fleet(
         generated=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -297,7 +297,7 @@ def assemble(  # keyword arguments, one an independent choice
         groups=groups_of(rows, group_by),
         weeks=weeks_of(rows),
         top=top_of(rows),
-        common=common_causes(rows, group_by),
+        common=shared_causes(rows, group_by),
         hosts=slow_hosts(rows),
         regressions=regressions(rows),
         failures=failures_of(rows),

@@ -13,18 +13,17 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
 from sm_profiler.executors import Meter, open_pool, run_tasks
-from sm_profiler.fleet import policy, texts
+from sm_profiler.fleet import policy, sanitize
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
-from sm_profiler.fleet.billing import Prices, with_bill
-from sm_profiler.fleet.candidate import Candidate, Loaded
-from sm_profiler.fleet.description import Facts, facts_of
-from sm_profiler.fleet.folders import DATASET, candidates_below
+from sm_profiler.fleet.billing import with_bill
+from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.formatting import percent, plural
 from sm_profiler.printable import one_line
+from sm_profiler.report.prices import Prices
 from sm_profiler.source.opening import is_account, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
@@ -88,7 +87,7 @@ def build_fleet(  # keyword arguments, one an independent choice
     shown = []
     try:
         for source in sources:
-            shown.append(texts.sentence(source))
+            shown.append(sanitize.sentence(source))
             run.read(source)
     except KeyboardInterrupt:
         run.save()
@@ -119,7 +118,7 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     kept: dict[str, FleetJob] = {}
     numbers: dict[tuple[object, ...], str] = {}  # → ARN
     for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
-        names = [name for name in (row.arn, row.source) if name and not name.endswith(texts.CUT)]
+        names = [name for name in (row.arn, row.source) if name and not name.endswith(sanitize.CUT)]
         is_dataset = DATASET in row.source
         own = row.name, row.steps, row.steps_per_second, row.headline
         other = numbers.get((*own, not is_dataset))
@@ -195,8 +194,7 @@ class _Run:
 
     def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
         if is_account(source):
-            from sm_profiler.fleet.billing import candidates_of  # boto3 takes a third of a second to load
-            from sm_profiler.jobs.account import Account
+            from sm_profiler.jobs.account import Account  # boto3 takes a third of a second to load
 
             account = Account.open(split_account(source)[0])
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
@@ -249,23 +247,22 @@ class _Run:
 
     def _from_report(self, one: Candidate, loaded: Loaded) -> bool:
         """Add the row of a job that need not be judged; return False if it has to be."""
-        facts = facts_of(loaded.description)
         if loaded.report is None:
             if loaded.profile:
                 return False
-            self._add(one, row_of(None, facts, loaded.place), loaded.identity)
+            self._add(one, row_of(None, loaded.description, loaded.place), loaded.identity)
             return True
         try:
             report = read_report(loaded.report)
         except ProfilerError as error:
             if loaded.profile:
                 return False
-            self._failed(one, one_line(error), facts, loaded)
+            self._failed(one, one_line(error), loaded)
             return True
         outdated = report.version != __version__ or (report.job.running and loaded.changed > loaded.reported)
         if outdated and loaded.profile:
             return False
-        row = row_of(report, facts, attrs.evolve(loaded.place, judged="report"))
+        row = row_of(report, loaded.description, attrs.evolve(loaded.place, judged="report"))
         self._add(one, row, loaded.identity)
         return True
 
@@ -283,24 +280,23 @@ class _Run:
                     saved = time.monotonic()
 
     def _judged(self, one: Candidate, loaded: Loaded, data: bytes, error: str) -> None:
-        facts = facts_of(loaded.description)
         try:
             answer = answer_of(data) if not error else None
             if answer is None or answer.error:
-                self._failed(one, answer.error if answer else error, facts, loaded)
+                self._failed(one, answer.error if answer else error, loaded)
                 return
             report = read_report(answer.report)
         except ProfilerError as damaged:
-            self._failed(one, one_line(damaged), facts, loaded)
+            self._failed(one, one_line(damaged), loaded)
             return
         place = attrs.evolve(loaded.place, judged="profile", report="")
-        self._add(one, row_of(report, facts, place), loaded.identity)
+        self._add(one, row_of(report, loaded.description, place), loaded.identity)
 
-    def _failed(self, one: Candidate, error: str, facts: Facts | None = None, loaded: Loaded | None = None) -> None:
+    def _failed(self, one: Candidate, error: str, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
-        place = loaded.place if loaded else FleetJob(one.name, source=texts.sentence(one.place))
-        row = row_of(None, facts or Facts(), place)
-        self.rows.append(attrs.evolve(row, error=texts.sentence(error)))
+        place = loaded.place if loaded else FleetJob(one.name, source=sanitize.sentence(one.place))
+        row = row_of(None, loaded.description if loaded else {}, place)
+        self.rows.append(attrs.evolve(row, error=sanitize.sentence(error)))
 
     def _meter(self, total: int, workers: int) -> Meter:
         return Meter(total, workers, noun="jobs", show=self.progress)

@@ -16,8 +16,8 @@ import attrs
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
-from sm_profiler.fleet.chance import at_least
 from sm_profiler.fleet.model import FleetJob, Regression, SlowHost
+from sm_profiler.fleet.significance import at_least
 from sm_profiler.formatting import percent
 
 MOST_NAMES = 20

@@ -7,8 +7,8 @@ import re
 import attrs
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.model import Sums
-from sm_profiler.fleet.page_words import coverage, money
+from sm_profiler.fleet.model import Totals
+from sm_profiler.fleet.wording import coverage, money
 
 FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
 _CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
@@ -28,7 +28,7 @@ class Condition:
         limit = f"{self.limit:g}" if self.name == "cost" else f"{round(_WHOLE * self.limit, 6):g}%"
         return f"{self.name}{_SIGN[self.name]}{limit}"
 
-    def broken_by(self, totals: Sums) -> str:
+    def broken_by(self, totals: Totals) -> str:
         """Return what the jobs have instead; "" if they keep the limit or what it concerns is unknown."""
         if self.name == "cost":
             return money(totals.bill_usd) if totals.bill_usd > self.limit else ""
@@ -37,13 +37,13 @@ class Condition:
             return ""
         return f"{_WHOLE * value:.3g} %"
 
-    def has_nothing(self, totals: Sums) -> bool:
+    def has_nothing(self, totals: Totals) -> bool:
         """Return whether there is nothing that the condition could be checked for: it is not kept then."""
         if self.name == "cost":
             return not totals.priced
         return (totals.waste if self.name == "waste" else totals.coverage) is None
 
-    def unknown_for(self, totals: Sums) -> str:
+    def unknown_for(self, totals: Totals) -> str:
         """Return why the condition could not be checked, or only for a part of the jobs; "" if it was."""
         if not totals.jobs:
             return f"{self.text()}: there are no jobs to check; is the source right, and are profiles there?"

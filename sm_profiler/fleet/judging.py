@@ -9,8 +9,9 @@ import msgspec
 
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.fleet import texts
-from sm_profiler.fleet.description import as_json, facts_of
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.description import as_json, described
+from sm_profiler.fleet.model import FleetJob
 from sm_profiler.printable import one_line
 
 
@@ -44,8 +45,8 @@ _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
 
 def task_of(profile: str, name: str, description: Mapping[str, Any]) -> bytes:
     """Return the task for a job."""
-    facts = facts_of(description)
-    kind = facts.instance_type if len(facts.types) == 1 else ""
+    job = described(FleetJob(name), description)
+    kind = "" if job.types else job.instance_type
     return msgspec.msgpack.encode(Task(__version__, profile, name, kind, as_json(description) if description else {}))
 
 
@@ -55,7 +56,7 @@ def judge_job(data: bytes) -> bytes:
     try:
         return msgspec.msgpack.encode(Answer(report=_report(task)))
     except ProfilerError as error:
-        return msgspec.msgpack.encode(Answer(error=texts.sentence(one_line(error))))
+        return msgspec.msgpack.encode(Answer(error=sanitize.sentence(one_line(error))))
 
 
 def answer_of(data: bytes) -> Answer:

@@ -92,6 +92,7 @@ class FleetJob:
         week: ISO week of its start, `2026-W47`; "" if unknown.
         groups: key of --group-by → its value.
         billable_s: seconds that are billed for each instance.
+        training_s: seconds of training as the service counts them, of which spot instances bill a part; None if unknown.
         billed_by: origin of `billable_s`: `billable time`, `training time` or `profile`; "" if unknown.
         price: dollars an hour of one instance.
         price_from: origin of the price.
@@ -146,6 +147,7 @@ class FleetJob:
     week: str = ""
     groups: dict[str, str] = attrs.field(factory=dict)
     billable_s: float | None = None
+    training_s: float | None = None
     billed_by: str = ""
     price: float | None = None
     price_from: str = ""
@@ -207,8 +209,8 @@ class FleetJob:
 
 
 @attrs.frozen
-class Sums:
-    """Sums over some jobs.
+class Totals:
+    """Totals over some jobs.
 
     Attributes:
         jobs, unreadable, failed, running: numbers of jobs.
@@ -281,7 +283,7 @@ class Group:
 
     key: str
     value: str
-    sums: Sums
+    sums: Totals
 
 
 @attrs.frozen
@@ -289,7 +291,7 @@ class Week:
     """The jobs that started in one ISO week, `2026-W47`."""
 
     week: str
-    sums: Sums
+    sums: Totals
 
 
 @attrs.frozen
@@ -376,7 +378,7 @@ class Regression:
 
 
 @attrs.frozen
-class CommonCause:
+class SharedCause:
     """A cause that most of a group's jobs share.
 
     Attributes:
@@ -449,13 +451,13 @@ class Fleet:
     tags: dict[str, str] = attrs.field(factory=dict)
     group_by: tuple[str, ...] = ()
     prices: str = ""
-    totals: Sums = attrs.field(factory=Sums)
+    totals: Totals = attrs.field(factory=Totals)
     jobs: tuple[FleetJob, ...] = ()
     causes: tuple[Cause, ...] = ()
     groups: tuple[Group, ...] = ()
     weeks: tuple[Week, ...] = ()
     top: tuple[TopJob, ...] = ()
-    common: tuple[CommonCause, ...] = ()
+    common: tuple[SharedCause, ...] = ()
     hosts: tuple[SlowHost, ...] = ()
     regressions: tuple[Regression, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -1,19 +1,20 @@
-"""One row a job, from its report and its description; without prices, which `bills` adds."""
+"""One row a job, from its report and its description; without prices, which `billing` adds."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import texts
-from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, Facts
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, described
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
@@ -78,49 +79,42 @@ def _implausible(report: StoredReport, now: float) -> str:
     return ""
 
 
-def row_of(report: StoredReport | None, facts: Facts, place: FleetJob) -> FleetJob:
+def row_of(report: StoredReport | None, description: Mapping[str, Any], place: FleetJob) -> FleetJob:
     """Return the row of a job.
 
     Args:
         report: its report; None if it has none.
-        facts: its description by the service.
+        description: its description by the service; empty if it has none.
         place: a row with its name and its locations.
     """
-    row = attrs.evolve(
-        place,
-        name=texts.name(facts.name or place.name or (report.job.name if report else "")),
-        arn=facts.arn, status=facts.status, failure=facts.failure, created=facts.created, started=facts.started,
-        ended=facts.ended, instance_type=facts.instance_type, instances=max(facts.instances, 1),
-        types=_several(facts), spot=facts.spot,
-        user=facts.user, image=facts.image, git=facts.git, tuning_job=facts.tuning_job, tags=facts.tags, stages=dict(facts.stages),
-        billable_s=facts.billable_s, billed_by="billable time" if facts.billable_s is not None else "",
-        interruptions=facts.interruptions,
-    )  # fmt: skip
+    row = described(place, description)
     if report is not None:
-        row = _with_report(row, report, facts)
-    if row.billable_s is None and facts.training_s is not None:
-        row = attrs.evolve(row, billable_s=facts.training_s, billed_by="training time")
-    row = attrs.evolve(row, losses=_losses(row, report, facts))
-    lost = min(math.fsum(one.seconds for one in row.losses), row.billable_s or 0.0)
+        row = _with_report(row, report)
+    if row.billable_s is None and row.training_s is not None:
+        row = attrs.evolve(row, billable_s=row.training_s, billed_by="training time")
+    losses = _losses(row, report)
+    lost = min(math.fsum(loss.seconds for loss in losses), row.billable_s or 0.0)
     starting = row.started or row.created
+    billed, training = row.billable_s, row.training_s or 0.0
     return attrs.evolve(
         row,
-        stem=texts.stem(row.name),
+        losses=losses,
+        stem=sanitize.stem(row.name),
         week=time.strftime("%G-W%V", time.gmtime(starting)) if starting else "",
-        saved_s=max((facts.training_s or 0.0) - facts.billable_s, 0.0) if facts.billable_s is not None else 0.0,
+        saved_s=max(training - (billed or 0.0), 0.0) if row.billed_by == "billable time" else 0.0,
         lost_s=lost,
-        lost_share=lost / row.billable_s if row.billable_s else None,
-        gpu_hours=row.gpus * row.billable_s / 3600 if row.gpus and row.billable_s is not None else None,
+        lost_share=lost / billed if billed else None,
+        gpu_hours=row.gpus * billed / 3600 if row.gpus and billed is not None else None,
     )
 
 
-def _with_report(row: FleetJob, report: StoredReport, facts: Facts) -> FleetJob:
+def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     job, verdict = report.job, report.verdict
     start, end = _moment(job.start), _moment(job.end)
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
-    known = facts.billable_s if facts.billable_s is not None else facts.training_s
-    owner = {key: texts.name(value) for key, value in job.identity.items()}
+    known = row.billable_s if row.billable_s is not None else row.training_s
+    owner = {key: sanitize.name(value) for key, value in job.identity.items()}
     labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
     status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
     stages = dict(row.stages) or _stages(report)
@@ -128,26 +122,27 @@ def _with_report(row: FleetJob, report: StoredReport, facts: Facts) -> FleetJob:
         stages |= _started(report, row)
     return attrs.evolve(
         row,
+        name=row.name or sanitize.name(job.name),
         status=status,
-        failure=row.failure or (texts.sentence(_reason(report.end)) if report.end and status == "Failed" else ""),
+        failure=row.failure or (sanitize.sentence(_reason(report.end)) if report.end and status == "Failed" else ""),
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
-        tags=dict(list((labels | row.tags).items())[: texts.MAX_TAGS]),
+        tags=dict(list((labels | row.tags).items())[: sanitize.MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),
-        instance_type=row.instance_type or texts.name(job.instance_type or ""),
-        instances=facts.instances or max(len(job.nodes), 1),
+        instance_type=row.instance_type or sanitize.name(job.instance_type or ""),
+        instances=row.instances if row.instance_type else max(len(job.nodes), 1),
         types=row.types or _recorded_types(job.instance_types or {}),
         billable_s=known if known is not None else duration,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
         verdict=verdict.kind.value,
         label=verdict.kind.label,
-        confidence=texts.name(verdict.confidence),
-        headline=texts.sentence(verdict.headline),
-        next_step=texts.sentence(verdict.next_step),
+        confidence=sanitize.name(verdict.confidence),
+        headline=sanitize.sentence(verdict.headline),
+        next_step=sanitize.sentence(verdict.next_step),
         where=tuple(
-            Line(texts.name(one.file), min(max(one.line, 0), 10**9), texts.name(one.function), _share(one.share))
+            Line(sanitize.name(one.file), min(max(one.line, 0), 10**9), sanitize.name(one.function), _share(one.share))
             for one in verdict.where[:MOST_LINES]
         ),
         gain_s=_range(verdict),
@@ -176,19 +171,11 @@ def _reason(end: End) -> str:
 
 def _recorded_types(types: dict[str, int]) -> dict[str, int]:
     """Return those of a report without a description."""
-    found = {texts.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
+    found = {sanitize.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
     return found if len(found) > 1 else {}
 
 
-def _several(facts: Facts) -> dict[str, int]:
-    """Return the number of instances of each type of a heterogeneous cluster."""
-    found: dict[str, int] = {}
-    for kind, count in facts.types:
-        found[kind] = found.get(kind, 0) + count
-    return found if len(found) > 1 else {}
-
-
-def _losses(row: FleetJob, report: StoredReport | None, facts: Facts) -> tuple[Loss, ...]:
+def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
 
     The gains of a report's findings do not overlap: each claims only time that those before it left.
@@ -200,7 +187,7 @@ def _losses(row: FleetJob, report: StoredReport | None, facts: Facts) -> tuple[L
         return (Loss(FAILURE, billed, None, row.failure, ADVICE[FAILURE], "high"),)
     if report is None:
         return ()
-    ran = max(facts.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
+    ran = max(row.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
     found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
     wanted: list[tuple[str, float, Finding | None]] = [
         *found,
@@ -211,13 +198,18 @@ def _losses(row: FleetJob, report: StoredReport | None, facts: Facts) -> tuple[L
         (((cause, finding), seconds) for cause, seconds, finding in wanted), billed, ran
     ):
         known = by_cause.get(cause)
-        headline = texts.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
-        step = texts.sentence(finding.next_step) if finding else ADVICE[cause]
+        headline = sanitize.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
+        step = sanitize.sentence(finding.next_step) if finding else ADVICE[cause]
         by_cause[cause] = (
             attrs.evolve(known, seconds=known.seconds + taken)
             if known
             else Loss(
-                texts.name(cause), taken, None, headline, step, texts.name(finding.confidence) if finding else "high"
+                sanitize.name(cause),
+                taken,
+                None,
+                headline,
+                step,
+                sanitize.name(finding.confidence) if finding else "high",
             )
         )
     return tuple(sorted(by_cause.values(), key=lambda one: -one.seconds))
@@ -274,7 +266,7 @@ def _nodes(report: StoredReport) -> tuple[Node, ...]:
     found = []
     for name in list(names)[:MOST_NODES]:
         relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
-        found.append(Node(texts.name(name), texts.name(hosts.get(name, "")), relative, name == slow_node))
+        found.append(Node(sanitize.name(name), sanitize.name(hosts.get(name, "")), relative, name == slow_node))
     return tuple(found)
 
 
@@ -325,8 +317,3 @@ def _share(value: float) -> float:
 
 def _count(value: int) -> int:
     return min(max(value, 0), 2**53)
-
-
-def labels(causes: Iterable[str]) -> dict[str, str]:
-    """Return the names of causes as they are shown."""
-    return {cause: LABELS.get(cause, cause) for cause in causes}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sm_profiler.fleet.model import Fleet, Sums, TopJob
-from sm_profiler.fleet.page_words import Amounts, coverage, hours, money
+from sm_profiler.fleet.model import Fleet, TopJob, Totals
 from sm_profiler.fleet.rows import LABELS
+from sm_profiler.fleet.wording import Amounts, coverage, hours, money
 from sm_profiler.formatting import plural, shorten
 
 LINES = 3  # of each list; the page has the others
@@ -71,7 +71,7 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
         yield f"  {'':>10}  {step}"
 
 
-def _headline(whole: Sums) -> str:
+def _headline(whole: Totals) -> str:
     if not whole.jobs:
         return "No jobs were found."
     jobs = plural(whole.jobs, "job")

@@ -3,10 +3,10 @@
 import json
 
 from sm_profiler._version import __version__
-from sm_profiler.fleet.billing import Prices, with_bill
-from sm_profiler.fleet.description import facts_of
+from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of
+from sm_profiler.report.prices import Prices
 
 START_S = 1_790_000_000
 HOUR = 3600.0
@@ -71,5 +71,5 @@ def description(name="job", *, status="Completed", start=START_S, billable=3600,
 def priced(report=None, described=None, *, prices=None, **place):
     """Return the row of a report and a description, with its bill."""
     found = read_report(json.dumps(report).encode()) if report else None
-    row = row_of(found, facts_of(described or {}), FleetJob("", judged="report" if report else "", **place))
+    row = row_of(found, described or {}, FleetJob("", judged="report" if report else "", **place))
     return with_bill(row, Prices.of(prices))

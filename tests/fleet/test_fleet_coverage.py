@@ -11,7 +11,6 @@ from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.conditions import conditions_of
-from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.rows import read_report, row_of
@@ -71,15 +70,14 @@ def test_a_job_of_unknown_length_counts_as_an_average_one():
 
 
 def test_hours_cover_jobs_whose_price_is_unknown():
-    unknown = row_of(None, priced_facts("ml.new.large", 30), FleetJob("u"))
+    unknown = row_of(None, described("ml.new.large", 30), FleetJob("u"))
     fleet = assemble([judged("a"), judged("b"), unknown])
     assert fleet.totals.coverage == pytest.approx(2 / 32)
 
 
-def priced_facts(kind, hours):
-    return facts_of(
-        description("u", billable=3600 * hours, training=3600 * hours, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
-    )  # fmt: skip
+def described(kind, hours):
+    resources = {"InstanceType": kind, "InstanceCount": 1}
+    return description("u", billable=3600 * hours, training=3600 * hours, ResourceConfig=resources)
 
 
 def test_the_page_and_the_terminal_show_what_was_judged():
@@ -114,7 +112,7 @@ def test_the_unit_that_is_shown_decides_the_order():
 
 
 def test_one_list_has_one_unit_and_advice_appears_once():
-    unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), priced_facts("own", 1), FleetJob("u", judged="report"))  # fmt: skip
+    unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), described("own", 1), FleetJob("u", judged="report"))  # fmt: skip
     shown = summary(assemble([judged("a", 3000), judged("b", 2000), judged("c", 1000), unpriced]))
     by_cause, _, top = shown.partition("Lost by cause")[2].partition("Jobs that waste most")
     assert "$" not in by_cause

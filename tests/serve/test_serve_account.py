@@ -12,7 +12,7 @@ from serve_helpers import data_files, end, make_job, until
 from starlette.testclient import TestClient
 
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.texts import sentence
+from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of
