@@ -56,9 +56,9 @@ def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
-        for one in job.losses:
-            lost_here = (one.usd or 0.0) if priced else one.seconds * job.instances / 3600
-            causes[one.cause] = causes.get(one.cause, 0.0) + lost_here
+        for loss in job.losses:
+            lost_here = (loss.usd or 0.0) if priced else loss.seconds * job.instances / 3600
+            causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
     in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
@@ -94,17 +94,19 @@ def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
     losses: dict[str, list[tuple[float, float, str]]] = {}
     priced: dict[str, int] = {}
     for job in jobs:
-        for one in job.losses:
-            row = (one.usd or 0.0, one.seconds * job.instances / 3600, one.next_step)
-            losses.setdefault(one.cause, []).append(row)
-            priced[one.cause] = priced.get(one.cause, 0) + (one.usd is not None)
+        for loss in job.losses:
+            row = (loss.usd or 0.0, loss.seconds * job.instances / 3600, loss.next_step)
+            losses.setdefault(loss.cause, []).append(row)
+            priced[loss.cause] = priced.get(loss.cause, 0) + (loss.usd is not None)
     found = []
     for cause, rows in losses.items():
         usd, hours = _sum(row[0] for row in rows), _sum(row[1] for row in rows)
         part = (_part(usd, whole.judged_usd) if whole.in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
         found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, max(rows)[2], priced[cause]))
     in_dollars = whole.in_dollars
-    return tuple(sorted(found, key=lambda one: (-one.usd if in_dollars else 0.0, -one.instance_hours, one.cause)))
+    return tuple(
+        sorted(found, key=lambda cause: (-cause.usd if in_dollars else 0.0, -cause.instance_hours, cause.cause))
+    )
 
 
 def value_of(job: FleetJob, key: str) -> str:
@@ -127,7 +129,9 @@ def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...
             by_value.setdefault(job.groups.get(key, ""), []).append(job)
         if any(by_value):
             groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
-            found += sorted(groups, key=lambda one: (-one.sums.lost_usd, -one.sums.lost_instance_hours, one.value))
+            found += sorted(
+                groups, key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value)
+            )
     return tuple(found)
 
 
@@ -163,7 +167,7 @@ def failures_of(jobs: Sequence[FleetJob]) -> tuple[Failure, ...]:
         usd = job.bill_usd if ended else job.interrupted_usd
         hours = job.instance_hours if ended else job.interrupted_s * job.instances / 3600
         found.append(Failure(index, job.name, job.status, job.failure, job.interruptions, usd, hours))
-    return tuple(sorted(found, key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.name)))
+    return tuple(sorted(found, key=lambda job: (-(job.usd or 0.0), -job.instance_hours, job.name)))
 
 
 def _coverage(jobs: Sequence[FleetJob], judged: float, whole: float) -> float | None:
@@ -215,7 +219,7 @@ def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Shared
             if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > policy.CHANCE:
                 continue
             found.append(_common(key, value, cause, mine, len(some), (len(having) - len(mine)) / max(others, 1)))
-    found.sort(key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.key, one.value))
+    found.sort(key=lambda shared: (-(shared.usd or 0.0), -shared.instance_hours, shared.key, shared.value))
     return tuple(_distinct(found)[:MOST])
 
 
@@ -223,18 +227,18 @@ def _causes(job: FleetJob) -> set[str]:
     """Return the causes that cost a job noticeable time."""
     whole = job.billable_s or 0.0
     return {
-        one.cause
-        for one in job.losses
-        if whole and one.seconds / whole >= policy.COMMON_SHARE and one.cause not in {FAILURE, INTERRUPTION}
+        loss.cause
+        for loss in job.losses
+        if whole and loss.seconds / whole >= policy.COMMON_SHARE and loss.cause not in {FAILURE, INTERRUPTION}
     }
 
 
 def _common(  # one argument a part of the sentence
     key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
 ) -> SharedCause:
-    losses = [(job, one) for job in jobs for one in job.losses if one.cause == cause]
-    priced = [one.usd for _, one in losses if one.usd is not None]
-    hours = sum(one.seconds * job.instances / 3600 for job, one in losses)
+    losses = [(job, loss) for job in jobs for loss in job.losses if loss.cause == cause]
+    priced = [loss.usd for _, loss in losses if loss.usd is not None]
+    hours = sum(loss.seconds * job.instances / 3600 for job, loss in losses)
     worst = max(losses, key=lambda pair: (pair[1].usd or 0.0, pair[1].seconds))[1]
     detail, label = _detail(cause, jobs), LABELS.get(cause, cause)
     group = f"{key} {value}" if value else key
@@ -262,8 +266,8 @@ def _detail(cause: str, jobs: Sequence[FleetJob]) -> str:
 def _distinct(found: Sequence[SharedCause]) -> list[SharedCause]:
     """Leave out groups that are the same jobs under another key: all of their numbers are equal."""
     kept: dict[tuple[object, ...], SharedCause] = {}
-    for one in found:
-        kept.setdefault((one.cause, one.jobs, one.of, one.usd, one.instance_hours), one)
+    for shared in found:
+        kept.setdefault((shared.cause, shared.jobs, shared.of, shared.usd, shared.instance_hours), shared)
     return list(kept.values())
 
 

@@ -20,12 +20,12 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
     second = each * job.instances / 3600
     bill = job.billable_s * second
     losses, left = [], bill
-    for one in job.losses:
-        usd = min(one.seconds * second, left)
+    for loss in job.losses:
+        usd = min(loss.seconds * second, left)
         left = max(left - usd, 0.0)
-        losses.append(attrs.evolve(one, usd=usd))
+        losses.append(attrs.evolve(loss, usd=usd))
     gain = job.gain_s and Interval(*(value * second for value in (job.gain_s.low, job.gain_s.value, job.gain_s.high)))
-    lost = min(math.fsum(one.usd or 0.0 for one in losses), bill)
+    lost = min(math.fsum(loss.usd or 0.0 for loss in losses), bill)
     return attrs.evolve(
         job,
         price=each,
@@ -36,7 +36,7 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
         lost_usd=lost,
         gain_usd=gain,
         interrupted_usd=min(job.interrupted_s * second, bill) if job.interrupted_s else None,
-        failed_usd=bill if any(one.cause == FAILURE for one in losses) else None,
+        failed_usd=bill if any(loss.cause == FAILURE for loss in losses) else None,
     )
 
 

@@ -155,14 +155,14 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
     Raises:
         SourceError: they cannot be listed.
     """
-    for one in account.jobs(since):
+    for job in account.jobs(since):
         yield Candidate(
-            job=one.arn or one.name,
-            name=sanitize.name(one.name),
-            load=partial(_load_described, account, one.name, one.arn),
-            modified=one.modified,
-            started=one.created,
-            ended=one.ended,
+            job=job.arn or job.name,
+            name=sanitize.name(job.name),
+            load=partial(_load_described, account, job.name, job.arn),
+            modified=job.modified,
+            started=job.created,
+            ended=job.ended,
         )
 
 

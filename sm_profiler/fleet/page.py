@@ -126,7 +126,10 @@ class _Page:
             unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
             weeks=self._weeks(),
             groups=self._groups(),
-            common=[self._sentence(one.sentence, one.usd, one.instance_hours, one.next_step) for one in fleet.common],
+            common=[
+                self._sentence(shared.sentence, shared.usd, shared.instance_hours, shared.next_step)
+                for shared in fleet.common
+            ],
             hosts=self._hosts(),
             regressions=self._regressions(),
             failures=self._failures(),
@@ -183,9 +186,9 @@ class _Page:
         if spent <= 0:
             return None
         found = [
-            (label(one.cause), one.usd if amounts.priced else one.instance_hours, one.jobs) for one in self._fleet.causes
+            (label(cause.cause), cause.usd if amounts.priced else cause.instance_hours, cause.jobs) for cause in self._fleet.causes
         ]  # fmt: skip
-        found = sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        found = sorted((cause for cause in found if cause[1] > 0), key=lambda cause: -cause[1])
         parts = [
             ChartPart(name, amount, colour, plural(jobs, "job"))
             for (name, amount, jobs), colour in zip(found, CAUSE_COLOURS, strict=False)
@@ -211,10 +214,13 @@ class _Page:
         That is the repair of what many jobs share or of a slow machine, unless it is small beside the most expensive cause.
         """
         fleet = self._fleet
-        steps = [Step(self._amount(one.usd, one.instance_hours), one.sentence, one.next_step) for one in fleet.common]
+        steps = [
+            Step(self._amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
+            for shared in fleet.common
+        ]
         steps += [
-            Step(self._amount(one.usd, one.instance_hours), "A slow machine delays its jobs.", one.sentence)
-            for one in fleet.hosts
+            Step(self._amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
+            for host in fleet.hosts
         ]
         best = max(steps, key=lambda step: step.amount, default=None)
         cause = self._cause()
@@ -224,21 +230,19 @@ class _Page:
 
     def _cause(self) -> Step | None:
         """Return the repair of the most expensive cause, with the job that loses most to it."""
-        causes = [
-            (self._amount(one.usd, one.instance_hours), one) for one in self._fleet.causes
-        ]  # fmt: skip
-        amount, one = max(causes, key=lambda pair: pair[0], default=(0.0, None))
-        if one is None or amount <= 0:
+        causes = [(self._amount(cause.usd, cause.instance_hours), cause) for cause in self._fleet.causes]
+        amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
+        if cause is None or amount <= 0:
             return None
-        what = f"{label(one.cause)}: {plural(one.jobs, 'job')} {'loses' if one.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
-        what += ", most of all" if one.jobs > 1 else ":"
+        what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
+        what += ", most of all" if cause.jobs > 1 else ":"
         worst = max(
-            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, one.cause), default=None
+            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None
         )
         if worst is None:
-            return Step(amount, what, one.next_step or _READ_ON)
+            return Step(amount, what, cause.next_step or _READ_ON)
         name = shorten(worst.name, 90)
-        return Step(amount, what, one.next_step or _READ_ON, name, self._address(worst), _where(worst, one.cause))
+        return Step(amount, what, cause.next_step or _READ_ON, name, self._address(worst), _where(worst, cause.cause))
 
     def _evidence(self) -> list[tuple[str, str, str]]:
         """Return the figures of the first screen: name, value, and what it means."""
@@ -254,13 +258,13 @@ class _Page:
 
     def _ranking(self) -> list[Step]:
         found = []
-        for one in self._fleet.top:
-            job = self._fleet.jobs[one.job]
+        for top in self._fleet.top:
+            job = self._fleet.jobs[top.job]
             found.append(
                 Step(
-                    self._amount(one.usd, one.instance_hours),
-                    label(one.cause) + (f": {shorten(one.reason, 200)}" if one.reason else ""),
-                    one.next_step, shorten(one.name, 90), self._address(job), _where(job, one.cause),
+                    self._amount(top.usd, top.instance_hours),
+                    label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
+                    top.next_step, shorten(top.name, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
         return found
@@ -276,8 +280,8 @@ class _Page:
     def _weeks(self) -> Picture | None:
         amounts = self._amounts
         found = [
-            (monday(one.week), amounts.spent(one.sums), amounts.lost(one.sums), amounts.judged(one.sums))
-            for one in self._fleet.weeks
+            (monday(week.week), amounts.spent(week.sums), amounts.lost(week.sums), amounts.judged(week.sums))
+            for week in self._fleet.weeks
         ]
         if len(found) <= 1:
             return None
@@ -332,9 +336,9 @@ class _Page:
             for pair in job.groups.items():
                 if pair not in wanted:
                     continue
-                one = found[pair][places[job.week]]
-                one[0] += self._amount(job.bill_usd, job.instance_hours)
-                one[1] += self._amount(job.lost_usd, job.lost_instance_hours)
+                sums = found[pair][places[job.week]]
+                sums[0] += self._amount(job.bill_usd, job.instance_hours)
+                sums[1] += self._amount(job.lost_usd, job.lost_instance_hours)
         return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
 
     # ------------------------------------------------------------------ tables
@@ -344,10 +348,10 @@ class _Page:
             ("Machine", "Slow in", "Its steps take", "What it cost", "Jobs"),
             [
                 (
-                    shorten(one.host, 60), f"{one.slow:,} of {plural(one.jobs, 'job')}", f"{one.relative:.2f} times as long",
-                    self._amounts.text(one.usd, one.instance_hours), _listed(one.names),
+                    shorten(host.host, 60), f"{host.slow:,} of {plural(host.jobs, 'job')}", f"{host.relative:.2f} times as long",
+                    self._amounts.text(host.usd, host.instance_hours), _listed(host.names),
                 )
-                for one in self._fleet.hosts
+                for host in self._fleet.hosts
             ],
         )  # fmt: skip
 
@@ -356,14 +360,14 @@ class _Page:
             ("Job", "A step takes", "Before", "Change", "What else changed", "What it cost"),
             [
                 (
-                    one.name, duration(one.step_ms / 1e3), duration(one.step_ms_before / 1e3), f"+{percent(one.change)}",
+                    regression.name, duration(regression.step_ms / 1e3), duration(regression.step_ms_before / 1e3), f"+{percent(regression.change)}",
                     "; ".join(
                         f"{group_name(key.replace('_', ' '))}: {shorten(group_value(before), 40) or 'none'} to {shorten(group_value(now), 40) or 'none'}"
-                        for key, (before, now) in sorted(one.changed.items())
+                        for key, (before, now) in sorted(regression.changed.items())
                     ) or "nothing that is known",
-                    money(one.usd) if one.usd is not None else "",
+                    money(regression.usd) if regression.usd is not None else "",
                 )
-                for one in self._fleet.regressions
+                for regression in self._fleet.regressions
             ],
         )  # fmt: skip
 
@@ -372,10 +376,10 @@ class _Page:
             ("Job", "Status", "Reason", "What it cost"),
             [
                 (
-                    one.name, _state(one.status, one.interruptions), shorten(one.reason, 200),
-                    self._amounts.text(one.usd, one.instance_hours),
+                    failure.name, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
+                    self._amounts.text(failure.usd, failure.instance_hours),
                 )
-                for one in self._fleet.failures
+                for failure in self._fleet.failures
             ],
             MAX_GROUPS,
         )  # fmt: skip
@@ -571,7 +575,9 @@ def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
         Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),
         Column("started", "Started", "date", _started),
         Column("cause", "Result", "cause", result),
-        Column("lost", "Wasted", kind, lambda job: _rounded(job.lost_usd if amounts.priced else job.lost_instance_hours)),
+        Column(
+            "lost", "Wasted", kind, lambda job: _rounded(job.lost_usd if amounts.priced else job.lost_instance_hours)
+        ),
         Column("share", "Share", "share", lambda job: None if job.lost_share is None else round(100 * job.lost_share)),
         *([Column("spent", "Spent", kind, lambda job: _rounded(job.bill_usd))] if amounts.priced else []),
         Column("hours" if amounts.priced else "spent", "Hours", "hours", lambda job: _rounded(job.instance_hours)),
@@ -592,12 +598,12 @@ def _compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], address: Callab
     written = []
     for column in chosen:
         values = [column.read(job) for job in jobs]
-        one: dict[str, Any] = {"key": column.key, "name": column.name, "kind": column.kind, "css": column.css}
+        content: dict[str, Any] = {"key": column.key, "name": column.name, "kind": column.kind, "css": column.css}
         if column.kind in ("text", "cause"):
-            one["texts"], one["codes"] = _coded(clean(value) for value in values)
+            content["texts"], content["codes"] = _coded(clean(value) for value in values)
         else:
-            one["values"] = values
-        written.append(one)
+            content["values"] = values
+        written.append(content)
     texts, codes = _coded(_pattern(job, address(job)) for job in jobs)
     lines, left = [], ADVICE_BYTES
     for job in jobs:

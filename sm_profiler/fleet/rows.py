@@ -26,7 +26,7 @@ from sm_profiler.report.report_json import End, Rank, StoredReport
 MOST_LINES, MOST_NODES = 3, 512
 MOST_WAITED = 0.99  # share of a step
 FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
-LABELS = {**{one.value: one.label for one in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
+LABELS = {**{kind.value: kind.label for kind in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
 ADVICE = {
     FAILURE: "Read the reason of the failure and the end of the job's log; save checkpoints, so that the next job goes on from them.",
     INTERRUPTION: "Save checkpoints more often, and keep what a start prepares, so that less is done again after an interruption.",
@@ -142,8 +142,8 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         headline=sanitize.sentence(verdict.headline),
         next_step=sanitize.sentence(verdict.next_step),
         where=tuple(
-            Line(sanitize.name(one.file), min(max(one.line, 0), 10**9), sanitize.name(one.function), _share(one.share))
-            for one in verdict.where[:MOST_LINES]
+            Line(sanitize.name(line.file), min(max(line.line, 0), 10**9), sanitize.name(line.function), _share(line.share))
+            for line in verdict.where[:MOST_LINES]
         ),
         gain_s=_range(verdict),
         stages=stages,
@@ -191,7 +191,10 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
     wanted: list[tuple[str, float, Finding | None]] = [
         *found,
-        *((one.kind.value, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
+        *(
+            (finding.kind.value, _lost_seconds(finding, report), finding)
+            for finding in (report.verdict, *report.verdict.also)
+        ),
     ]
     by_cause: dict[str, Loss] = {}
     for (cause, finding), taken in billed_losses(
@@ -212,7 +215,7 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
                 sanitize.name(finding.confidence) if finding else "high",
             )
         )
-    return tuple(sorted(by_cause.values(), key=lambda one: -one.seconds))
+    return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
 
 
 def _lost_seconds(finding: Finding, report: StoredReport) -> float:
@@ -234,7 +237,7 @@ def _range(finding: Finding) -> Interval | None:
     seconds = finding.gain.seconds if finding.gain else None
     if seconds is None:
         return None
-    return Interval(*(_positive(one) or 0.0 for one in (seconds.low, seconds.value, seconds.high)))
+    return Interval(*(_positive(value) or 0.0 for value in (seconds.low, seconds.value, seconds.high)))
 
 
 def _stages(report: StoredReport) -> dict[str, float]:
@@ -294,7 +297,7 @@ def _slow_rank(report: StoredReport) -> tuple[str, float | None] | None:
     for finding in (report.verdict, *report.verdict.also):
         if finding.kind is not Class.STRAGGLER:
             continue
-        where = next((one.where for one in finding.evidence if one.where), "")
+        where = next((row.where for row in finding.evidence if row.where), "")
         waited = min(_share(finding.share_of_time), MOST_WAITED)
         return (where, 1 / (1 - waited)) if where else None
     return None
