@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -164,7 +165,7 @@ def test_report_page_and_terminal_have_the_stacks():
     assert found["dead_threads"] == [
         {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
     ]
-    assert answers.as_data(answers.evidence(report))["data"]["hang"]["stacks"] == found["stacks"]
+    assert answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"] == found["stacks"]
     page = render_html(report)
     assert "queue.py:180 in get" in page
     assert "feed.py:7 in put" in page
