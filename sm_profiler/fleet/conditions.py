@@ -9,6 +9,7 @@ import attrs
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.model import Totals
 from sm_profiler.fleet.wording import coverage, money
+from sm_profiler.formatting import percent
 
 FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
 _CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
@@ -53,6 +54,10 @@ class Condition:
             return f"{self.text()}: nothing is known, no job was judged"
         if self.name == "waste" and (covered := coverage(totals)):
             return f"{self.text()} was checked for what was judged. {covered}"
+        if self.name == "coverage" and totals.coverage is not None:
+            counted = percent(totals.coverage)
+            if (covered := coverage(totals)) and f" {counted} of" not in covered:  # the summary has another share
+                return f"{self.text()}: {counted} counts jobs whose time or price is unknown as average ones. {covered}"
         return ""
 
 
@@ -60,7 +65,7 @@ def conditions_of(text: str) -> tuple[Condition, ...]:
     """Read conditions separated by commas, such as `waste>20%,coverage<80%`.
 
     Raises:
-        ConfigError: one of them is not a condition.
+        ConfigError: a part of the text is not a condition.
     """
     return tuple(_condition(part.strip()) for part in text.split(","))
 
@@ -69,16 +74,16 @@ def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if not found:
         raise ConfigError(f"{text!r} is not a condition: expected {FORMS}")
-    name, sign, number, percent = found.groups()
+    name, sign, number, unit = found.groups()
     if sign != _SIGN[name]:
         raise ConfigError(
             f"{text}: {name} has {'an upper' if _SIGN[name] == '>' else 'a lower'} limit, {name}{_SIGN[name]}N"
         )
     if name == "cost":
-        if percent:
+        if unit:
             raise ConfigError(f"{text}: the cost is in dollars, without %")
         return Condition(name, float(number))
-    if not percent:
+    if not unit:
         raise ConfigError(f"{text}: {name} is in percent: {name}{sign}{number}%")
     if float(number) > _WHOLE:
         raise ConfigError(f"{text}: {name} is at most 100 %")

@@ -104,6 +104,20 @@ def test_the_numbers_of_the_headline_fit_each_other():
         assert f"Judged: 67 % of 9 min of machine time, {jobs}" in unescape(render_html(fleet))
 
 
+def test_a_limit_of_the_coverage_says_why_its_share_is_not_that_of_the_summary():
+    """CI failed with 33 %, and the summary had 67 %."""
+    cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
+    others = FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")
+    totals = assemble([cheap, *others]).totals
+    (limit,) = conditions_of("coverage<50%")
+    assert limit.broken_by(totals) == "44.4 %"
+    assert limit.unknown_for(totals) == (
+        "coverage<50%: 44 % counts jobs whose time or price is unknown as average ones. "
+        "Judged: 67 % of 9 min of machine time, 1 of 3 jobs."
+    )
+    assert not limit.unknown_for(assemble([judged("a"), unjudged("b")]).totals)
+
+
 def test_the_unit_that_is_shown_decides_the_order():
     """Cents are shown as time, so jobs are sorted by time."""
     long = FleetJob("long", judged="report", verdict="X", billable_s=100, lost_s=25, losses=(Loss("X", 25, 0.001),), bill_usd=0.01, lost_usd=0.001, price=0.1)  # fmt: skip
