@@ -220,7 +220,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job costs and loses, estimated from a dated price table.
+    """Cost of the job and of its losses, estimated from a dated price table.
 
     Attributes:
         instance_type: types of the instances, joined by ` + `.

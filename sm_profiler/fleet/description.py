@@ -1,4 +1,4 @@
-"""What DescribeTrainingJob tells of a job, from an account or a job.json, with every type checked."""
+"""The response of DescribeTrainingJob as a row, from an account or a job.json, with every type checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_description(data: bytes) -> dict[str, Any]:
 
 
 def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
-    """Return a row with what the service knows of its job; what is missing or of another type is left out."""
+    """Return a row with the service's description of its job; what is missing or of another type is left out."""
     resources, algorithm = _mapping(description, "ResourceConfig"), _mapping(description, "AlgorithmSpecification")
     types = _types(resources)
     tags = _tags(description.get("Tags"))

@@ -211,7 +211,7 @@ class _Page:
     def _first(self) -> Step | None:
         """Return the one action that saves most.
 
-        That is the repair of what many jobs share or of a slow machine, unless it is small beside the most expensive cause.
+        That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive cause.
         """
         fleet = self._fleet
         steps = [

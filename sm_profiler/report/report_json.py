@@ -1,7 +1,7 @@
 """report.json: its records, how a report becomes them, how stored ones are read, and their schema.
 
 The records of findings are those of `diagnosis.model`. Old reports stay readable: a field that a later version added has a
-default, and one that this version does not know is skipped. The others must be there, with the right type.
+default, and an unknown one is skipped. The others must be there, with the right type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_BYTES = 32 << 20  # of a report.json: one of 10,000 ranks has 6 MB
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job or a process ended.
+    """End of the job or of a process.
 
     Attributes:
         state: completed, crashed, killed, out_of_memory, interrupted, stopped, running or unknown.
@@ -194,7 +194,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be judged, and why."""
+    """A subject that could not be judged, and why."""
 
     what: str
     why: str
@@ -223,7 +223,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(Frame, frozen=True, kw_only=True):
-    """Where a process waits, and what for."""
+    """The line at which a process waits, and what for."""
 
     rank: str
     waits_for: str
@@ -294,7 +294,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one rank went: activity → seconds."""
+    """The time of one rank: activity → seconds."""
 
     rank: str
     steps: int
@@ -302,7 +302,7 @@ class LedgerRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of each rank went: every second in exactly one activity.
+    """The time of all ranks, every second in exactly one activity.
 
     Attributes:
         coverage: share of the time of a known activity, 0 to 1.
@@ -321,6 +321,77 @@ class Rule(TypedDict):
     Details: dict[str, Any]
     Datapoints: int
     RuleParameters: str
+
+
+class Lane(TypedDict):
+    """A stream of the device, or the host, in the longest step: kind → percentage of each column."""
+
+    name: str
+    kinds: dict[str, list[int]]
+
+
+class LongestStep(TypedDict):
+    """The longest marked step of a trace, or the whole recording.
+
+    Attributes:
+        step: its number; null: the whole recording.
+        start_us, length_us, usual_us, busy_us: its start and length, the median of the marked steps, time of the device.
+        kernels: that ran in it.
+        gap_us, gap_before: the longest time without kernels, and what was launched after it.
+        columns: equal stretches of time that the step is divided into.
+        lanes: what the host and each stream did.
+    """
+
+    step: int | None
+    start_us: float
+    length_us: float
+    usual_us: float
+    busy_us: float
+    kernels: int
+    gap_us: float
+    gap_before: str
+    columns: int
+    lanes: list[Lane]
+
+
+class GpuTrace(TypedDict):
+    """A rank's trace of torch.profiler: the parts of its time, in microseconds, and the first rows of each table.
+
+    Attributes:
+        rank: its rank.
+        device: name of the GPU; empty if unknown.
+        exposed_us: communication that computation does not hide.
+        share_hidden: share of the communication that computation hides; null without any.
+        critical_path_us: kind → its time on the critical path.
+        phases: time on the device by the hook's phase; empty but for the hook's own windows.
+        longest_step: null without kernels.
+    """
+
+    rank: int
+    device: str
+    total_us: float
+    compute_us: float
+    exposed_communication_us: float
+    exposed_copies_us: float
+    idle_input_us: float
+    idle_sync_us: float
+    idle_once_us: float
+    idle_launch_us: float
+    idle_queued_us: float
+    exposed_us: float
+    share_hidden: float | None
+    critical_path_us: dict[str, float]
+    idle: list[dict[str, Any]]
+    kernels: list[dict[str, Any]]
+    operators: list[dict[str, Any]]
+    synchronizations: list[dict[str, Any]]
+    communication: list[dict[str, Any]]
+    copies: list[dict[str, Any]]
+    queues: list[dict[str, Any]]
+    flops: list[dict[str, Any]]
+    roofline: list[dict[str, Any]]
+    phases: list[dict[str, Any]]
+    longest_step: LongestStep | None
 
 
 class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,7 +436,7 @@ class ReportJson(StoredReport, frozen=True, kw_only=True):
     rules: dict[str, Rule]
     broken_rules: dict[str, str]
     cost: Cost | None
-    gpu_traces: tuple[dict[str, Any], ...] = ()
+    gpu_traces: tuple[GpuTrace, ...] = ()
     ledger: Ledger | None = None
 
 
@@ -399,7 +470,7 @@ def report_json(report: Report) -> ReportJson:
         rules=cast("dict[str, Rule]", report.rules),
         broken_rules=report.broken,
         cost=report.cost,
-        gpu_traces=report.gpu_traces,
+        gpu_traces=cast("tuple[GpuTrace, ...]", report.gpu_traces),
         ledger=report.ledger and _ledger(report.ledger),
     )
 

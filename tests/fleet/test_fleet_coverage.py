@@ -104,7 +104,7 @@ def test_the_numbers_of_the_headline_fit_each_other():
         assert f"Judged: 67 % of 9 min of machine time, {jobs}" in unescape(render_html(fleet))
 
 
-def test_a_limit_of_the_coverage_says_why_its_share_is_not_that_of_the_summary():
+def test_a_limit_of_the_coverage_explains_why_its_share_is_not_that_of_the_summary():
     """CI failed with 33 %, and the summary had 67 %."""
     cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
     others = FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")
