@@ -145,7 +145,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
             Line(sanitize.name(line.file), min(max(line.line, 0), 10**9), sanitize.name(line.function), _share(line.share))
             for line in verdict.where[:MOST_LINES]
         ),
-        gain_s=_range(verdict),
+        gain_s=_saved(verdict),
         stages=stages,
         gpus=len(job.gpus),
         steps=_count(job.ranks[0].train_steps) if job.ranks else None,
@@ -188,33 +188,24 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     if report is None:
         return ()
     ran = max(row.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
-    found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
-    wanted: list[tuple[str, float, Finding | None]] = [
-        *found,
-        *(
-            (finding.kind.value, _lost_seconds(finding, report), finding)
-            for finding in (report.verdict, *report.verdict.also)
-        ),
-    ]
-    by_cause: dict[str, Loss] = {}
-    for (cause, finding), taken in billed_losses(
-        (((cause, finding), seconds) for cause, seconds, finding in wanted), billed, ran
-    ):
-        known = by_cause.get(cause)
-        headline = sanitize.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
-        step = sanitize.sentence(finding.next_step) if finding else ADVICE[cause]
-        by_cause[cause] = (
-            attrs.evolve(known, seconds=known.seconds + taken)
-            if known
-            else Loss(
-                sanitize.name(cause),
-                taken,
-                None,
-                headline,
-                step,
-                sanitize.name(finding.confidence) if finding else "high",
-            )
+    losses = [
+        Loss(
+            finding.kind.value,
+            _lost_seconds(finding, report),
+            None,
+            sanitize.sentence(finding.headline),
+            sanitize.sentence(finding.next_step),
+            sanitize.name(finding.confidence),
         )
+        for finding in (report.verdict, *report.verdict.also)
+    ]
+    if row.interrupted_s:
+        headline = f"It was interrupted {row.interruptions} times."
+        losses.insert(0, Loss(INTERRUPTION, row.interrupted_s, None, headline, ADVICE[INTERRUPTION], "high"))
+    by_cause: dict[str, Loss] = {}
+    for loss, taken in billed_losses(((loss, loss.seconds) for loss in losses), billed, ran):
+        known = by_cause.get(loss.cause)
+        by_cause[loss.cause] = attrs.evolve(known or loss, seconds=taken + (known.seconds if known else 0.0))
     return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
 
 
@@ -222,22 +213,22 @@ def _lost_seconds(finding: Finding, report: StoredReport) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
     if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
         return 0.0
-    gain = finding.gain.seconds if finding.gain else None
-    loop = report.job.loop
+    gain, loop = _saved(finding), report.job.loop
     whole = loop[1] - loop[0] if finding.of == "loop" and loop else report.job.duration_s
     return loss_of(
-        None if gain is None else _positive(gain.value) or 0.0,
+        None if gain is None else gain.value,
         _share(finding.share_of_time),
         _positive(whole) or 0.0,
         leads=finding is report.verdict,
     )
 
 
-def _range(finding: Finding) -> Interval | None:
-    seconds = finding.gain.seconds if finding.gain else None
-    if seconds is None:
+def _saved(finding: Finding) -> Interval | None:
+    """Return the seconds that its repair saves; None if they are unknown, as in early reports, whose gains had none."""
+    gain = finding.gain
+    if gain is None or (gain.seconds.high <= 0 and gain.speedup.value > 1):
         return None
-    return Interval(*(_positive(value) or 0.0 for value in (seconds.low, seconds.value, seconds.high)))
+    return Interval(*(_positive(value) or 0.0 for value in (gain.seconds.low, gain.seconds.value, gain.seconds.high)))
 
 
 def _stages(report: StoredReport) -> dict[str, float]:

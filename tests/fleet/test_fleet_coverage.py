@@ -62,6 +62,14 @@ def test_an_inconclusive_job_is_not_judged_and_a_failed_one_is():
     assert fleet.totals.waste == pytest.approx(0.75)
 
 
+def test_an_early_report_whose_gain_has_no_seconds_counts_by_its_share():
+    report = report_json("a", finding("INPUT_BOUND", 0.0, share=0.25))
+    report["verdict"]["gain"].pop("seconds")
+    report["verdict"]["gain"]["speedup"] = {"low": 1.2, "value": 1.3, "high": 1.4}
+    job = priced(report, description("a"), prices=PRICES)
+    assert (job.lost_share, job.gain_s) == (0.25, None)
+
+
 def test_a_job_of_unknown_length_counts_as_an_average_one():
     fleet = assemble([judged("a"), FleetJob("b", error="damaged"), FleetJob("c"), judged("d")])
     assert fleet.totals.coverage == pytest.approx(0.5)
