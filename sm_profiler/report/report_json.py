@@ -471,7 +471,7 @@ def report_json(report: Report) -> ReportJson:
         broken_rules=report.broken,
         cost=report.cost,
         gpu_traces=cast("tuple[GpuTrace, ...]", report.gpu_traces),
-        ledger=report.ledger and _ledger(report.ledger),
+        ledger=_ledger(report.ledger) if report.ledger else None,
     )
 
 
@@ -557,8 +557,8 @@ def _interruptions(report: Report) -> Interruptions | UnsetType:
     return Interruptions(
         count=count,
         down_s=round(down_s, 3),
-        repeated_steps=repeated and repeated.steps,
-        repeated_s=repeated and round(repeated.seconds, 3),
+        repeated_steps=repeated.steps if repeated else None,
+        repeated_s=round(repeated.seconds, 3) if repeated else None,
         attempts_without_steps=tuple(report.metrics.attempts_without_steps),
         repeated_usd=round(repeated.seconds * report.cost.per_hour / 3600, 4) if repeated and report.cost else None,
     )
@@ -703,7 +703,7 @@ def schema_of(
         first: record → fields of the first version that have a default; others with a default came later, and older files
             do not have them. None: a file has all fields.
     """
-    found = msgspec.json.schema(record)
+    found: dict[str, Any] = msgspec.json.schema(record)
     for kind, part in found["$defs"].items():
         part["description"] = part.get("description", "").partition("\n\n")[0]
         properties = part.get("properties", {})

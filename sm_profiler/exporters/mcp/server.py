@@ -24,6 +24,7 @@ from sm_profiler.report import Report
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import plain, report_json
 
+Answer: TypeAlias = dict[str, Any]
 MAX_TEXT = 400  # characters of a text
 MAX_ITEMS = 50  # entries of a list
 MAX_POINTS = 500  # of a series
@@ -68,7 +69,7 @@ def brief(value: Any) -> Any:
     return value
 
 
-def whole(report: Report, *, source_lines: bool) -> Any:
+def whole(report: Report, *, source_lines: bool) -> Answer:
     """Return report.json.
 
     Args:
@@ -78,10 +79,12 @@ def whole(report: Report, *, source_lines: bool) -> Any:
     return _shown(report_json(report), source_lines=source_lines)
 
 
-def _shown(content: Any, *, source_lines: bool) -> Any:
+def _shown(content: Any, *, source_lines: bool) -> Answer:
     """Return records as plain data, without the text of lines of code unless that is wanted."""
-    found = plain(content)
-    return found if source_lines else _without_lines(found)
+    found: Answer = plain(content)
+    if not source_lines:
+        found = _without_lines(found)
+    return found
 
 
 def _without_lines(value: Any) -> Any:
@@ -127,7 +130,6 @@ JobName = Annotated[str, Field(max_length=300, description="a name from `list_jo
 Points = Annotated[int, Field(ge=1, le=MAX_POINTS, description="most values of a series")]
 
 
-Answer: TypeAlias = dict[str, Any]
 Parameters = ParamSpec("Parameters")
 
 
