@@ -715,7 +715,7 @@ def schema_of(
         for row in properties.values():
             row.pop("default", None)
     root = found["$defs"].pop(record.__name__)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{_ADDRESS}/{name}.schema.json"}
+    head: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{_ADDRESS}/{name}.schema.json"}
     return head | root | {"title": f"{name}.json of sm-profiler", "$defs": found["$defs"]}
 
 
