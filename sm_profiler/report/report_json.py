@@ -715,8 +715,8 @@ def schema_of(
         for row in properties.values():
             row.pop("default", None)
     root = found["$defs"].pop(record.__name__)
-    head: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{_ADDRESS}/{name}.schema.json"}
-    return head | root | {"title": f"{name}.json of sm-profiler", "$defs": found["$defs"]}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{_ADDRESS}/{name}.schema.json"}
+    return {**head, **root, "title": f"{name}.json of sm-profiler", "$defs": found["$defs"]}
 
 
 def _described(record: type) -> dict[str, str]:
