@@ -7,16 +7,13 @@ from concurrent.futures import Executor
 from contextlib import closing
 from itertools import chain
 
-import attrs
+import msgspec
 
-from sm_profiler._version import __version__
 from sm_profiler.compact.rewriting import Compacted, Rewriting, in_part, in_time
-from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
+from sm_profiler.errors import SourceError
+from sm_profiler.executors import Meter, Pool, Remote, map_tasks, open_pool
 from sm_profiler.formats.outcome import READ, Outcome
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
-from sm_profiler.metrics.scaling import codec
-from sm_profiler.metrics.scaling.folding import DIFFERENT
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
@@ -35,12 +32,10 @@ from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
 Open = tuple[str, str, OpenEvent]  # node, kind and event
 
 
-@attrs.frozen
-class Task:
+class Task(msgspec.Struct):
     """A part for a worker.
 
     Attributes:
-        version: of sm-profiler.
         source, target: locations of the profile and of the dataset.
         origin: where the profile was recorded.
         part: the part.
@@ -52,7 +47,6 @@ class Task:
         is_known: these are all of them.
     """
 
-    version: str
     source: str
     target: str
     origin: str
@@ -61,25 +55,22 @@ class Task:
     held: list[Item]
     file: FileInfo | None
     finished: bool
-    opened: list[Open] = attrs.field(factory=list)
-    is_known: bool = False
+    opened: list[Open]
+    is_known: bool
 
 
-@attrs.frozen
-class Answer:
+class Answer(msgspec.Struct):
     """Result of a part.
 
     Attributes:
         done: account of it.
         missed: nothing was written, as the begin of an event is missing.
         loose: files with ends and begins of events that have no counterpart in them, in their order.
-        error: one line if the part can be neither read nor written.
     """
 
     done: Compacted
     missed: bool = False
-    loose: list[tuple[Item, list[LooseEnd], list[OpenEvent]]] = attrs.field(factory=list)
-    error: str = ""
+    loose: list[tuple[Item, list[LooseEnd], list[OpenEvent]]] = []
 
     def pieces(self) -> Iterator[FileRows]:
         """Yield the files in `loose`, without rows."""
@@ -94,32 +85,15 @@ def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Pa
     Raises:
         SourceError: one cannot be read or written, or the workers failed.
     """
-    encoded = (codec.encode(task) for task in tasks)
-    for result in run_tasks(pool, rewrite_part, encoded, waiting=meter.draw):
-        answer = (
-            codec.decode(result.data)
-            if result.data
-            else Answer(Compacted(""), error=f"the workers failed: {result.error}")
-        )
-        if answer.error:
-            raise SourceError(answer.error)
+    for number, answer in map_tasks(pool, rewrite_part, tasks, waiting=meter.draw):
         if not answer.missed:
-            meter.add(len(tasks[result.number].new), answer.done.rows)
-        yield tasks[result.number].part, answer
+            meter.add(len(tasks[number].new), answer.done.rows)
+        yield tasks[number].part, answer
 
 
-def rewrite_part(data: bytes) -> bytes:
-    """Write a part; task and answer are bytes."""
-    task: Task = codec.decode(data)
-    try:
-        if task.version != __version__:
-            raise SourceError(DIFFERENT.format(task.version, __version__))
-        return codec.encode(_rewritten(task))
-    except ProfilerError as error:
-        return codec.encode(Answer(Compacted(task.part.job), error=str(error)))
-
-
-def _rewritten(task: Task) -> Answer:
+@Remote
+def rewrite_part(task: Task) -> Answer:
+    """Write a part."""
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
     existing.load()
@@ -251,7 +225,7 @@ class _Compaction:
         def task(part: Part, opened: list[Open], *, is_known: bool) -> Task:
             held = list(self._held.get(part, {}).values())
             return Task(
-                __version__, source, target, self._source.origin, part, list(changed[part]), held,
+                source, target, self._source.origin, part, list(changed[part]), held,
                 files.get(part) if held else None, self._source.finished, opened, is_known,
             )  # fmt: skip
 

@@ -328,10 +328,10 @@ class Catalog:
             start_us = _hour_us(parsed.hour)
             if start_us is None:
                 return None
-            return Item(info, parsed, start_us, parsed.host, layout.DETAILED_TRACE, start_us, approximate=True)
+            return Item(info, start_us, parsed.host, layout.DETAILED_TRACE, start_us, approximate=True)
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
-        return Item(info, parsed, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
+        return Item(info, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
 
 
 def _hour_us(hour: str) -> int | None:

@@ -41,7 +41,6 @@ class Item:
 
     Attributes:
         info: the file as listed.
-        file: its parsed name.
         at_us: the time of its name, microseconds since the epoch.
         node, kind: as in EventColumns for traces; a system file has a node and the kind "".
         start_us: origin of the times of a trace that does not name one.
@@ -49,12 +48,16 @@ class Item:
     """
 
     info: FileInfo
-    file: SystemFile | TraceFile | DetailedTrace
     at_us: int
     node: str
     kind: str
     start_us: int = 0
     approximate: bool = False
+
+    @property
+    def file(self) -> Any:
+        """Its parsed name: SystemFile, TraceFile or DetailedTrace."""
+        return layout.parse_path(self.info.key)
 
     @property
     def is_system(self) -> bool:
@@ -79,7 +82,7 @@ class Item:
 
 def item_of(info: FileInfo, file: SystemFile | TraceFile) -> Item:
     """Return a file whose times are in its name."""
-    return Item(info, file, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
+    return Item(info, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
 
 
 _LOOSE = 64  # items that may stay objects when they are put in order

@@ -94,8 +94,7 @@ def test_clusters_are_those_of_a_sort():
         clusters, times = Clusters(), [draw.randrange(0, 3000 * DAY) for _ in range(draw.randrange(1, 40))]
         for at in times:
             key = f"system/incremental/2023111422/{at}.algo-1.json"
-            file = parse_path(key)
-            clusters.add(Item(FileInfo(key, 1, 0.0), file, at * 10**6, "algo-1", ""))
+            clusters.add(Item(FileInfo(key, 1, 0.0), at * 10**6, "algo-1", ""))
         expected, last = [], None
         for at in sorted(set(times)):
             if last is None or at - last > 100 * DAY:

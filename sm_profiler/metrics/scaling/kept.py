@@ -43,16 +43,20 @@ class _File:
 
     def put(self, part: Any, state: dict[str, Any]) -> Stored:
         """Write the state of a rule or fold, and return what loads it."""
-        at = codec.write(state, self.file)
+        data = codec.encode(state)
+        at = self.file.tell()
+        self.file.write(data)
         self.file.flush()
         empty = copy(part)
         for name in state:
             delattr(empty, name)
-        return Stored(partial(self._load, empty, at))
+        return Stored(partial(self._load, empty, at, len(data)))
 
-    def _load(self, empty: Any, at: int) -> Any:
+    def _load(self, empty: Any, at: int, size: int) -> Any:
         part = copy(empty)
-        vars(part).update(codec.read(self.file, at))
+        self.file.seek(at)
+        vars(part).update(codec.decode(self.file.read(size)))
+        self.file.seek(0, os.SEEK_END)
         return part
 
 
@@ -156,11 +160,11 @@ def load(source: ProfileSource) -> Slice | None:
     if kept is None:
         return None
     try:
-        body = _BODY.decode(codec.unpacked(kept.packed))
+        body = _BODY.decode(zlib.decompress(kept.packed))
         del kept
         whole = decode_slice(body.state, {})
         body.state = b""
-    except (ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
+    except (zlib.error, ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
     source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
