@@ -20,7 +20,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.elements import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
-from sm_profiler.source.item_table import ItemColumns, ItemTable, item_of
+from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.header import Header, SourceFile
@@ -186,10 +186,10 @@ class Contents:
         for info in infos:
             parsed = layout.parse_path(info.key)
             if isinstance(parsed, (SystemFile, TraceFile)) and info.key not in odd:
-                items.put(item_of(info, parsed))
+                items.add(info, parsed)
             else:
                 beside[info.key] = info
-        beside |= {item.info.key: item.info for item in items.unpacked()}
+        beside |= {item.info.key: item.info for item in items.objects}
         return cls(parts, origin, rows, items, beside, odd)
 
     @classmethod
