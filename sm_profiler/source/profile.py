@@ -22,7 +22,7 @@ from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
 from sm_profiler.source.item_table import Item, OrderedItems
-from sm_profiler.source.left_files import LeftStorage
+from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
