@@ -83,7 +83,7 @@ class DerivedTables:
             yield paths.STEPS, columns
         if self._samples:
             names = SCHEMAS[paths.SAMPLES].names
-            yield paths.SAMPLES, {name: [one[name] for one in self._samples] for name in names}
+            yield paths.SAMPLES, {name: [sample[name] for sample in self._samples] for name in names}
 
 
 def _stacks(events: EventColumns) -> Iterator[dict[str, Any]]:
@@ -367,7 +367,7 @@ class _Compaction:
         is_moved = any(sizes.get(item.info.key) == item.info.size for item in self._source.files)
         if sizes and not is_moved and self._existing.origin != self._source.origin:
             raise SourceError(
-                f"{self._existing.uri} holds another job, of {self._existing.origin}: give this one a name of its own with --job"
+                f"{self._existing.uri} holds another job, of {self._existing.origin}: give this job another name with --job"
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
@@ -442,7 +442,7 @@ class _Compaction:
                 piece.joined(self._streams)
             if answers[part].missed or self._streams.failed:
                 own = {(item.node, item.kind) for item, _, _ in answers[part].loose}
-                yield part, [one for one in opened if one[:2] in own]
+                yield part, [event for event in opened if event[:2] in own]
 
     def _replay(self, part: Part) -> None:
         """Follow the events that are open at the end of a part's files, for the parts after it."""
@@ -475,7 +475,7 @@ class _Compaction:
         self.done.save(self._storage, part, made.finish(Header(headers.VERSION, self._source.origin)))
 
     def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
-        """Add files, each in a row group of its own, so that one can be read without the others."""
+        """Add files, one to a row group, so that each can be read without the others."""
         small = [info for info in infos if info.size <= MAX_KEPT_BYTES]
         found = [(info, None) for info in infos if info.size > MAX_KEPT_BYTES]
         for info, data in chain(read_all(storage, small), found):

@@ -122,7 +122,7 @@ def _array(kind: int, data: memoryview) -> Any:
 
 
 def _as_it_is(kind: Any, value: Any) -> Any:
-    del kind  # an array: msgspec knows no other type of ours
+    del kind  # an array: msgspec has no other type that it cannot make itself
     return value
 
 
@@ -212,7 +212,7 @@ def map_tasks(
 def _submitted(pool: Pool, function: Callable[[bytes], Any], task: bytes | bytearray) -> Future[bytes]:
     try:
         return pool.executor.submit(function, task)
-    except Exception as error:  # every executor has errors of its own
+    except Exception as error:  # each executor has other errors
         raise SourceError(f"the workers cannot be reached: {_described(error)}") from None
 
 
@@ -221,7 +221,7 @@ def _result(number: int, future: Future[bytes]) -> TaskResult:
         return TaskResult(number, future.result())
     except CancelledError:
         raise SourceError("the workers cannot be reached: the connection to the scheduler is lost") from None
-    except Exception as error:  # of the function, or of an executor, which has errors of its own
+    except Exception as error:  # of the function, or of an executor, each of which has other errors
         return TaskResult(number, error=_described(error))
 
 

@@ -146,7 +146,7 @@ class Catalog:
                 after = f"{folder}/{layout.hour_folder(from_us)}/{number}"
             for info in self.storage.list(part + "/", after) if kept is None else kept.beside_in(part + "/"):
                 parsed = layout.parse_path(info.key)
-                self._note_other(info, parsed)
+                self._record_other(info, parsed)
                 if isinstance(parsed, DetailedTrace):
                     timeless.append((info, parsed))  # its times are in another file, which may come later
                 elif isinstance(parsed, (SystemFile, TraceFile)):
@@ -158,17 +158,17 @@ class Catalog:
                         changed.append(found)
         if is_first:
             self.table = self.table.without_doubles()
-        changed += self._note_detailed(timeless)
+        changed += self._add_detailed(timeless)
         numbers = np.union1d(np.arange(known, len(self.table)), np.asarray(changed, np.int64))
         readable = self._without_strays(numbers)
-        self._note_latest(self.table.ordered(readable))
+        self._record_latest(self.table.ordered(readable))
         return readable
 
     def _has_changed(self, number: int, info: FileInfo) -> bool:
         before = self.table.item(number).info
         return (before.size, before.etag) != (info.size, info.etag)
 
-    def _note_detailed(self, found: Sequence[tuple[FileInfo, DetailedTrace]]) -> list[int]:
+    def _add_detailed(self, found: Sequence[tuple[FileInfo, DetailedTrace]]) -> list[int]:
         """Add detailed traces; return the numbers of the known ones that have changed, or whose times are no estimate any more."""
         changed = []
         for info, parsed in found:
@@ -201,8 +201,8 @@ class Catalog:
         self.table = contents.items.copy()
         return contents
 
-    def _note_latest(self, items: OrderedItems) -> None:
-        """Note the latest times: files to come have no earlier names than the trailing ones."""
+    def _record_latest(self, items: OrderedItems) -> None:
+        """Record the latest times: files to come have no earlier names than the trailing ones."""
         items = items.chosen(~are_future(items))
         systems, at_us, hosts = items.is_system, items.at_us, items.hosts
         for part, chosen in ((layout.SYSTEM, systems), (layout.FRAMEWORK, ~systems)):
@@ -210,7 +210,7 @@ class Catalog:
         for host in np.unique(hosts).tolist():
             self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), int(at_us[hosts == host].max()))
 
-    def _note_other(self, info: FileInfo, parsed: layout.Parsed | None) -> None:
+    def _record_other(self, info: FileInfo, parsed: layout.Parsed | None) -> None:
         if info.key in layout.END_MARKERS:
             self._markers[info.key] = info
         if isinstance(parsed, TraceMetadata):

@@ -121,7 +121,7 @@ class ItemTable:
     sorted.
 
     Attributes:
-        flags: eight marks of each file, for whoever reads them.
+        flags: of each file, eight bits for the reader.
     """
 
     def __init__(self) -> None:
@@ -195,12 +195,12 @@ class ItemTable:
             column[number] = value
 
     def _next(self) -> int:
-        """Make room for a file, and return its number."""
+        """Append an empty row, and return its number."""
         number = self._count
         if number >= len(self.flags):
-            room = max(number + number // 4, _LEAST_ROWS)
-            self._columns = {name: _longer(column, room) for name, column in self._columns.items()}
-            self.flags, self._is_shared = _longer(self.flags, room), False
+            rows = max(number + number // 4, _LEAST_ROWS)
+            self._columns = {name: _longer(column, rows) for name, column in self._columns.items()}
+            self.flags, self._is_shared = _longer(self.flags, rows), False
         self._count += 1
         return number
 
@@ -401,7 +401,7 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def is_system(self) -> Mask:
-        """Whether each has system metrics."""
+        """True for each with system metrics."""
         return ~self._table.are_traces(self.numbers)
 
     @property

@@ -88,7 +88,7 @@ class NoProfilerDataError(SourceError):
     """A folder or prefix without profiler data, which a running job may still write."""
 
 
-def open_source(  # keyword arguments, one an independent choice
+def open_source(  # independent choices
     where: str | os.PathLike[str] | Storage,
     *,
     cache: bool = True,
@@ -127,10 +127,10 @@ def open_source(  # keyword arguments, one an independent choice
     source = ProfileSource(_complete(storage, wanted=left_open and is_path), options)
     if source.files or source.other_files:
         return source
-    _checkopen_parquet(storage)
+    _check_readable(storage)
     if is_path and not storage.uri.rstrip("/").endswith(OUTPUT):
-        below = _storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client)
-        inner = ProfileSource(_complete(below, wanted=left_open), options)
+        inside = _storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client)
+        inner = ProfileSource(_complete(inside, wanted=left_open), options)
         if inner.files or inner.other_files:
             return inner
     if is_path and (jobs := list(jobs_in(storage))):
@@ -196,7 +196,7 @@ def open_parquet(storage: Storage, job: str) -> Storage:
     return ParquetStorage(storage, job)
 
 
-def _checkopen_parquet(storage: Storage) -> None:
+def _check_readable(storage: Storage) -> None:
     """Raise an error if there is nothing because Parquet files are damaged."""
     for key, reason in getattr(storage, "unreadable", {}).items():
         raise SourceError(f"{storage.uri}: {key}: {reason}")
@@ -259,19 +259,19 @@ def profile_around(where: str, client: Any = None) -> str:
         found = f"{scheme}://{above}" if remote else above
         try:
             files = open_storage(found, client=client).list(f"{parts[at]}/")
-            if any(parse_path(one.key) is not None for one in islice(files, _LOOKED_AT)):
+            if any(parse_path(info.key) is not None for info in islice(files, _LOOKED_AT)):
                 return found
         except SourceError:  # the place itself is what is reported
             return ""
     return ""
 
 
-def profiles_below(storage: Storage) -> list[str]:
-    """Return the first profiles below a folder or prefix, by their locations; a few more than are shown."""
+def profiles_in(storage: Storage) -> list[str]:
+    """Return the locations of the first profiles in a folder or prefix; a few more than are shown."""
     found: list[str] = []
     after: str | None = None
     while len(found) <= _SHOWN:
-        root = next((root for one in islice(storage.list("", after), _LOOKED_AT) if (root := _root_of(one.key))), "")
+        root = next((root for info in islice(storage.list("", after), _LOOKED_AT) if (root := _root_of(info.key))), "")
         if not root:
             break
         found.append(f"{storage.uri.rstrip('/')}/{root.removesuffix(f'/{OUTPUT}')}")
@@ -292,10 +292,10 @@ def where_instead(where: str, storage: Storage, client: Any = None) -> str:
     """Return which place to name instead of one that holds no profile; "" if none is near."""
     if around := profile_around(where, client):
         return f"it is a folder inside of one: name {printable(around)}"
-    below = profiles_below(storage)
-    if not below:
+    found = profiles_in(storage)
+    if not found:
         return ""
-    if len(below) == 1:
-        return f"there is one below it: name {printable(below[0])}"
-    many = f"more than {_SHOWN}" if len(below) > _SHOWN else str(len(below))
-    return f"there are {many} below it: name one of {', '.join(map(printable, below[:_SHOWN]))}"
+    if len(found) == 1:
+        return f"there is one below it: name {printable(found[0])}"
+    many = f"more than {_SHOWN}" if len(found) > _SHOWN else str(len(found))
+    return f"there are {many} below it: name one of {', '.join(map(printable, found[:_SHOWN]))}"

@@ -27,7 +27,7 @@ from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileErro
 from sm_profiler.storage.base import UnreadableFileError
 
 LEAST_BYTES = 2 << 30  # assumed if the system cannot answer
-_FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, beside its rows
+_FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, besides its rows
 
 
 def machine_bytes() -> int:

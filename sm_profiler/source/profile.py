@@ -126,7 +126,7 @@ class ProfileSource:
 
     Attributes:
         description: the response of DescribeTrainingJob if the source was opened by the name of a training job.
-        parse: parses files, as `parse_all` does; a caller with workers of its own sets another function.
+        parse: parses files, as `parse_all` does; a caller that has workers sets another function.
     """
 
     description: dict[str, Any] | None = None
@@ -218,7 +218,7 @@ class ProfileSource:
 
     @property
     def _flags(self) -> NDArray[np.uint8]:
-        """What has been done with each file: _PENDING, _DELIVERED and _READ, by the file's number."""
+        """State of each file, by its number: _PENDING, _DELIVERED, _READ."""
         return self._catalog.table.flags
 
     def _with(self, flag: int) -> OrderedItems:
@@ -242,7 +242,7 @@ class ProfileSource:
         Raises:
             SourceError: a file cannot be fetched, none may be read, or `strict` is set and records are lost.
         """
-        self._note_strays()
+        self._record_strays()
         items = self._with(_PENDING)
         is_first = not (self._flags & _DELIVERED).any()
         copies = {system: self._copy(system=system) for system in (True, False)} if is_first else {}
@@ -256,13 +256,13 @@ class ProfileSource:
                 if not (unsettled or self._is_settled(piece)):
                     continue
                 self._mark(piece.item.info.key, add=_DELIVERED, remove=_PENDING)
-                noted = self._note(piece, self._streams)
-                (system if piece.item.is_system else events).add(noted)
+                joined = self._join(piece, self._streams)
+                (system if piece.item.is_system else events).add(joined)
                 if kept is not None:
-                    kept.append(noted)
+                    kept.append(joined)
             if system or events:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
-        self._note_strays()  # and what has turned out to be unreadable
+        self._record_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         if kept:
             for is_system in (True, False):
@@ -286,14 +286,16 @@ class ProfileSource:
 
     def quality(self) -> list[FileQuality]:
         """Outcomes of the files read so far, by path."""
-        found = [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()]
+        found = self._faults()
         found += [FileQuality(item.info.key, READ, 0, "") for item in self._with(_READ)]
-        return sorted(found, key=lambda one: one.path)
+        return sorted(found, key=lambda each: each.path)
 
     def faults(self) -> tuple[list[FileQuality], int]:
         """Outcomes of the files with faults, and the number of files that were read completely."""
-        faults = [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()]
-        return faults, int(np.count_nonzero(self._flags & _READ))
+        return self._faults(), int(np.count_nonzero(self._flags & _READ))
+
+    def _faults(self) -> list[FileQuality]:
+        return [FileQuality(path, each.status, each.lost, each.reason) for path, each in self._quality.items()]
 
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
@@ -322,10 +324,10 @@ class ProfileSource:
         Raises:
             SourceError: none may be read, or `strict` is set and records are lost.
         """
-        self._note_strays()
+        self._record_strays()
         for each in quality:
             self._mark(each.path, add=_DELIVERED, remove=_PENDING)
-            self._note_outcome(each.path, Outcome(each.status, each.lost, each.reason))
+            self._record_outcome(each.path, Outcome(each.status, each.lost, each.reason))
             if self.options.strict and (each.lost or each.status == REFUSED):
                 raise SourceError(f"{each.path}: {each.lost} records lost ({each.reason})")
         self._metadata.update(metadata)
@@ -351,7 +353,7 @@ class ProfileSource:
         self._flags[self._catalog.ordered.numbers] = _PENDING
         self._streams = Streams()
 
-    def _note_outcome(self, key: str, outcome: Outcome) -> None:
+    def _record_outcome(self, key: str, outcome: Outcome) -> None:
         is_whole = outcome == Outcome()
         if self._mark(key, add=_READ if is_whole else 0, remove=_READ) and is_whole:
             self._quality.pop(key, None)
@@ -361,7 +363,7 @@ class ProfileSource:
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]
         items.sort(key=lambda item: item.rank)
-        self._note_strays()
+        self._record_strays()
         copy = self._copy(system=system)
         streams, readings = copy.streams if copy else Streams(), list[Reading]()
         count_rows = getattr(self.storage, "count_rows", None)
@@ -371,10 +373,10 @@ class ProfileSource:
             else StoredColumns(is_system=system, rows=count_rows(system=system))
         )
         for piece in self._pieces(items, {system: copy}):
-            noted = self._note(piece, streams)
-            gathered.add(noted)
-            readings.append(noted.reading)
-        self._note_strays()  # and what has turned out to be unreadable
+            joined = self._join(piece, streams)
+            gathered.add(joined)
+            readings.append(joined.reading)
+        self._record_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         columns = gathered.columns()
         if copy is None or len(copy.readings) < len(items):
@@ -426,7 +428,7 @@ class ProfileSource:
                 yield piece if piece is not None else FileRows.parsed(*next(fresh))
                 advance(item)
 
-    def _note_strays(self) -> None:
+    def _record_strays(self) -> None:
         unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})
         for key, reason in (self._catalog.strays | unreadable).items():
             number = self._catalog.table.number_of(key)
@@ -445,13 +447,13 @@ class ProfileSource:
         """Return whether a file is complete: while the job runs, a damaged one may still be in transfer."""
         return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
 
-    def _note(self, piece: FileRows, streams: Streams) -> FileRows:
-        """Join events that span files, and note the outcome of the file."""
+    def _join(self, piece: FileRows, streams: Streams) -> FileRows:
+        """Join events that span files, and record the outcome of the file."""
         piece = piece.joined(streams)
         key, outcome = piece.item.info.key, piece.outcome
         if piece.metadata:
             self._metadata[key] = piece.metadata
-        self._note_outcome(key, outcome)
+        self._record_outcome(key, outcome)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
             raise SourceError(f"{key}: {outcome.lost} records lost ({outcome.reason})")
         return piece

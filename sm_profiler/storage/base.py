@@ -22,7 +22,7 @@ class AccessDeniedError(SourceError):
 
 
 class UnreadableFileError(SourceError):
-    """A file that cannot be read for a reason of its own, while others can."""
+    """A single file that cannot be read, while others can."""
 
 
 class UnavailableError(SourceError):

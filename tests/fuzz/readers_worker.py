@@ -90,7 +90,7 @@ def mutate(draw: random.Random, data: bytes, other: bytes) -> bytes:
 
 @Remote
 def sent_files(files: list[ParsedFile]) -> list[ParsedFile]:
-    """Stand for the way of rows between two processes."""
+    """Return files as another process would."""
     return files
 
 

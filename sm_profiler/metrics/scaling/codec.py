@@ -1,6 +1,6 @@
 """States of folds as bytes, without pickle: only data, and objects of the classes that are listed here.
 
-The bytes are MessagePack. Lists have a tag before them that says what they were, and arrays are extensions.
+The bytes are MessagePack. The first element of each list is a tag for the type of the object, and arrays are extensions.
 """
 
 from __future__ import annotations

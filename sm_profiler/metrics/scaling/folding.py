@@ -123,16 +123,16 @@ class _Cut:
     def tasks(self, source: ProfileSource, planned: Sequence[Part]) -> Iterator[Task]:
         """Yield what the workers get, one after another: the names of all files of a long job take much memory."""
         uri, job = place_of(source)
-        for one in planned:
+        for part in planned:
             yield Task(
-                uri, job, dict(self.parameters), one.first, one.last, one.start_us, one.from_us, one.until_us,
-                self.slice_windows * self.interval_us, self.interval_us, one.more,
-                listed(source, (item.info for item in one.items)), [item.info.key for item in one.own], list(one.hosts),
-                list(one.minutes),
+                uri, job, dict(self.parameters), part.first, part.last, part.start_us, part.from_us, part.until_us,
+                self.slice_windows * self.interval_us, self.interval_us, part.more,
+                listed(source, (item.info for item in part.items)), [item.info.key for item in part.own], list(part.hosts),
+                list(part.minutes),
             )  # fmt: skip
 
 
-def fold_with(  # keyword arguments, one an independent choice
+def fold_with(  # independent choices
     source: ProfileSource,
     executor: str | Executor | Pool,
     *,
@@ -179,14 +179,14 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
     """Fold the parts of a job; None if that might give other digits than one process, or if there is only one."""
     if len(planned) < 2:  # one part is one process
         return None
-    trees = {one.group: SliceTree(put_away) for one in planned}
+    trees = {part.group: SliceTree(put_away) for part in planned}
     quality: list[FileQuality] = []
     metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-    missing = {one.first: set(one.minutes) for one in planned}
+    missing = {part.first: set(part.minutes) for part in planned}
     for part, answer in _answers(pool, planned, cut.tasks(source, planned), source):  # while they fold the next parts
         if answer.irregular:
             return None
-        quality += [FileQuality(*one) for one in answer.quality]
+        quality += answer.quality
         metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
         missing[part.first].difference_update(answer.clock)
         for level, number, state in answer.states:
@@ -206,7 +206,7 @@ def _answers(
     pool: Pool, planned: Sequence[Part], tasks: Iterable[Task], source: ProfileSource
 ) -> Iterator[tuple[Part, Answer]]:
     """Yield the results as they arrive; the order does not matter."""
-    files = sum(len(one.own) for one in planned)
+    files = sum(len(part.own) for part in planned)
     with Meter(files, pool.workers, show=source.options.progress) as meter:
         for number, answer in map_tasks(pool, fold_part, tasks, waiting=meter.draw):
             meter.add(len(planned[number].own), answer.rows)

@@ -1,6 +1,6 @@
 """The state of the folds after a whole job in Parquet, which the first report of it keeps: the next one need not read the rows.
 
-It lies in the cache of this user on this machine, and never beside the data, which others may write to. A state is used only
+It lies in the cache of this user on this machine, and never with the data, which others may write to. A state is used only
 by the code that wrote it, for the rules' own parameters, and while all Parquet files are those that it was folded from.
 Everything else reads the rows, which gives the same digits.
 """
@@ -103,7 +103,7 @@ class _Body(msgspec.Struct):
     """State of the folds, and the account of the files that were read: of those with faults, and all metadata."""
 
     state: bytes
-    faults: list[tuple[str, str, int, str]]
+    faults: list[FileQuality]
     metadata: dict[str, list[dict[str, Any]]]
 
 
@@ -140,9 +140,7 @@ def keep(source: ProfileSource, whole: Slice) -> None:
     whole.folds[0].load_rules()
     if whole.broken or whole.folds[0].broken:
         return
-    faults = [
-        (one.path, one.status, one.lost, one.reason) for one in source.quality() if one.lost or one.status != READ
-    ]
+    faults = [each for each in source.quality() if each.lost or each.status != READ]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items()}
     with suppress(TypeError, ValueError):  # numbers or texts that have no bytes
         body = msgspec.msgpack.encode(_Body(encode_slice(whole), faults, metadata))
@@ -167,7 +165,7 @@ def load(source: ProfileSource) -> Slice | None:
     except (zlib.error, ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
-    source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
+    source.adopt_all(body.faults, metadata)
     trim_heap()  # of what the state was unpacked from
     return whole
 

@@ -35,7 +35,7 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
 from sm_profiler.source.listed import Listed, open_listed
-from sm_profiler.source.profile import Batch, ProfileSource
+from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
 GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its worker holds six minutes of rows
@@ -207,7 +207,7 @@ class Answer(msgspec.Struct):
     Attributes:
         irregular: the rows are not where the names of the files promise them: the job must be read in one process.
         states: level, number and state of each merged stretch.
-        quality: path, status, lost records and reason of each file of the part.
+        quality: outcome of each file of the part.
         metadata: path → records.
         rows: number of rows that were folded.
         cpu_s: processor time that it took.
@@ -216,7 +216,7 @@ class Answer(msgspec.Struct):
 
     irregular: str = ""
     states: list[tuple[int, int, bytes]] = []
-    quality: list[tuple[str, str, int, str]] = []
+    quality: list[FileQuality] = []
     metadata: dict[str, list[dict[str, Any]]] = {}
     rows: int = 0
     cpu_s: float = 0.0
@@ -262,9 +262,9 @@ def _folded(task: Task) -> Answer:
         del window
     tree.add(0, number, state)
     own = set(task.own)
-    quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
+    quality = [each for each in source.quality() if each.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
-    states = [(level, at, encode_slice(one)) for level, at, one in tree.parts()]
+    states = [(level, at, encode_slice(merged)) for level, at, merged in tree.parts()]
     cpu_s = time.process_time() - began_s
     return Answer(states=states, quality=quality, metadata=metadata, rows=rows, cpu_s=cpu_s, clock=clock)
 

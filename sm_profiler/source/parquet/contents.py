@@ -1,4 +1,4 @@
-"""The list of files of a profile, which `compact` keeps beside the Parquet files: no footer need be read for it.
+"""The list of files of a profile, which `compact` keeps with the Parquet files: no footer need be read for it.
 
 It is used while the Parquet files have the names, sizes and ETags that they had. Otherwise their footers are read.
 """
@@ -119,7 +119,7 @@ class PartWriter:
 
 VERSION = 1  # of this format
 FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
-FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files beside the tables, in relation to what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):
@@ -222,7 +222,7 @@ class Contents:
     def list(self, prefix: str, after: str) -> Iterator[FileInfo]:
         """Yield the files whose key begins with `prefix` and follows `after`, by key."""
         found = [*self.items.infos(prefix, after), *self.beside.values()]
-        yield from sorted((one for one in found if one.key.startswith(prefix) and one.key > after), key=_key)
+        yield from sorted((info for info in found if info.key.startswith(prefix) and info.key > after), key=_key)
 
 
 def digest_of(parts: Iterable[FileInfo]) -> str:

@@ -105,7 +105,8 @@ class ParquetStorage:
         if parts is None:
             return None
         rows = {
-            table: sum(one.count for one in self._parts.values() if one.part.table == table) for table in schema.KINDS
+            table: sum(file.count for file in self._parts.values() if file.part.table == table)
+            for table in schema.KINDS
         }
         odd = {key: place.part.info.key for key, place in self._odd.items()}
         return Contents.of(parts, self.origin, rows, self._all("", ""), odd).encode()
@@ -140,9 +141,9 @@ class ParquetStorage:
         for table, folder in ((paths.EVENTS, layout.TRACE_FOLDER), (paths.SYSTEM, layout.SYSTEM_FOLDER)):
             if not folder.startswith(prefix) and not prefix.startswith(folder):
                 continue
-            parts = sorted((one for one in self._parts.values() if one.part.table == table), key=_hour)
+            parts = sorted((file for file in self._parts.values() if file.part.table == table), key=_hour)
             for _, group in groupby(parts, _hour):
-                infos = [each.info for one in group for each in one.header.files if each.key not in self._odd]
+                infos = [each.info for file in group for each in file.header.files if each.key not in self._odd]
                 yield from sorted((info for info in infos if info.key.startswith(prefix)), key=_key)
 
     def load(self) -> None:
@@ -262,7 +263,7 @@ class ParquetStorage:
         table = paths.SYSTEM if system else paths.EVENTS
         if self._contents is not None:
             return self._contents.rows.get(table, 0)
-        return sum(one.count for one in self._parts.values() if one.part.table == table)
+        return sum(file.count for file in self._parts.values() if file.part.table == table)
 
     @property
     def others(self) -> dict[str, FileInfo]:
