@@ -288,7 +288,7 @@ def rewrite_part(task: Task) -> Answer:
     """Write a part."""
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
-    existing.load()
+    existing.load(footers=True)
     for key, reason in existing.unreadable.items():
         raise SourceError(f"{storage.uri}/{key}: {reason}")
     rewriting = Rewriting(task.part, task.held, existing, task.origin)
@@ -348,7 +348,7 @@ class _Compaction:
     def __init__(self, source: ProfileSource, storage: Storage, job: str) -> None:
         self._source, self._storage = source, storage
         self._existing = ParquetStorage(storage, job)
-        self._existing.load()
+        self._existing.load(footers=True)
         if self._existing.unreadable:
             key, reason = next(iter(self._existing.unreadable.items()))
             raise SourceError(f"{storage.uri}/{key}: {reason}; delete it, and compact again")
@@ -412,7 +412,7 @@ class _Compaction:
         and a second task writes the part with the events that are open once those before it are known.
         """
         source, target = place_of(self._source)[0], shared_location(self._storage)
-        files = {part: file.info for part, file in self._existing.parts.items()}
+        files = self._existing.parts
 
         def task(part: Part, opened: list[Open], *, is_known: bool) -> Task:
             held = list(self._held.get(part, {}).values())
@@ -452,13 +452,10 @@ class _Compaction:
 
     def _write_list(self) -> None:
         """Write the list of files unless it is there."""
-        written = ParquetStorage(self._storage, self.done.job)
-        if written.contents is None:
-            written.load()
-            contents = written.new_contents()
-            if contents is not None:
-                self._storage.write(paths.contents_of(self.done.job), contents)
-                self.done.written_bytes += len(contents)
+        contents = ParquetStorage(self._storage, self.done.job).new_contents()
+        if contents is not None:
+            self._storage.write(paths.contents_of(self.done.job), contents)
+            self.done.written_bytes += len(contents)
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""
