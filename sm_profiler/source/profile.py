@@ -20,7 +20,7 @@ from sm_profiler.formats.outcome import READ, REFUSED, Outcome
 from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
-from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
+from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import Item, OrderedItems
 from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
@@ -367,11 +367,9 @@ class ProfileSource:
         copy = self._copy(system=system)
         streams, readings = copy.streams if copy else Streams(), list[Reading]()
         count_rows = getattr(self.storage, "count_rows", None)
-        gathered: ColumnBuilder | StoredColumns = (
-            ColumnBuilder(is_system=system, size=sum(item.info.size for item in items))
-            if count_rows is None
-            else StoredColumns(is_system=system, rows=count_rows(system=system))
-        )
+        rows = None if count_rows is None else count_rows(system=system)
+        size = 0 if rows is not None else sum(item.info.size for item in items)
+        gathered = ColumnBuilder(is_system=system, size=size, rows=rows)
         for piece in self._pieces(items, {system: copy}):
             joined = self._join(piece, streams)
             gathered.add(joined)
