@@ -148,7 +148,7 @@ class TaskResult:
 
 def run_tasks(
     pool: Pool,
-    function: Callable[[bytes], Any],
+    function: Callable[[Any], Any],
     tasks: Iterable[bytes | bytearray],
     *,
     waiting: Callable[[], object] = bool,
@@ -209,7 +209,7 @@ def map_tasks(
             yield result.number, function.decode(result.data)
 
 
-def _submitted(pool: Pool, function: Callable[[bytes], Any], task: bytes | bytearray) -> Future[bytes]:
+def _submitted(pool: Pool, function: Callable[[Any], Any], task: bytes | bytearray) -> Future[bytes]:
     try:
         return pool.executor.submit(function, task)
     except Exception as error:  # each executor has other errors

@@ -340,7 +340,7 @@ class ItemTable:
             times, kinds = at_us[order], traces[order]
             runs = np.cumsum((np.diff(times, prepend=0) != 0) | np.diff(kinds, prepend=False))
             for run in np.unique(runs[odd]).tolist():
-                first, last = (int(np.searchsorted(runs, run, side)) for side in ("left", "right"))  # type: ignore[call-overload]
+                first, last = (int(np.searchsorted(runs, run, side)) for side in ("left", "right"))
                 some = {item.info.key: item.number for item in self.items(numbers[first:last])}
                 numbers[first:last] = [some[key] for key in sorted(some)]
         return OrderedItems(self, numbers)
@@ -422,6 +422,10 @@ class OrderedItems(Sequence[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         return self._table.items(self.numbers)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the key of each."""
+        return (item.info.key for item in self)
 
     def chosen(self, rows: Any) -> OrderedItems:
         """Return some of the items, given by a mask or by their places in ascending order."""
