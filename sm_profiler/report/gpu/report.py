@@ -28,7 +28,7 @@ from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
 from sm_profiler.source import FileQuality
-from sm_profiler.source.elsewhere import profile_around
+from sm_profiler.source.opening import profile_around
 from sm_profiler.storage import Storage, open_storage
 
 _OURS = re.compile(r"(?:^|/)((?:system|framework)/.*|profiler-output/.*)")
