@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.cprofile_reader import DamagedStatisticsError, Function, Statistics, read_statistics
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.formats.cprofile_reader import DamagedStatisticsError, Function, Statistics, read_statistics
 from sm_profiler.formatting import number
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.record_fold import Record

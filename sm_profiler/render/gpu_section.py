@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.kernels import KINDS
 from sm_profiler.formatting import duration, percent, plural, shorten
-from sm_profiler.metrics.gpu.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
+from sm_profiler.gpu_traces.kernels import KINDS
+from sm_profiler.gpu_traces.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import Picture, Section, Table
 from sm_profiler.render.charts import ChartPart

@@ -154,7 +154,7 @@ def _with_windows(report: Report, source: Any) -> Report:
     """Return a report with what the raw traces of the detailed windows show of the GPUs."""
     if not source.files.detailed:
         return report
-    from sm_profiler.report.gpu.windows import add_windows  # few profiles have such traces
+    from sm_profiler.report.trace_windows import add_windows  # few profiles have such traces
 
     try:
         return add_windows(report, source)

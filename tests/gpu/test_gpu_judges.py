@@ -13,9 +13,9 @@ from test_gpu_report import CASES, STEP_US, busy, communicating, copying, traini
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.diagnosis.gpu_judge import decide_traces
-from sm_profiler.metrics.gpu.measure import ELSEWHERE_US, RankTime, measure
+from sm_profiler.gpu_traces.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
-from sm_profiler.report.gpu import report_traces
+from sm_profiler.report.traces import report_traces
 
 A100, V100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}, {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
 

@@ -9,12 +9,12 @@ import pytest
 from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.metrics.gpu.step_view import COLUMNS, MAX_STREAMS, longest_step
+from sm_profiler.gpu_traces.step_view import COLUMNS, MAX_STREAMS, longest_step
 from sm_profiler.render.gpu_section import MAX_STEPS
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import write_report
-from sm_profiler.report.gpu import report_traces
+from sm_profiler.report.traces import report_traces
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "tests" / "data" / "gpu_traces"

@@ -11,7 +11,7 @@ from gpu_events import call, event, kernel
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.report.gpu.timeline import export_traces
+from sm_profiler.gpu_traces.timeline import export_traces
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"
 EPOCH_US = 1.7e15

@@ -14,7 +14,8 @@ from sm_profiler.formats.event_names import HANG
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
-from sm_profiler.report.timeline_writer import timeline_file
+from sm_profiler.report.timeline_export import describe_hangs
+from sm_profiler.timeline.writer import timeline_file
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
@@ -199,7 +200,7 @@ def test_a_queue_that_no_thread_can_fill_is_named():
 
 def test_the_merged_timeline_has_the_stacks(tmp_path):
     rows = events([*training(200), stop(None, threads=THREADS, children=CHILDREN)])
-    with timeline_file(tmp_path / "trace", START_S * 1e6) as writer:
+    with timeline_file(tmp_path / "trace", START_S * 1e6, describe_hangs) as writer:
         writer.add_events(rows)
         writer.finish([], "job")
     written = (tmp_path / "trace").read_bytes()

@@ -9,21 +9,6 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, Frame, frame_of, is_user_code
-from sm_profiler.analysis.gpu.critical_path import of_kind
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-from sm_profiler.analysis.gpu.kernels import (
-    COMMUNICATION,
-    COMPUTATION,
-    MEMORY,
-    avoids_tensor_cores,
-    is_elementwise,
-    is_matmul,
-    kind_of,
-)
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
-from sm_profiler.analysis.gpu.table import Groups
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import (
     ANNOTATION,
@@ -36,6 +21,22 @@ from sm_profiler.formats.kineto_reader import (
     KinetoColumns,
     KinetoTrace,
 )
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.callers import BLOCKING_US, Callers, Frame, frame_of, is_user_code
+from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.kernels import (
+    COMMUNICATION,
+    COMPUTATION,
+    MEMORY,
+    avoids_tensor_cores,
+    is_elementwise,
+    is_matmul,
+    kind_of,
+)
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.table import Groups
+from sm_profiler.gpu_traces.traces import GpuTraces
 
 MAX_LINES = 5
 OUTSIDE = "outside"  # the sampler's name of the time between steps
@@ -225,11 +226,11 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     copying = np.isin(device.category, (MEMCPY, MEMSET))
     kind = np.where(copying, MEMORY, kinds[device.name.codes])
     compute, communication = of_kind(device, COMPUTATION), of_kind(device, COMMUNICATION)
-    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     busy, whole = float((busy_end - busy_start).sum()), float(busy_end[-1] - busy_start[0])
     computing = float((compute[1] - compute[0]).sum())
     length = float((communication[1] - communication[0]).sum())
-    exposed = length - nesting.intersection(communication, compute)
+    exposed = length - intervals.intersection(communication, compute)
     idle, (unrecorded, boundary), lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
@@ -294,7 +295,7 @@ def _idle(
     loading = np.flatnonzero(
         np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: LOADING.search(name) is not None)
     )  # fmt: skip
-    of_loading = nesting.covered(start, end, nesting.union(events.start_us[loading], events.end_us[loading]))
+    of_loading = intervals.covered(start, end, intervals.union(events.start_us[loading], events.end_us[loading]))
     waits = np.flatnonzero(
         (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
         & events.name.mask(lambda name: name.endswith("Synchronize"))
@@ -316,8 +317,8 @@ def _idle(
     launch_us = left - quiet
     unrecorded = np.clip(launch_us - _worked(events, start, end, (OPERATOR, RUNTIME)), 0.0, None)
     unrecorded = np.where(unrecorded >= ELSEWHERE_US, unrecorded, 0.0)
-    gaps = nesting.union(start, end)
-    in_gaps = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
+    gaps = intervals.union(start, end)
+    in_gaps = intervals.covered(events.start_us[loading], events.end_us[loading], gaps)
     loaders, spans = np.concatenate([loading, _inside(events, start, end, quiet)]), np.concatenate([in_gaps, quiet])
     lines = {"input": of.of(loaders, loaders, spans, _moments(events, loading, (start + end) / 2))}
     if len(waits):
@@ -342,7 +343,7 @@ def _worked(events: KinetoColumns, start: Floats, end: Floats, categories: tuple
     """Return how long of each gap the host ran events of some categories."""
     working = np.isin(events.category, categories)
     working[step_rows(events)] = False
-    return nesting.covered(start, end, nesting.union(events.start_us[working], events.end_us[working]))
+    return intervals.covered(start, end, intervals.union(events.start_us[working], events.end_us[working]))
 
 
 def _begins_step(events: KinetoColumns, start: Floats, end: Floats) -> Mask:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.critical_path import of_kind
-from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.analysis.gpu.table import Groups, Table
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.kineto_reader import Collective, KinetoTrace
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
+from sm_profiler.gpu_traces.table import Groups, Table
 
 _OPERATION = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter|send|recv",
@@ -45,7 +45,7 @@ def collectives(trace: KinetoTrace) -> Table:
     rows = np.flatnonzero(events.on_device)
     rows = rows[kinds(events[rows]) == KINDS.index(COMMUNICATION)]
     chosen = events[rows]
-    hidden = nesting.covered(chosen.start_us, chosen.end_us, of_kind(events.device_events, COMPUTATION))
+    hidden = intervals.covered(chosen.start_us, chosen.end_us, of_kind(events.device_events, COMPUTATION))
     described = [trace.collectives[one] if one >= 0 else None for one in chosen.collective.tolist()]
     names = [chosen.name.values[code] for code in chosen.name.codes]
     operations = [operation_of(one.name if one else name) for one, name in zip(described, names, strict=True)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Ints, Mask
 from sm_profiler.formatting import shorten
-from sm_profiler.report.trace_json import Announce, JsonTrace
+from sm_profiler.timeline.trace_json import Announce, JsonTrace
 
 LOOP, FORWARD_MODULES, BACKWARD_MODULES, LOADER, COMMUNICATION, OWN = (
     "loop",

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 _FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
 _LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[0-9.]+|importlib|runpy)(/|\.py)|^<")
@@ -62,7 +63,7 @@ class Callers:
         self._layers: dict[str, Layer] = {}
         phases = np.flatnonzero(events.category == PHASE)
         start, end = events.start_us[phases], events.end_us[phases]
-        self._phases = phases, start, end, nesting.parents(start, end)
+        self._phases = phases, start, end, intervals.parents(start, end)
 
     def operators(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost operator around each event, -1 if there is none."""
@@ -85,7 +86,7 @@ class Callers:
         phases, start, end, parent = self._phases
         if not len(phases):
             return np.full(len(moments), -1)
-        at = nesting.enclosing(start, end, parent, moments)
+        at = intervals.enclosing(start, end, parent, moments)
         return np.where(at >= 0, phases[at], -1)
 
     def modules(self, rows: Numbers) -> Numbers:
@@ -158,7 +159,7 @@ class Layer:
         for thread in np.unique(events.thread[rows]):
             own = rows[events.thread[rows] == thread]
             start, end = events.start_us[own], events.end_us[own]
-            self._rows[int(thread)] = own, start, end, nesting.parents(start, end)
+            self._rows[int(thread)] = own, start, end, intervals.parents(start, end)
 
     def parents(self) -> Numbers:
         """Return for each event the row of the innermost event of this layer around it, if both are of the layer; else -1."""
@@ -176,9 +177,9 @@ class Layer:
             of_thread = known & (threads == thread)
             if not of_thread.any():
                 continue
-            at = nesting.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
+            at = intervals.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
             if outermost:
-                at = np.where(at >= 0, nesting.outermost(parent)[at], -1)
+                at = np.where(at >= 0, intervals.outermost(parent)[at], -1)
             found[of_thread] = np.where(at >= 0, own[at], -1)
         return found
 
@@ -197,7 +198,7 @@ def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
     alone = np.zeros(len(events))
     for thread in np.unique(events.thread[rows]):
         own = rows[events.thread[rows] == thread]
-        parent = nesting.parents(events.start_us[own], events.end_us[own])
+        parent = intervals.parents(events.start_us[own], events.end_us[own])
         alone[own] += events.duration_us[own]
         inner = parent >= 0
         np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
@@ -255,7 +256,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
     calls = events.name.mask(lambda name: _SYNCHRONIZE.search(name) is not None)
     rows = np.flatnonzero(calls & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US))
     device = events.device_events
-    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):
         return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
     at = events.end_us[rows]

@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.gpu import differences
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import decimal, duration, percent, plural, shorten
-from sm_profiler.metrics.gpu.measure import RankTime, measure
+from sm_profiler.gpu_traces import differences
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.printable import printable
 from sm_profiler.render.blocks import Table
 from sm_profiler.render.gpu_section import PARTS
@@ -22,7 +22,7 @@ from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import render_page
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
-from sm_profiler.report.gpu.report import verdict_on
+from sm_profiler.report.traces import verdict_on
 
 STEP = "step"
 MIN_STEPS = 3  # of each side; two have no spread to speak of
@@ -68,7 +68,7 @@ class TraceComparison:
         sentence: the summary.
         verdicts: classes of both.
         steps: marked steps of a rank, mean over ranks.
-        groups, operators, kernels: the tables of `analysis.gpu.differences`.
+        groups, operators, kernels: the tables of `gpu_traces.differences`.
     """
 
     before: str

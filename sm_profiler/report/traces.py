@@ -11,8 +11,6 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.callers import operators_alone
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.gpu_judge import decide_traces
@@ -21,8 +19,10 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import is_kineto, unpacked_head
 from sm_profiler.formatting import percent
-from sm_profiler.metrics.gpu.measure import RankTime, measure
-from sm_profiler.metrics.gpu.step_view import describe
+from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.step_view import describe
+from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.kineto_reader import MEMCPY, MEMSET, KinetoColumns
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 
 @attrs.frozen

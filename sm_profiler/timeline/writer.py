@@ -11,7 +11,7 @@ import contextlib
 import gzip
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +22,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, Numbering, SystemColumns
 from sm_profiler.formatting import clean, shorten
-from sm_profiler.metrics.hang import hang_arguments
-from sm_profiler.report.timeline_lanes import (
+from sm_profiler.timeline.lanes import (
     BACKWARD_MODULES,
     COMMUNICATION,
     FORWARD_MODULES,
@@ -32,7 +31,7 @@ from sm_profiler.report.timeline_lanes import (
     OWN,
     Lanes,
 )
-from sm_profiler.report.trace_json import Announce, Arguments, CounterRows, JsonTrace, SliceRows, distinct
+from sm_profiler.timeline.trace_json import Announce, Arguments, CounterRows, JsonTrace, SliceRows, distinct
 
 COUNTERS = {
     "CPUUtilization": "CPU use, %", "I/OWaitPercentage": "I/O wait, %", "GPUUtilization": "GPU use, %",
@@ -126,9 +125,41 @@ def _by_moment(seconds: Floats, counter: Ints) -> tuple[Ints, Ints]:
 
 
 _ROWS = 1 << 14  # written at once, so that they stay in the processor's cache
-_FAR_NS = float(1 << 60)  # times beyond are handled as Python's integers
+_FAR_NS = float(1 << 60)  # times beyond are converted as Python's integers
 _BUFFER = 1 << 20
 _REMEMBERED = 50_000  # names whose shown form is kept
+
+
+Describe = Callable[[EventColumns], Sequence[Arguments | None] | None]
+
+
+@attrs.frozen
+class Clock:
+    """A process's clock, as its hook measured it.
+
+    Attributes:
+        offset_us: microseconds that it is ahead of the common clock.
+        error_us: error bound of the offset; None if it was not measured.
+    """
+
+    offset_us: float = 0.0
+    error_us: float | None = None
+
+
+def read_clocks(metadata: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
+    """Return the clocks that processes recorded, by node."""
+    clocks = {}
+    for record in metadata:
+        args = record.get("args")
+        if isinstance(args, dict):
+            offset, error = args.get("clock_offset_us") or 0, args.get("clock_error_us")
+            if _is_time(offset) and _is_time(error):
+                clocks[str(record.get("node", args.get("rank")))] = Clock(float(offset), float(error))
+    return clocks
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62
 
 
 @attrs.define
@@ -151,10 +182,15 @@ class Export:
 
 
 class TimelineWriter:
-    """Writes a trace with times relative to `origin_us`."""
+    """Writes a trace with times relative to `origin_us`.
 
-    def __init__(self, trace: JsonTrace, origin_us: float) -> None:
+    `describe` returns the arguments of slices, one per event, or None for events that need only their steps, which are
+    written many at once.
+    """
+
+    def __init__(self, trace: JsonTrace, origin_us: float, describe: Describe | None = None) -> None:
         self._trace = trace
+        self._describe = describe or (lambda _: None)
         self.origin_us = origin_us
         self._lanes = Lanes(trace)
         self._shown: dict[str, str] = {}
@@ -172,6 +208,14 @@ class TimelineWriter:
             self.export.left_out += 1
             return
         self._trace.slice(found.number, taken.thread, name, category, start, length, args, flow)
+        self.export.events += 1
+
+    def add_mark(self, process: str, name: str, at: int, args: Arguments) -> None:
+        """Mark a moment across all processes."""
+        found = self._lanes.process(process)
+        for announce in self._lanes.names():
+            announce()
+        self._trace.mark(found.number, name, at, args)
         self.export.events += 1
 
     def add_counter(self, process: str, name: str, at: int, values: Arguments) -> None:
@@ -192,21 +236,21 @@ class TimelineWriter:
         for at in range(0, len(order), _ROWS):
             rows = order[at : at + _ROWS]
             chosen, begins, lengths = events[rows], start[rows], length[rows]
-            singly = chosen.phase.mask(event_names.HANG).any()  # rare, and its arguments are what it is read for
-            if not singly and np.abs(begins).max() < _FAR_NS and lengths.max() < _FAR_NS:
+            described = self._describe(chosen)
+            if described is None and np.abs(begins).max() < _FAR_NS and lengths.max() < _FAR_NS:
                 self._add_rows(chosen, begins.astype(np.int64), lengths.astype(np.int64))
             else:
-                self._add_singly(chosen, begins, lengths)
+                self._add_singly(chosen, begins, lengths, described or [None] * len(chosen))
 
-    def _add_singly(self, events: EventColumns, start: Floats, length: Floats) -> None:
+    def _add_singly(
+        self, events: EventColumns, start: Floats, length: Floats, described: Sequence[Arguments | None]
+    ) -> None:
         kinds, lanes = _lane_kinds(events)
         names, phases = self._names(events.name), self._categories(events.phase)
         for row, (process, lane) in enumerate(kinds[number] for number in lanes.tolist()):
             name, phase = names.values[names.codes[row]], phases.values[phases.codes[row]]
             step = int(events.step[row])
-            args: dict[str, int | float | str] = {"step": step} if step >= 0 else {}
-            if events.phase.values[events.phase.codes[row]] == event_names.HANG:
-                args |= hang_arguments(events.args.values[events.args.codes[row]])
+            args = {**({"step": step} if step >= 0 else {}), **(described[row] or {})}
             self.add_slice(process, lane, name, phase, int(start[row]), int(length[row]), args)
 
     def _add_rows(self, events: EventColumns, start: Ints, length: Ints) -> None:
@@ -282,16 +326,11 @@ class TimelineWriter:
                 self._trace.counters(CounterRows(*columns, here))
                 begin = end
 
-    def finish(self, metadata: list[dict[str, Any]], source: str) -> Export:
+    def finish(self, metadata: Iterable[Mapping[str, Any]], source: str) -> Export:
         """End the trace with the errors of its clocks."""
-        for one in metadata:
-            args = one.get("args")
-            if (
-                isinstance(args, dict)
-                and one.get("name") == event_names.PROCESS
-                and args.get("clock_error_us") is not None
-            ):
-                self.export.clock_error_us[str(one.get("node", args.get("rank")))] = float(args["clock_error_us"])
+        self.export.clock_error_us = {
+            node: clock.error_us for node, clock in read_clocks(metadata).items() if clock.error_us is not None
+        }
         for name, error in self.export.clock_error_us.items():
             if name in self._lanes.processes:
                 self._trace.label_process(self._lanes.processes[name].number, f"clock within {error / 1e3:.3g} ms")
@@ -358,12 +397,16 @@ def _only_used(texts: Category, shown: Callable[[str], str]) -> Category:
 
 
 @contextlib.contextmanager
-def timeline_file(where: str | Path, origin_us: float) -> Iterator[TimelineWriter]:
+def timeline_file(
+    where: str | Path, origin_us: float, describe: Describe | None = None, *, absolute: bool = False
+) -> Iterator[TimelineWriter]:
     """Open a file for a timeline.
 
     Args:
         where: the file; compressed if its name ends in .gz.
         origin_us: origin of the times, microseconds since the epoch.
+        describe: returns the arguments of slices; see `TimelineWriter`.
+        absolute: write an array of events with times since the epoch, as smdebug did; `origin_us` must be whole.
 
     Raises:
         SourceError: the file cannot be written.
@@ -376,6 +419,6 @@ def timeline_file(where: str | Path, origin_us: float) -> Iterator[TimelineWrite
             gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) if path.suffix == ".gz" else file as out,
             io.BufferedWriter(cast("io.RawIOBase", out), _BUFFER) as buffered,
         ):
-            yield TimelineWriter(JsonTrace(buffered), origin_us)
+            yield TimelineWriter(JsonTrace(buffered, int(origin_us) if absolute else None), origin_us, describe)
     except OSError as error:
-        raise SourceError(f"{path}: {error.strerror}") from None
+        raise SourceError(f"{path} cannot be written: {error.strerror}") from None
