@@ -10,13 +10,13 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns
+from sm_profiler.formatting import is_library
 from sm_profiler.gpu_traces import intervals
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 _FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
-_LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[0-9.]+|importlib|runpy)(/|\.py)|^<")
 _MODULE = "nn.Module: "
 _SYNCHRONIZE = re.compile(r"Synchronize$|^(cuda|hip)(Memcpy)$|^(cuda|hip)EventSynchronize")
 BLOCKING_US = 5.0  # a call that returns sooner found its work done
@@ -45,7 +45,7 @@ def is_module(name: str) -> bool:
 def is_user_code(name: str) -> bool:
     """Return whether an event is a Python function of the user's, not of a library."""
     found = _FRAME.match(name)
-    return found is not None and _LIBRARY.search(found["file"]) is None
+    return found is not None and not is_library(found["file"])
 
 
 class Callers:

@@ -93,9 +93,12 @@ RULES = {
 CUSTOM = RuleText("A custom rule.")
 # Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
 JUDGED = {
-    "MaxInitializationTime": Class.INITIALIZATION_BOUND,
-    "BatchSize": Class.BATCH_TOO_SMALL,
-    "LoadBalancing": Class.UNBALANCED_GPUS,
+    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
+    "BatchSize": (Class.BATCH_TOO_SMALL,),
+    "LoadBalancing": (Class.UNBALANCED_GPUS,),
+    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
+    "Dataloader": (Class.INPUT_BOUND,),
+    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
 }
 
 
@@ -115,7 +118,7 @@ class Answers:
         """Return the verdict's finding on a rule's question."""
         if self.verdict is None:
             return None
-        return next((one for one in (self.verdict.main, *self.verdict.also) if one.kind is JUDGED[rule]), None)
+        return next((one for one in (self.verdict.main, *self.verdict.also) if one.kind in JUDGED[rule]), None)
 
     def fired(self, rule: str) -> bool:
         """Return whether the answer is yes."""
@@ -145,9 +148,9 @@ def build_sections(
     """
     answers = Answers(rules, verdict if any(rank.iterations for rank in metrics.ranks) else None)
     return [
-        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
-        gpu_use(answers), dataloading(rules), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
-        bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
+        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(answers),
+        gpu_use(answers), dataloading(answers), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
+        bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(answers),
     ]  # fmt: skip
 
 
@@ -294,9 +297,9 @@ def rule_table(rules: Rules, broken: Mapping[str, str]) -> Section:
     return Section("rules", "Rules summary", (note,), (cut_table(head, rows, MAX_RULES),), fired=bool(count))
 
 
-def step_durations(rules: Rules) -> Section:
+def step_durations(answers: Answers) -> Section:
     """Statistics and a histogram for each process and phase."""
-    key, title = "steps", "Step duration analysis"
+    key, title, rules = "steps", "Step duration analysis", answers.rules
     found = details(rules, "StepOutlier")
     entries = _step_entries(found.get("step_details"))
     if not entries:
@@ -324,7 +327,7 @@ def step_durations(rules: Rules) -> Section:
     head = ("Process", "Phase", "Mean", "Max", "p99", "p95", "p50", "Min", "Outliers")
     return Section(
         key, title, (sentence,), (cut_table(head, rows),), (*pictures, *what_ran(found, "What ran inside the outliers")),
-        _advice(rules, "StepOutlier"), bool(times_fired(rules, "StepOutlier")),
+        answers.advice("StepOutlier"), answers.fired("StepOutlier"),
     )  # fmt: skip
 
 
@@ -396,9 +399,9 @@ def _workload(node: str, gpus: Mapping[str, Sequence[float]]) -> list[Picture]:
     return [Picture(drawn, f"Workload of the GPUs of {node}", legend)] if drawn else []
 
 
-def dataloading(rules: Rules) -> Section:
+def dataloading(answers: Answers) -> Section:
     """Loader processes compared with cores, settings, and a histogram of loading times."""
-    key, title = "loader", "Dataloading analysis"
+    key, title, rules = "loader", "Dataloading analysis", answers.rules
     found = details(rules, "Dataloader")
     if not found.get("cores"):
         why = "no dataloader events were recorded; they need a dataloader window in the configuration"
@@ -407,7 +410,7 @@ def dataloading(rules: Rules) -> Section:
     ran = f"{processes:,} data loading process{'' if processes == 1 else 'es'} ran on {plural(cores, 'CPU core')}."
     sentences = [ran] if processes else []
     waits = {node: number(share) for node, share in (found.get("waiting_share") or {}).items()}
-    if waits:
+    if waits and answers.verdict is None:  # else the parts of the loop have the share that the verdict judges
         node = max(waits, key=lambda one: waits[one])
         on = f" on {node}, the most of {len(waits)} nodes" if len(waits) > 1 else ""
         sentences.append(f"The loop waited for batches {percent(waits[node])} of its time{on}.")
@@ -423,8 +426,9 @@ def dataloading(rules: Rules) -> Section:
         colour="amber",
     )  # fmt: skip
     pictures = (Picture(drawn, "Time to load a batch"),) if drawn else ()
-    advice = _advice(rules, "Dataloader")
-    return Section(key, title, tuple(sentences), (), pictures, advice, bool(advice))
+    return Section(
+        key, title, tuple(sentences), (), pictures, answers.advice("Dataloader"), answers.fired("Dataloader")
+    )
 
 
 def batch_size(answers: Answers) -> Section:
@@ -472,9 +476,9 @@ def bottleneck(rules: Rules, rule: str, title: str, key: str) -> Section:
     return Section(key, title, (sentence,), (), tuple(pictures), advice, bool(advice))
 
 
-def gpu_memory(rules: Rules) -> Section:
+def gpu_memory(answers: Answers) -> Section:
     """Box plot and increases of each node whose GPU memory grew."""
-    key, title = "memory", "GPU memory"
+    key, title, rules = "memory", "GPU memory", answers.rules
     found = by_node(rules, "GPUMemoryIncrease")
     if not found:
         why = details(rules, "GPUMemoryIncrease").get("not_evaluated")
@@ -488,4 +492,5 @@ def gpu_memory(rules: Rules) -> Section:
             f"{number(one.get('gpu_max')):.0f} %."
             for name, one in gpus.items() if isinstance(one, Mapping)
         ][:MAX_ROWS]  # fmt: skip
-    return Section(key, title, tuple(sentences), (), tuple(pictures), RULES["GPUMemoryIncrease"].advice, fired=True)
+    advice, fired = answers.advice("GPUMemoryIncrease"), answers.fired("GPUMemoryIncrease")
+    return Section(key, title, tuple(sentences), (), tuple(pictures), advice, fired)

@@ -11,8 +11,8 @@ from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.diagnosis.where import MODULE
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
-from sm_profiler.formatting import duration, in_unit, percent, plural, shorten, size
-from sm_profiler.metrics.hang import Hang, is_library
+from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
+from sm_profiler.metrics.hang import Hang
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.render import charts, gpu_section, ledger_view

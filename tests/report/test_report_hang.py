@@ -11,6 +11,7 @@ from report_helpers import START_S, events, report_from, training, verdict_of
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.mcp import server as answers
 from sm_profiler.formats.event_names import HANG
+from sm_profiler.formatting import is_library
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
@@ -248,3 +249,15 @@ def test_a_job_that_ends_without_ever_stepping_has_its_stacks(loop, hangs):
 )
 def test_hostile_arguments_do_not_reach_a_timeline(text):
     assert not hang_arguments(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/usr/lib/python3.11/threading.py", True), ("/opt/app/site-packages/x/a.py", True), ("torch/nn/module.py", True),
+        ("<frozen runpy>", True), ("<attrs generated init a.B>", True), ("~", True), ("/job/train.py", False),
+        ("/home/me/torch/train.py", False), ("<ipython-input-3-a1>", False), ("/tmp/ipykernel_7/1.py", False),
+    ],
+)  # fmt: skip
+def test_code_of_libraries(file, library):
+    assert is_library(file) is library
