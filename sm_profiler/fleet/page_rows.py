@@ -27,8 +27,7 @@ from sm_profiler.fleet.page_words import (
 )  # fmt: skip
 from sm_profiler.formatting import clean, shorten
 from sm_profiler.jobs.listing import PAGE
-from sm_profiler.render.charts import ticks
-from sm_profiler.render.svg import drawing, element, text
+from sm_profiler.render.charts import drawing, element, text, ticks
 
 WIDTH, HEIGHT = 1000.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0

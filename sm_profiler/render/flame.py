@@ -15,7 +15,7 @@ from sm_profiler.formats.event_names import CELL
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
-from sm_profiler.render.svg import element
+from sm_profiler.render.charts import element
 
 MAX_GRAPHS = 8
 MAX_FRAMES = 150  # of a graph

@@ -31,7 +31,7 @@ from sm_profiler.render.blocks import (
     times_fired,
     what_ran,
 )
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section

@@ -20,7 +20,7 @@ from sm_profiler.render import ledger_view
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code

@@ -12,8 +12,7 @@ import pytest
 from sm_profiler.analysis import MergedTimeline, MergeUnit
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.source import open_source
-from sm_profiler.timeline.lanes import MAX_LANES
-from sm_profiler.timeline.writer import Clock, read_clocks
+from sm_profiler.timeline.writer import MAX_LANES, Clock, read_clocks
 
 ROOT = Path(__file__).parents[2]
 MIDDLE = (1_700_000_030_000_000, 1_700_000_060_000_000)

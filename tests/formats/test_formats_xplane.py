@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xplane_maker import Plane, content, large, number, program, space, varint
 
-from sm_profiler.formats.xplane_events import DamagedMessageError, fields
-from sm_profiler.formats.xplane_reader import op_names, read_xplane
+from sm_profiler.formats.xplane_reader import DamagedMessageError, fields, op_names, read_xplane
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 SAMPLES = ("jax", "tensorflow", "tensorflow_xla")
@@ -100,7 +99,7 @@ def test_a_damaged_program_gives_the_names_before_the_damage():
 def test_events_are_decoded_in_pieces_of_any_size(monkeypatch):
     data = sample("tensorflow")
     expected = rows(read_xplane(data)[0])
-    monkeypatch.setattr("sm_profiler.formats.xplane_events._CHUNK", 97)
+    monkeypatch.setattr("sm_profiler.formats.xplane_reader._CHUNK", 97)
     assert rows(read_xplane(data)[0]) == expected
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces, find_traces
 from sm_profiler.errors import SourceError
-from sm_profiler.formats import kineto_reader, kineto_records
+from sm_profiler.formats import kineto_reader
+from sm_profiler.formats import kineto_reader as kineto_records
 from sm_profiler.formats.kineto_reader import KERNEL, MEMCPY, OPERATOR, RUNTIME, is_kineto, read_kineto
 from sm_profiler.formats.outcome import most_texts
 

@@ -5,7 +5,7 @@ import pytest
 from report_helpers import START_S, FakeWindow, events, gpu_samples, metrics_of, report_from, training, verdict_of
 
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.report import Class
 from sm_profiler.report.compare import compare
 

@@ -3,9 +3,8 @@
 import pytest
 from report_helpers import events, metrics_of, report_from, training
 
-from sm_profiler.render.page import render_html
+from sm_profiler.render.page import MAX_STRETCHES, render_html, timeline
 from sm_profiler.render.sections import build_sections
-from sm_profiler.render.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.render.view import glance
 from sm_profiler.report import Class, Finding, Verdict
 from sm_profiler.rules.time_breakdown import TimeBreakdown

@@ -14,9 +14,8 @@ from sm_profiler.formats.layout import detailed_folder, source_name
 from sm_profiler.gpu_traces.timeline import Window, outside
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
-from sm_profiler.timeline.lanes import MAX_LANES
 from sm_profiler.timeline.trace_json import JsonTrace
-from sm_profiler.timeline.writer import TimelineWriter
+from sm_profiler.timeline.writer import MAX_LANES, TimelineWriter
 
 METADATA = {
     "process_name": "name",
