@@ -12,12 +12,12 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.events import event_arguments
 from sm_profiler.analysis.readers import ProfileLocation, ends_with, open_profile, step_interval
 from sm_profiler.analysis.selection import event_rows, system_rows, tick_times
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import event_arguments
 from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
