@@ -39,7 +39,7 @@ from sm_profiler.formats.outcome import (
 CHUNK_BYTES = 256 << 10
 SALVAGED_BYTES = 2 << 20  # text without a sound border between records is damage, not one record
 BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-MAX_ELEMENTS = 1 << 18  # of what is in a trace beside its events: the ranks of all process groups, for example
+MAX_ELEMENTS = 1 << 18  # of what a trace has besides its events: the ranks of all process groups, for example
 
 _INT64 = (1 << 63) - 1
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -277,7 +277,7 @@ def _real(value: Any) -> float:
 
 # Categories of events, by their number in `KinetoColumns.category`.
 KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
-PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on a thread of its own
+PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on an extra thread
 _CATEGORIES = {
     "kernel": KERNEL,
     "concurrent_kernel": KERNEL,
@@ -464,7 +464,7 @@ class KinetoTrace:
     def device_properties(self) -> list[Mapping[str, Any]]:
         """The properties of the devices of this machine."""
         found = self.properties.get("deviceProperties")
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def is_kineto(head: bytes) -> bool:
@@ -576,7 +576,7 @@ class _Columns:
 
     def add(self, records: list[Event]) -> None:
         """Take the next records; only whole events count."""
-        events = [one for one in records if one.ph == "X"]
+        events = [record for record in records if record.ph == "X"]
         if not events:
             return
         texts = len(self._heads) + len(self._shapes) + len(self._collectives)
@@ -597,8 +597,8 @@ class _Columns:
         ]
         self._take("inputs", np.fromiter(inputs, np.int32, count))
         collective = np.full(count, -1, np.int32)
-        for row, one in enumerate(map(_COLLECTIVE, arguments)):
-            if one:
+        for row, item in enumerate(map(_COLLECTIVE, arguments)):
+            if item:
                 collective[row] = self._collectives[_collective(arguments[row])]
         self._take("collective", collective)
         self.count += count
@@ -650,7 +650,7 @@ class _Columns:
 
 
 def _numbers(values: list[int | str], kind: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
-    """Return integers; what is none, or too large, counts as absent."""
+    """Return integers; values that are no integers, or too large, count as absent."""
     try:
         return np.fromiter(values, kind, len(values))
     except (TypeError, ValueError, OverflowError):

@@ -12,7 +12,7 @@ import attrs
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BETWEEN = re.compile(r"[\s,\[\]]*")
-# The next record after a damaged one begins on a line of its own, or after the end of another object. Neither pattern
+# The next record after a damaged one begins on a new line, or after the end of another object. Neither pattern
 # can match the same blanks from two starting points, which would take quadratic time.
 _RESTART = re.compile(r"\n[^\S\n]*(?=\{)|\}\s*,\s*(?=\{)")
 # Raw line breaks inside strings are accepted and become blanks, as they mean nothing outside of strings.
@@ -125,7 +125,7 @@ class Tally:
             self.dropped[reason] += count
 
     def mend(self, what: str) -> None:
-        """Note a repair that lost nothing."""
+        """Record a repair that lost nothing."""
         if what not in self.mended:
             self.mended.append(what)
 

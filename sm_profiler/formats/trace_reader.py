@@ -127,7 +127,7 @@ class _Records:
         for records in self._lists(tally):
             if not self.count:
                 self.absolute = self._is_object and any(
-                    one.ph == "X" and one.ts >= ABSOLUTE_US for one in records[:1000]
+                    record.ph == "X" and record.ts >= ABSOLUTE_US for record in records[:1000]
                 )
             self.seen += len(records)
             room = self._most - self.count

@@ -42,7 +42,7 @@ class Field(NamedTuple):
 
 
 class DamagedMessageError(Exception):
-    """A message that ends early, or that is none."""
+    """A message that ends early or is malformed."""
 
 
 def varint(data: memoryview, at: int, end: int) -> tuple[int, int]:

@@ -100,7 +100,7 @@ class Callers:
     def forward(self, rows: Numbers) -> Numbers:
         """Return the row of the forward operator whose gradient each event computes, -1 if there is none.
 
-        Autograd runs on threads of its own, without modules and lines; sequence numbers lead back to the forward pass.
+        Autograd runs on its threads without modules and lines; sequence numbers lead back to the forward pass.
         """
         backward = self._backward.around(rows)
         return np.where(backward >= 0, self._forward[backward], -1) if len(self._forward) else backward
@@ -135,7 +135,7 @@ def _forward_rows(events: KinetoColumns, operators: Layer) -> Numbers:
     backward, last = backward[fits], last[fits]
     names = events.name.values
     pairs, of = np.unique(np.stack([events.name.codes[last], events.name.codes[backward]]), axis=1, return_inverse=True)
-    named = np.array([_is_named_after(names[node], names[one]) for one, node in pairs.T.tolist()], np.bool_)
+    named = np.array([_is_named_after(names[node], names[operator]) for operator, node in pairs.T.tolist()], np.bool_)
     parent, climbs = operators.parents(), ~named[of.reshape(-1)]
     while (climbs := climbs & (parent[last] >= 0)).any():
         last = np.where(climbs, parent[last], last)
@@ -235,8 +235,8 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
             "annotation": array_of(first["annotation"]),
             "phase": array_of(first["phase"]),
             "forward": array_of(first["forward"]),
-            "file": array_of([one.file if one else "" for one in frames]),
-            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
             "kernels": groups.count,
             "device_us": total,
             "mean_us": groups.mean(device.duration_us),
@@ -278,8 +278,8 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
         {
             "call": array_of(call),
             "operator": array_of(operator),
-            "file": array_of([one.file if one else "" for one in frames]),
-            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
             "count": groups.count,
             "host_us": groups.sum(events.duration_us[rows]),
             "idle_after_us": groups.sum(idle_after),

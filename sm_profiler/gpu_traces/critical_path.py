@@ -116,7 +116,7 @@ def kernels(events: KinetoColumns) -> Table:
     names = [device.name.values[code] for code in groups.first(device.name.codes).tolist()]
     whole = float(total.sum())
     table = Table({
-        "kind": array_of([KINDS[one] for one in groups.first(kind).tolist()]), "name": array_of(names),
+        "kind": array_of([KINDS[code] for code in groups.first(kind).tolist()]), "name": array_of(names),
         "count": groups.count, "sum_us": total, "mean_us": groups.mean(us), "min_us": groups.min(us),
         "max_us": groups.max(us), "std_us": groups.std(us), "share": total / whole if whole else np.zeros(len(groups)),
     })  # fmt: skip

@@ -84,7 +84,7 @@ def memory_bandwidth(events: KinetoColumns) -> Table:
     with np.errstate(divide="ignore", invalid="ignore"):
         overall = np.where(total > 0, moved / total / 1e3, np.nan)
     return Table({
-        "direction": array_of([directions[one] for one in groups.first(number).tolist()]),
+        "direction": array_of([directions[code] for code in groups.first(number).tolist()]),
         "pageable": groups.first(pageable), "count": groups.count, "bytes": moved, "sum_us": total, "gbps": overall,
         "mean_gbps": groups.mean(rate), "min_gbps": groups.min(rate), "median_gbps": groups.median(rate),
         "max_gbps": groups.max(rate),

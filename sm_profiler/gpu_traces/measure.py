@@ -89,7 +89,9 @@ class Lines:
         codes = [self._codes(found) for found in (named, self.callers.frames(rows), phases)]
         groups = Groups(*codes)
         found: dict[tuple[str, Frame | None, bool], float] = {}
-        for name, at, phase, us in zip(*(groups.first(one).tolist() for one in codes), groups.sum(time), strict=True):
+        for name, at, phase, us in zip(
+            *(groups.first(column).tolist() for column in codes), groups.sum(time), strict=True
+        ):
             frame = frame_of(names[at])
             seen = self._sampled.get(names[phase] or OUTSIDE, ()) if frame is None else ()
             rest = 1.0 - sum(share for _, share in seen)
@@ -372,7 +374,7 @@ def _moments(events: KinetoColumns, loading: Numbers, middle: Floats) -> Floats:
 
 
 def _once(gap: Floats, whole: float, steps: int) -> Mask:
-    """Return which gaps are no habit of the loop: very long ones, fewer than steps, and few in any case."""
+    """Return which gaps do not belong to the usual loop: very long, fewer than the steps, and at most ONCE_MOST."""
     order = np.argsort(gap)
     usual = float(np.median(gap[order[:-1]])) if len(gap) > 1 else 0.0
     long: Mask = (gap > ONCE_SHARE * whole) & (gap > ONCE_TIMES * usual)

@@ -116,7 +116,7 @@ class GpuTraces:
     def _take(
         self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile], *, last_step: bool
     ) -> None:
-        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda one: one) if last_step else launches.without_last_step
+        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda item: item) if last_step else launches.without_last_step
         self.files = tuple(files)
         self.ranks: Mapping[int, KinetoTrace] = {
             rank: _joined([prepare(trace) for trace in of_rank]) for rank, of_rank in sorted(traces.items())

@@ -1,4 +1,4 @@
-"""Where the time went, on the page and in the terminal: the ledger of all ranks, and the parts of the loop."""
+"""The ledger of all ranks and the parts of the loop, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def section(totals: Totals) -> Section:
                 shorten(rank.name, 40),
                 f"{rank.steps:,}",
                 duration(sum(rank.seconds.values())),
-                *(duration(one) if one else "" for one in spent),
+                *(duration(share) if share else "" for share in spent),
             )
         )
     unknown = [name for name in names if name in UNKNOWN]
@@ -93,7 +93,7 @@ def section(totals: Totals) -> Section:
     return Section("ledger", "Where every second went", tuple(sentences), (cut_table(head, rows),))
 
 
-MAX_DECLARED = 5  # phases of the script with a slice of their own; the others share one
+MAX_DECLARED = 5  # phases of the script that get a slice; the others share the last
 MAX_NAME = 40
 WHOLE_STEPS = "Steps"  # of which no phases were recorded
 NOT_RECORDED = "not recorded"
@@ -147,10 +147,10 @@ def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
         if part.kind is parts.Kind.DECLARED:
             named = declared_shares(loops)
             slices += [
-                Slice(parts.named(part, place), shorten(printable(name), MAX_NAME), one, percent(one), note(one))
-                for place, (name, one) in enumerate(named[:MAX_DECLARED])
+                Slice(parts.named(part, place), shorten(printable(name), MAX_NAME), share, percent(share), note(share))
+                for place, (name, share) in enumerate(named[:MAX_DECLARED])
             ]
-            share -= sum(one for _, one in named[:MAX_DECLARED])
+            share -= sum(share for _, share in named[:MAX_DECLARED])
             if share < MIN_NAMED:
                 continue
         value, text = percent(share), note(share)

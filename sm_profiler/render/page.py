@@ -206,7 +206,7 @@ def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
 MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
 POINTS = 1000  # per series; a screen has hardly more columns
 MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
-MAX_RANK_LINES = 3  # more ranks than this are one line, beside the first rank's
+MAX_RANK_LINES = 3  # more ranks than this share a line, shown with the first rank's
 LANES = (
     ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
     ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),

@@ -255,22 +255,24 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line for each unusual state of a collector, with the number of processes."""
     lines: Counter[str] = Counter()
     seen = set()
-    for one in metadata:
-        states = one.get("collectors")
-        process = one.get("rank"), one.get("pid"), one.get("host")
+    for record in metadata:
+        states = record.get("collectors")
+        process = record.get("rank"), record.get("pid"), record.get("host")
         for name, state in states.items() if isinstance(states, Mapping) else ():
             if (process, name, str(state)) in seen or str(state) in NORMAL_STATES:
                 continue
             seen.add((process, name, str(state)))
             lines[f"{name}: {state}"] += 1
     latest: dict[Any, dict[str, Any]] = {}
-    for one in metadata:
-        latest.setdefault((one.get("rank"), one.get("pid"), one.get("host")), {}).update(one)
-    for one in latest.values():
-        if one.get("phases_every", 1) not in (1, None):
-            lines[f"phases were sampled at one of {one['phases_every']} steps to stay within the overhead budget"] += 1
-        if one.get("dropped"):
-            lines[f"{one['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
-        if one.get("clock_error_us"):
-            lines[f"clocks agree within {float(one['clock_error_us']) / 1e3:.3g} ms"] += 1
+    for item in metadata:
+        latest.setdefault((item.get("rank"), item.get("pid"), item.get("host")), {}).update(item)
+    for entry in latest.values():
+        if entry.get("phases_every", 1) not in (1, None):
+            lines[
+                f"phases were sampled at one of {entry['phases_every']} steps to stay within the overhead budget"
+            ] += 1
+        if entry.get("dropped"):
+            lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
+        if entry.get("clock_error_us"):
+            lines[f"clocks agree within {float(entry['clock_error_us']) / 1e3:.3g} ms"] += 1
     return [line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items())]

@@ -41,7 +41,7 @@ def report_table(
     )  # fmt: skip
     quality = data_quality([FileQuality(name, "read", table.lost, table.why)], ())
     report = report_of(metrics, Verdict(_main(found, table)), {}, quality=quality, job=job, source=name)
-    also = tuple(finding_of(one, found) for one in found.findings[1:])
+    also = tuple(finding_of(finding, found) for finding in found.findings[1:])
     return attrs.evolve(report, verdict=Verdict(_main(found, table), also), ledger=table.ledger.totals)
 
 

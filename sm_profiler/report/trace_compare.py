@@ -152,7 +152,7 @@ def _parts(ranks: tuple[RankTime, ...], count: int) -> dict[str, float]:
     if not ranks:
         return {}
     found = [rank.as_dict() for rank in ranks]
-    return {part.key: float(np.mean([one[part.key] for one in found])) / count for part in PARTS}
+    return {part.key: float(np.mean([row[part.key] for row in found])) / count for part in PARTS}
 
 
 def _part_changes(one: dict[str, float], two: dict[str, float]) -> tuple[Change, ...]:
@@ -259,8 +259,8 @@ def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tu
     """
     labels = {part.key: part.label for part in PARTS} | {STEP: "Step"}
     a, times = f"a {found.unit}", ("Before", "After", "Change")
-    parts = tuple((labels[one.part], *_times(one.before, one.after)) for one in found.changes)
-    whole = max((max(one.before, one.after) for one in found.changes), default=0.0)
+    parts = tuple((labels[change.part], *_times(change.before, change.after)) for change in found.changes)
+    whole = max((max(change.before, change.after) for change in found.changes), default=0.0)
     groups = tuple(
         (str(row["group"]), *_times(row["us_before"], row["us_after"])) for row in found.groups.to_dict("records")
         if max(row["us_before"], row["us_after"]) > _NEGLIGIBLE * whole

@@ -125,7 +125,7 @@ def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
 
 
 def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
-    """Return which operators take most of the host's time, inner operators apart."""
+    """Return which operators take most of the host's time, without their inner operators."""
     spent: dict[str, float] = {}
     for trace in gpu.ranks.values():
         rows, alone = operators_alone(trace.events)

@@ -59,7 +59,7 @@ class LoadBalancingDetails:
 
 
 class LoadBalancing(BuiltinRule):
-    """Fires for each pair of GPUs of a node whose histograms of use are further apart than `threshold` (Jensen-Shannon distance)."""
+    """Fires for each pair of GPUs of a node whose histograms of use differ by more than `threshold` (Jensen-Shannon distance)."""
 
     Parameters = LoadBalancingParameters
 

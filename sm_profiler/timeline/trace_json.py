@@ -116,7 +116,7 @@ class CounterRows:
 
 
 def right_aligned(texts: Sequence[bytes]) -> Bytes:
-    """Return texts as rows of equal width, with zeros before the shorter ones."""
+    """Return texts as rows of equal width, padded with zeros on the left."""
     width = max(map(len, texts))
     joined = b"".join([text.rjust(width, b"\0") for text in texts])
     return np.frombuffer(joined, np.uint8).reshape(len(texts), width)
@@ -134,7 +134,7 @@ _THOUSANDTHS = _table([(b".%03d" % number).rstrip(b"0").rstrip(b".").ljust(4, b"
 
 
 def decimals(numbers: Ints) -> Bytes:
-    """Return whole numbers from 0 on in decimal, one a row, with zero bytes before the shorter ones."""
+    """Return non-negative integers in decimal, one per row, padded with zero bytes on the left."""
     groups = max(-(-len(str(int(numbers.max()))) // 4), 1)
     made = np.empty((len(numbers), groups), np.uint32)
     table, rest = _LAST_DIGITS, numbers
@@ -190,7 +190,7 @@ class JsonTrace:
         self._meta("process_sort_index", process, 0, {"sort_index": order})
 
     def label_process(self, process: int, label: str) -> None:
-        """Show a text beside the name of a process."""
+        """Show a text next to the name of a process."""
         self._meta("process_labels", process, 0, {"labels": label})
 
     def name_thread(self, process: int, thread: int, name: str, order: int) -> None:

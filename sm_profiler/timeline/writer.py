@@ -106,9 +106,9 @@ class Lanes:
     def lane(self, process: Process, name: str, start: float, end: float, *, after: int = 0) -> Lane | None:
         """Return the lane that takes a slice, after the first ones; None if too many others overlap with it."""
         lanes = process.lanes.get(name, [])
-        for one in lanes[after:]:
-            if one.takes(start, end):
-                return one
+        for lane in lanes[after:]:
+            if lane.takes(start, end):
+                return lane
         if len(lanes) >= MAX_LANES:
             return None
         fresh = self._add(process, name)
@@ -168,7 +168,7 @@ class Lanes:
         for number, (begun, last_start, ends) in together.states.items():
             owner = known[number]
             if owner is not None:
-                owner.stack = [one for one in owner.stack if one > begun] + ends
+                owner.stack = [end for end in owner.stack if end > begun] + ends
                 owner.last_start = max(owner.last_start, last_start)
         tracks = np.array([-1 if lane is None else lane.track for lane in known])
         np.copyto(track, tracks[kind], where=together.taken)
@@ -206,17 +206,17 @@ class _Together:
             return cls(taken, {}, {}, set(range(len(lanes))))
         # Slices that are open from before come first in their lane. Lanes follow each other in time, as parts of one.
         held = [
-            (number, round(min(max(one, low), high)))
+            (number, round(min(max(end, low), high)))
             for number, lane in enumerate(lanes)
             if lane is not None
-            for one in lane.stack
+            for end in lane.stack
         ]
         owner = np.concatenate([np.array([number for number, _ in held], np.int64), kind[rows]])
         order = np.argsort(owner.astype(np.uint16) if len(lanes) <= 1 << 16 else owner, kind="stable")
         owner = owner[order]
         own_time = owner * span - low
         begins = np.concatenate([np.full(len(held), low), start[rows]])[order] + own_time
-        ends = np.concatenate([np.array([one for _, one in held], np.int64), end[rows]])[order] + own_time
+        ends = np.concatenate([np.array([end for _, end in held], np.int64), end[rows]])[order] + own_time
         refused, unknown = _refused(owner, begins, ends, len(lanes))
         begun = np.full(len(lanes), -_FAR)
         begun[owner] = begins - own_time  # of several, the last one stays
@@ -373,7 +373,7 @@ def _titles(texts: Category, titles: Numbering) -> Ints:
 
 
 def _by_moment(seconds: Floats, counter: Ints) -> tuple[Ints, Ints]:
-    """Return the order of values by time, those of a counter together, and the number of each one's moment of its counter.
+    """Return the order of values by time and counter, and number the moments of each counter.
 
     Counters of one time, and the values of a counter, keep their order.
     """
