@@ -30,6 +30,7 @@ from sm_profiler.formats.outcome import (
     UNPACKED_TIMES,
     Outcome,
     Tally,
+    borders,
     clean,
     most_events,
     most_texts,
@@ -44,9 +45,6 @@ MAX_ELEMENTS = 1 << 18  # of what a trace has besides its events: the ranks of a
 _INT64 = (1 << 63) - 1
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENTS_BYTES = 1024  # length in which `_EVENTS` is sought again when more text arrives
-_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
-_BORDER_TRIES = 64  # closing braces inspected for borders between records, from the end of a chunk
-_BORDERS = 4  # borders tried
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:,\[\s])-?(?:nan|NaN|inf|Inf|Infinity)\b', re.DOTALL)
 
@@ -165,13 +163,13 @@ class Records:
 
     def _cut(self, buffer: bytearray) -> tuple[list[Event], int] | None:
         """Return the records up to a border in the buffer, and where the others begin; None if no border was found."""
-        borders = _borders(buffer)
-        for end, following in borders:
+        found = borders(buffer, 0, len(buffer))
+        for end, following in found:
             # A border inside a string or an object leaves the array open.
             with suppress(*BROKEN):
                 return _decoded(b"".join((b"[", memoryview(buffer)[:end], b"]")), self._tally), following
-        if borders and len(buffer) >= SALVAGED_BYTES:
-            end, following = borders[0]
+        if found and len(buffer) >= SALVAGED_BYTES:
+            end, following = found[0]
             return self._salvaged(bytes(buffer[:end])), following
         return None
 
@@ -204,19 +202,6 @@ class Records:
             return _decoded(b"[" + item + b"]", self._tally)
         self._tally.drop("no event of a known form")
         return []
-
-
-def _borders(buffer: bytearray) -> list[tuple[int, int]]:
-    """Return likely borders, the last one first: the end of a record, and the beginning of the next one."""
-    found: list[tuple[int, int]] = []
-    brace = len(buffer)
-    for _ in range(_BORDER_TRIES):
-        brace = buffer.rfind(b"}", 0, brace)
-        if brace < 0 or len(found) == _BORDERS:
-            break
-        if border := _BORDER.match(buffer, brace):
-            found.append((brace + 1, border.end()))
-    return found
 
 
 def _decoded(array: bytes, tally: Tally) -> list[Event]:

@@ -20,6 +20,9 @@ _DECODER = json.JSONDecoder(strict=False)
 _BREAKS = str.maketrans("\t\r\n", "   ")
 _BROKEN_LINE = re.compile(r"[^ \t\r\n,\[\]][^\n]*")
 _BROKEN_LINE_AT_END = re.compile(r"[^ \t\r\n,\[\]}][^\n]*")  # there, braces close the object around the records
+_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+_BORDER_TRIES = 64  # closing braces inspected for borders between records
+_BORDERS = 4  # borders tried
 _WINDOW = 1024  # characters in which the end of an object is sought first
 _LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
 _FREE_OBJECTS, _BYTES_AN_OBJECT = 1000, 16  # an event has at least as many bytes
@@ -64,6 +67,22 @@ def objects(text: str, tally: Tally) -> Iterator[str]:
             reason = "damaged" if restart or budget <= 0 else "cut off"
             tally.drop(reason, broken if by_line else min(broken, 1))
         at = _after_blanks(text, end)
+
+
+def borders(data: bytes | bytearray, start: int, end: int) -> list[tuple[int, int]]:
+    """Return likely borders between two records in a part of the data, the last first: where a record ends and the next begins.
+
+    A border may be inside a string, so the caller tries the next if the text before it cannot be decoded.
+    """
+    found: list[tuple[int, int]] = []
+    brace = end
+    for _ in range(_BORDER_TRIES):
+        brace = data.rfind(b"}", start, brace)
+        if brace < 0 or len(found) == _BORDERS:
+            break
+        if border := _BORDER.match(data, brace):
+            found.append((brace + 1, border.end()))
+    return found
 
 
 def _after_blanks(text: str, at: int) -> int:

@@ -33,27 +33,8 @@ _FACTOR_FROM = 10.0  # larger changes are shown as a factor
 _NEGLIGIBLE = 0.01  # of the step: smaller parts are not shown
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
 _T = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-    2.09,
-)
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
+)  # fmt: skip
 
 
 @attrs.frozen(eq=False)
