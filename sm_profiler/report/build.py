@@ -19,17 +19,28 @@ from sm_profiler.diagnosis.loop_ledger import totals_of
 from sm_profiler.diagnosis.model import Finding, Report, Verdict
 from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
-from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import new_folds
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.source.opening import job_name
 
-__all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
+__all__ = [
+    "JobInfo",
+    "MetricFolds",
+    "assemble",
+    "build_report",
+    "data_quality",
+    "job_name",
+    "report_of",
+    "report_without_profile",
+]
 
 MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
@@ -183,6 +194,24 @@ def report_of(  # most are optional parts
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ledger = totals_of(metrics)
     return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
+
+
+def report_without_profile(
+    name: str, verdict: Verdict, files: Sequence[Any], job: JobInfo, source: str, **more: Any
+) -> Report:
+    """Return a report on data that another tool recorded.
+
+    Args:
+        name: of the job, unless `job` has one.
+        verdict: the verdict.
+        files: outcomes of files.
+        job: name and prices.
+        source: where the data is.
+        more: further attributes of the report.
+    """
+    metrics = measure_job(StepFold().result(), SystemFold().result(), name=job.name or name, running=False)
+    report = report_of(metrics, verdict, {}, quality=data_quality(files, ()), job=job, source=source)
+    return attrs.evolve(report, verdict=verdict, **more)  # no prices: seconds of a recording are not those of the job
 
 
 def _roughly(finding: Finding) -> Finding:

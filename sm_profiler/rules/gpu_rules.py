@@ -185,75 +185,106 @@ class DeviceDetails:
         return details
 
 
-class GpuRule(BuiltinRule):
-    """Evaluates the latest values of a metric of each GPU; the parameters have a `patience`.
+Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
+
+
+class SeriesRule(BuiltinRule):
+    """Evaluates the latest values of each GPU or node.
 
     Attributes:
-        metric: dimension of the metric's rows.
-        Condition: built with the parameters and the differences; evaluates the values named VALUES.
-        asks_silent: the service evaluated GPUs again in windows without new values.
+        Condition: built with the parameters and the differences.
+        counted: name of the values that are the data points.
+        asks_silent: the service evaluated GPUs and nodes again in windows without new values.
     """
 
-    metric: ClassVar[str]
     Condition: ClassVar[type[Any]]
+    counted: ClassVar[str] = VALUES
     asks_silent: ClassVar[bool] = False
 
     def start(self) -> None:
         """Set up the state of the fold."""
         self._condition: RollingCondition = self.Condition(self.parameters, self.differs)
-        self._series: dict[tuple[str, str], RollingSeries] = {}
+        self._series: dict[Key, RollingSeries] = {}
         self._has_hits = False
         self._nodes: dict[str, dict[str, dict[str, float]]] = {}  # as it went: described at the last hit of each GPU
-        self._last: tuple[str, str] | None = None  # GPU that was evaluated last
+        self._last: Key | None = None  # what was evaluated last
 
     def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each GPU; return True if the condition has been met."""
-        new = {(node, gpu): values for node, gpu, values in values_per_gpu(self.rows(window)[0], self.metric)}
+        """Append the window's values; return True if the condition has been met."""
+        new = self.values(window)
         if self.asks_silent and self.differs.silent_gpus:
-            new = {**dict.fromkeys(self._series, np.empty(0)), **new}
-        for (node, gpu), values in new.items():
-            exact = self.differs.all_values
-            series = self._series.setdefault((node, gpu), RollingSeries(self._condition, exact=exact))
-            self._last = node, gpu
-            if series.feed(window.start_us, {VALUES: values}):
+            new = {key: {**series.nothing(), **new.get(key, {})} for key, series in self._series.items()} | {
+                key: chunk for key, chunk in new.items() if key not in self._series
+            }
+        for key, chunk in new.items():
+            series = self._series.setdefault(key, RollingSeries(self._condition, exact=self.differs.all_values))
+            self._last = key if self.counted in chunk else self._last
+            if series.feed(window.start_us, chunk):
                 self._has_hits = True
                 if self.differs.as_it_went and series.last_hit:
-                    seen = series.sketch(VALUES, series.last_hit[1].get(SEEN))
-                    self._nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], seen)
+                    self._nodes.setdefault(key[0], {}).update(self.describe(key[1], series, series.last_hit[1]))
         return self._has_hits
 
     @abstractmethod
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
-        """Return the details of a GPU from the evidence of its last hit and all its values."""
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of a window."""
 
-    def absorb(self, other: GpuRule) -> None:
+    @abstractmethod
+    def describe(self, gpu: str, series: RollingSeries, evidence: Any) -> dict[str, dict[str, float]]:
+        """Return the details of each device from the evidence of the last hit and all values."""
+
+    def missing(self, datapoints: int) -> str | None:
+        """Return why the rule could not be evaluated; None if it could."""
+        return gpu_data_missing(datapoints, self.parameters.patience)
+
+    def absorb(self, other: SeriesRule) -> None:
         """Add the state of another part of the job."""
         merge_series(self._series, other._series)
         self._has_hits = any(series.hits for series in self._series.values())
 
     def result(self) -> RuleResult:
-        """Return the hits of all GPUs."""
-        if self.differs.as_it_went:
-            return self._result_as_it_went()
-        all_series = sorted(self._series.items(), key=lambda item: (natural_key(item[0][0]), natural_key(item[0][1])))
-        nodes: dict[str, dict[str, dict[str, float]]] = {}
-        for (node, gpu), series in all_series:
-            if series.last_hit:
-                nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], series.sketch(VALUES))
-        last_hits = [series.last_hit[0] for _, series in all_series if series.last_hit]
-        hits = sum(series.hits for _, series in all_series)
-        datapoints = max((series.count(VALUES) for _, series in all_series), default=0)
-        details = DeviceDetails(nodes, max(last_hits, default=None))
-        missing = gpu_data_missing(datapoints, self.parameters.patience)
-        return self._result(hits, hits, datapoints, details, missing)
-
-    def _result_as_it_went(self) -> RuleResult:
-        """Return the hits, with the data points of the GPU that was evaluated last."""
+        """Return all hits; as it went, with the data points of what was evaluated last."""
+        differs, nodes = self.differs, self._nodes
         hits = sum(series.hits for series in self._series.values())
-        times = [series.last_hit[0] for series in self._series.values() if series.last_hit]
-        nodes = {node: dict(gpus) for node, gpus in self._nodes.items()}
-        datapoints = self._series[self._last].count(VALUES) if self._last else 0
-        return self._result(hits, hits, datapoints, DeviceDetails(nodes, max(times, default=None), second=True))
+        time_us = max((series.last_hit[0] for series in self._series.values() if series.last_hit), default=None)
+        if differs.as_it_went:
+            datapoints = self._series[self._last].count(self.counted) if self._last else 0
+            nodes = {node: dict(devices) for node, devices in nodes.items()}
+            return self._result(hits, hits, datapoints, DeviceDetails(nodes, self.shown_time(time_us), second=True))
+        nodes = {}
+        for (node, gpu), series in sorted(self._series.items(), key=lambda item: tuple(map(natural_key, item[0]))):
+            if series.last_hit:
+                nodes.setdefault(node, {}).update(self.describe(gpu, series, series.last_hit[1]))
+        datapoints = max((series.count(self.counted) for series in self._series.values()), default=0)
+        return self._result(hits, hits, datapoints, DeviceDetails(nodes, time_us), self.missing(datapoints))
+
+    def shown_time(self, last_us: int | None) -> int | None:
+        """Return the time that the service showed: of the last window that met the condition."""
+        return last_us
+
+
+class GpuRule(SeriesRule):
+    """Evaluates the latest values of a metric of each GPU; the parameters have a `patience`.
+
+    Attributes:
+        metric: dimension of the metric's rows.
+    """
+
+    metric: ClassVar[str]
+
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of each GPU."""
+        found = values_per_gpu(self.rows(window)[0], self.metric)
+        return {(node, gpu): {VALUES: values} for node, gpu, values in found}
+
+    def describe(self, gpu: str, series: RollingSeries, evidence: dict[str, float]) -> dict[str, dict[str, float]]:
+        """Return the details of the GPU."""
+        seen = evidence.get(SEEN) if self.differs.as_it_went else None
+        return {gpu: self.details(evidence, series.sketch(VALUES, None if seen is None else int(seen)))}
+
+    @abstractmethod
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+        """Return the details of a GPU from the evidence of its last hit and its values."""
 
 
 @attrs.frozen
@@ -303,7 +334,7 @@ class LowGPUUtilization(GpuRule):
     metric = GPU_UTILIZATION
     asks_silent = True
 
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the percentiles of the last hit and the box plot of all values."""
         return {**evidence, **values.box().as_dict()}
 
@@ -355,7 +386,7 @@ class GPUMemoryIncrease(GpuRule):
     Condition = _Increase
     metric = GPU_MEMORY
 
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the last increase and the box plot of all values."""
         (p05,) = values.quantiles([0.05])
         return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box().as_dict()}
@@ -378,7 +409,7 @@ class BatchSizeParameters:
 class _Underutilized(RollingCondition):
     """A node's CPU is underutilized, as are a GPU and its memory; the evidence is a list of GPUs."""
 
-    def __init__(self, parameters: BatchSizeParameters) -> None:
+    def __init__(self, parameters: BatchSizeParameters, _: Differences) -> None:
         self.parameters = parameters
         self.needed = max(parameters.patience, parameters.window) + 1
         self.look_back = parameters.window or EVERYTHING
@@ -433,51 +464,41 @@ def core_names(system: SystemColumns) -> dict[str, set[str]]:
     return names_by_node(system, system.dimension.mask(CPU_UTILIZATION))
 
 
-class BatchSize(BuiltinRule):
+class BatchSize(SeriesRule):
     """Fires for each GPU that is underutilized, as are its memory and its node's CPU (95th percentiles of the last values)."""
 
     Parameters = BatchSizeParameters
+    Condition = _Underutilized
+    counted = CPU
+    asks_silent = True
 
     def start(self) -> None:
         """Set up the state of the fold."""
-        self._condition = _Underutilized(self.parameters)
+        super().start()
         self._cores: dict[str, set[str]] = {}
-        self._series: dict[str, RollingSeries] = {}  # by node
-        self._saw_gpu = self._has_hits = False
+        self._saw_gpu = False
         self._first_us: int | None = None
-        self._nodes: dict[str, dict[str, dict[str, float]]] = {}  # as it went: described at the last hit of each GPU
-        self._last = ""  # node that was evaluated last
 
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each node; return True if the condition has been met."""
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of each node."""
         self._first_us = window.start_us if self._first_us is None else self._first_us
-        system, differs = self.rows(window)[0], self.differs
+        system = self.rows(window)[0]
         present = core_names(system)
         self._add_cores(present)
-        cores = dict.fromkeys(present, set().union(*self._cores.values())) if differs.across_nodes else self._cores
-        values = node_values(system, cores)
-        if differs.silent_gpus:
-            values = {node: {**series.nothing(), **values.get(node, {})} for node, series in self._series.items()} | {
-                node: chunk for node, chunk in values.items() if node not in self._series
-            }
-        for node, chunk in values.items():
-            self._saw_gpu = self._saw_gpu or set(chunk) != {CPU}
-            series = self._series.setdefault(node, RollingSeries(self._condition, exact=differs.all_values))
-            hit = bool(series.feed(window.start_us, chunk))
-            self._has_hits = self._has_hits or hit
-            self._last = node if CPU in chunk else self._last
-            if hit and differs.as_it_went and series.last_hit:
-                self._nodes.setdefault(node, {}).update(self._boxes(series, series.last_hit[1]))
-        return self._has_hits
+        everywhere = self.differs.across_nodes
+        cores = dict.fromkeys(present, set().union(*self._cores.values())) if everywhere else self._cores
+        found = node_values(system, cores)
+        self._saw_gpu = self._saw_gpu or any(set(chunk) != {CPU} for chunk in found.values())
+        return {(node, ""): chunk for node, chunk in found.items()}
 
-    def _boxes(self, series: RollingSeries, gpus: list[str]) -> dict[str, dict[str, float]]:
-        """Return the box plots of a node's CPU, and of the use and memory of some GPUs."""
+    def describe(self, gpu: str, series: RollingSeries, evidence: list[str]) -> dict[str, dict[str, float]]:
+        """Return the box plots of a node's CPU, and of the use and memory of its underutilized GPUs."""
         found = {CPU: series.sketch(CPU).box().as_dict()}
-        for gpu in gpus:
-            use = series.sketch(gpu)
+        for name in evidence if self.differs.as_it_went else sorted(evidence, key=natural_key):
+            use = series.sketch(name)
             quartile = use.quantiles([0.25])[0] if self.differs.lent_quartile else None
-            found[gpu] = use.box().as_dict()
-            found[gpu + MEMORY] = series.sketch(gpu + MEMORY).box(quartile).as_dict()
+            found[name] = use.box().as_dict()
+            found[name + MEMORY] = series.sketch(name + MEMORY).box(quartile).as_dict()
         return found
 
     def _add_cores(self, cores: dict[str, set[str]]) -> None:
@@ -486,32 +507,15 @@ class BatchSize(BuiltinRule):
 
     def absorb(self, other: BatchSize) -> None:
         """Add the state of another part of the job."""
-        merge_series(self._series, other._series)
-        self._has_hits = any(series.hits for series in self._series.values())
+        super().absorb(other)
         self._add_cores(other._cores)
         self._saw_gpu = self._saw_gpu or other._saw_gpu
 
-    def result(self) -> RuleResult:
-        """Return the hits of all nodes."""
-        if self.differs.as_it_went:
-            return self._result_as_it_went()
-        all_series = sorted(self._series.items(), key=lambda item: natural_key(item[0]))
-        nodes: dict[str, dict[str, dict[str, float]]] = {}
-        for node, series in all_series:
-            if series.last_hit:
-                nodes[node] = self._boxes(series, sorted(series.last_hit[1], key=natural_key))
-        last_hits = [series.last_hit[0] for _, series in all_series if series.last_hit]
-        hits = sum(series.hits for _, series in all_series)
-        datapoints = max((series.count(CPU) for _, series in all_series), default=0)
+    def missing(self, datapoints: int) -> str | None:
+        """Return why the rule could not be evaluated; None if it could."""
         patience = max(self.parameters.patience, self.parameters.window)
-        missing = gpu_data_missing(datapoints if self._saw_gpu else 0, patience)
-        return self._result(hits, hits, datapoints, DeviceDetails(nodes, max(last_hits, default=None)), missing)
+        return gpu_data_missing(datapoints if self._saw_gpu else 0, patience)
 
-    def _result_as_it_went(self) -> RuleResult:
-        """Return the hits, with the data points of the node that was evaluated last."""
-        hits = sum(series.hits for series in self._series.values())
-        times = [series.last_hit[0] for series in self._series.values() if series.last_hit]
-        time_us = self._first_us if self.differs.first_minute else max(times, default=None)
-        nodes = {node: dict(devices) for node, devices in self._nodes.items()}
-        datapoints = self._series[self._last].count(CPU) if self._last else 0
-        return self._result(hits, hits, datapoints, DeviceDetails(nodes, time_us if nodes else None, second=True))
+    def shown_time(self, last_us: int | None) -> int | None:
+        """Return the time that the service showed: the first minute if there is a hit."""
+        return self._first_us if self.differs.first_minute and self._nodes else last_us
