@@ -9,17 +9,15 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoColumns
 from sm_profiler.formatting import is_library
 from sm_profiler.gpu_traces import intervals
 from sm_profiler.gpu_traces.intervals import Numbers
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 _FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
 _MODULE = "nn.Module: "
-_SYNCHRONIZE = re.compile(r"Synchronize$|^(cuda|hip)(Memcpy)$|^(cuda|hip)EventSynchronize")
-BLOCKING_US = 5.0  # a call that returns sooner found its work done
 
 
 @attrs.frozen
@@ -253,8 +251,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
         kernel: what the device idles because the host could not launch ahead).
     """
     callers = callers or Callers(events)
-    calls = events.name.mask(lambda name: _SYNCHRONIZE.search(name) is not None)
-    rows = np.flatnonzero(calls & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US))
+    rows = wait_rows(events, copies=True)
     device = events.device_events
     busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):

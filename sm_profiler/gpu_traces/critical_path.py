@@ -10,10 +10,10 @@ import numpy as np
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import OPERATOR, RUNTIME, KinetoColumns
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.callers import BLOCKING_US, Callers, names_of
+from sm_profiler.gpu_traces.callers import Callers, names_of
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.gpu_traces.launches import launch_rows, launch_starts
+from sm_profiler.gpu_traces.launches import launch_rows, launch_starts, wait_rows
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 HOST_WAIT, KERNEL_WAIT, OTHER = "host_wait", "kernel_wait", "other"
@@ -162,11 +162,7 @@ class _Walk:
         self._host_thread, self._host_name = events.thread[top].tolist(), names_of(events, top)
         order = np.argsort(events.end_us[top], kind="stable")
         self._host_by_end, self._host_ends = order.tolist(), events.end_us[top][order].tolist()
-        waits = np.flatnonzero(
-            (events.category == RUNTIME)
-            & (events.duration_us >= BLOCKING_US)
-            & events.name.mask(lambda name: name.endswith("Synchronize"))
-        )
+        waits = wait_rows(events)
         self._waits = {
             thread: (events.end_us[rows].tolist(), events.start_us[rows].tolist())
             for thread in np.unique(events.thread[waits]).tolist()

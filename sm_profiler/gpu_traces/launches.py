@@ -52,6 +52,22 @@ def without_last_step(trace: KinetoTrace) -> KinetoTrace:
     return trace.select(keep)
 
 
+BLOCKING_US = 5.0  # a call that returns sooner found its work done
+_SYNCHRONIZE, _COPY = re.compile(r"Synchronize$"), re.compile(r"Synchronize$|^(cuda|hip)Memcpy$")
+
+
+def wait_rows(events: KinetoColumns, *, copies: bool = False) -> Numbers:
+    """Return the rows of the calls in which the host waited for the device.
+
+    Args:
+        events: the events of a trace.
+        copies: include copies that return when they are done.
+    """
+    pattern = _COPY if copies else _SYNCHRONIZE
+    calls = (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
+    return np.flatnonzero(calls & events.name.mask(lambda name: pattern.search(name) is not None))
+
+
 FULL_QUEUE = 1024  # operations that CUDA queues per stream before a launch blocks
 
 

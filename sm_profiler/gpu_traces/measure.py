@@ -22,7 +22,7 @@ from sm_profiler.formats.kineto_reader import (
     KinetoTrace,
 )
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.callers import BLOCKING_US, Callers, Frame, frame_of, is_user_code
+from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code
 from sm_profiler.gpu_traces.critical_path import of_kind
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import (
@@ -30,11 +30,14 @@ from sm_profiler.gpu_traces.kernels import (
     COMPUTATION,
     MEMORY,
     avoids_tensor_cores,
+    copy_direction,
     is_elementwise,
     is_matmul,
+    is_pageable,
     kind_of,
+    name_of,
 )
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.table import Groups
 from sm_profiler.gpu_traces.traces import GpuTraces
 
@@ -252,15 +255,14 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
             ("compute", kind == COMPUTATION),
         )
     }
-    names = np.array(device.name.values, object)[device.name.codes]
-    between = copying & np.array(["HtoD" in name or "DtoH" in name for name in names], np.bool_)
-    pageable = copying & np.array(["Pageable" in name for name in names], np.bool_)
-    within = copying & np.array(["DtoD" in name for name in names], np.bool_)
+    between = copying & device.name.mask(lambda name: copy_direction(name) in ("Memcpy HtoD", "Memcpy DtoH"))
+    pageable = copying & device.name.mask(is_pageable)
+    within = copying & device.name.mask(lambda name: copy_direction(name) == "Memcpy DtoD")
     known = launch >= 0
     short = time[known] < events.duration_us[launch[known]]
     properties = trace.device_properties
     return RankTime(
-        rank, str(properties[0].get("name", "")) if properties else "", whole, computing, exposed,
+        rank, name_of(properties), whole, computing, exposed,
         max(busy - computing - exposed, 0.0), *idle, unrecorded, boundary, float(time[matmul].sum()), float(time[plain].sum()),
         float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
         _is_since(properties, _TENSOR_CORES_SINCE), _is_since(properties, _TF32_SINCE), float(time[pageable].sum()),
@@ -298,10 +300,7 @@ def _idle(
         np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: LOADING.search(name) is not None)
     )  # fmt: skip
     of_loading = intervals.covered(start, end, intervals.union(events.start_us[loading], events.end_us[loading]))
-    waits = np.flatnonzero(
-        (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
-        & events.name.mask(lambda name: name.endswith("Synchronize"))
-    )  # fmt: skip
+    waits = wait_rows(events)
     waits = waits[np.argsort(events.end_us[waits], kind="stable")]
     after = np.searchsorted(events.end_us[waits], start, "left")
     # the host returned from its wait in the gap: it could not launch ahead

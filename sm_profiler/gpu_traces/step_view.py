@@ -14,9 +14,9 @@ import numpy as np
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, RUNTIME, KinetoColumns, KinetoTrace
 from sm_profiler.gpu_traces import callers, collectives, critical_path, intervals, kernels, launches, roofline
-from sm_profiler.gpu_traces.callers import BLOCKING_US, Callers, frame_of, names_of
+from sm_profiler.gpu_traces.callers import Callers, frame_of, names_of
 from sm_profiler.gpu_traces.kernels import KINDS, kinds
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.measure import LOADING, TOP, RankTime
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 from sm_profiler.gpu_traces.traces import GpuTraces
@@ -140,10 +140,9 @@ def _host(events: KinetoColumns, start: float, end: float) -> dict[str, Any]:
     steps[step_rows(events)] = True
     on_host = np.isin(events.category, (OPERATOR, RUNTIME, ANNOTATION)) & near & ~steps
     loading = on_host & events.name.mask(lambda name: LOADING.search(name) is not None)
-    waiting = (
-        on_host & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
-        & events.name.mask(lambda name: name.endswith("Synchronize"))
-    )  # fmt: skip
+    waits = wait_rows(events)
+    waiting = np.zeros(len(events), np.bool_)
+    waiting[waits] = on_host[waits]
     first, second, whole = (
         _columns(intervals.union(events.start_us[chosen], events.end_us[chosen]), start, end)
         for chosen in (loading, waiting, on_host & (events.category != ANNOTATION))
