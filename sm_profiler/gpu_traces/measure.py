@@ -28,13 +28,14 @@ from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
     COMPUTATION,
+    KINDS,
     MEMORY,
     avoids_tensor_cores,
     copy_direction,
     is_elementwise,
     is_matmul,
     is_pageable,
-    kind_of,
+    kinds,
     name_of,
 )
 from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
@@ -227,9 +228,8 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     rows = np.flatnonzero(events.on_device)
     device = events[rows]
     launch = launch_rows(events, device)
-    kinds = np.array([kind_of(name) for name in device.name.values] or [""], object)
     copying = np.isin(device.category, (MEMCPY, MEMSET))
-    kind = np.where(copying, MEMORY, kinds[device.name.codes])
+    kind = np.array(KINDS)[kinds(device)]
     compute, communication = of_kind(device, COMPUTATION), of_kind(device, COMMUNICATION)
     busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     busy, whole = float((busy_end - busy_start).sum()), float(busy_end[-1] - busy_start[0])
