@@ -287,7 +287,6 @@ _CATEGORIES = {
     "python_function": PYTHON,
     "cuda_sync": SYNC,
 }
-ON_DEVICE = (KERNEL, MEMCPY, MEMSET)
 
 _LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
 
