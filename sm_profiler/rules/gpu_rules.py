@@ -237,7 +237,7 @@ class SeriesRule(BuiltinRule):
         """Return why the rule could not be evaluated; None if it could."""
         return gpu_data_missing(datapoints, self.parameters.patience)
 
-    def absorb(self, other: SeriesRule) -> None:
+    def absorb(self, other: Any) -> None:
         """Add the state of another part of the job."""
         merge_series(self._series, other._series)
         self._has_hits = any(series.hits for series in self._series.values())

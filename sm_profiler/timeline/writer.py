@@ -415,14 +415,16 @@ def read_clocks(metadata: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
     for record in metadata:
         args = record.get("args")
         if isinstance(args, dict):
-            offset, error = args.get("clock_offset_us") or 0, args.get("clock_error_us")
-            if _is_time(offset) and _is_time(error):
-                clocks[str(record.get("node", args.get("rank")))] = Clock(float(offset), float(error))
+            offset, error = _time(args.get("clock_offset_us") or 0), _time(args.get("clock_error_us"))
+            if offset is not None and error is not None:
+                clocks[str(record.get("node", args.get("rank")))] = Clock(offset, error)
     return clocks
 
 
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62
+def _time(value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62:
+        return float(value)
+    return None
 
 
 @attrs.define

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from gpu_events import call, event, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.gpu_traces import intervals, kernels
 from sm_profiler.gpu_traces.table import Groups
 from sm_profiler.gpu_traces.traces import _TABLES
+from tests.support.gpu_events import call, event, kernel
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 
 import pytest
-from report_helpers import events, make_job, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
@@ -16,6 +15,8 @@ from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
 from sm_profiler.timeline.trace_json import JsonTrace
 from sm_profiler.timeline.writer import MAX_LANES, TimelineWriter
+from tests.support.jobs import make_job
+from tests.support.reports import events, training
 
 METADATA = {
     "process_name": "name",
