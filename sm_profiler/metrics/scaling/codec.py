@@ -27,14 +27,13 @@ _LISTED = {
     "metrics.step_rows": "StepRows",
     "metrics.step_sample": "StepSample Totals",
     "metrics.system_fold": "Buckets Usage",
-    "rules.batch_size": "BatchSizeParameters _Underutilized",
     "rules.bottleneck": "_Totals _WindowCounts",
     "rules.dataloader": "_Waits",
-    "rules.gpu_rules": "GPUMemoryIncreaseParameters LowGPUUtilizationParameters _Increase _LowUtilization",
+    "rules.gpu_rules": "BatchSizeParameters GPUMemoryIncreaseParameters LowGPUUtilizationParameters RollingSeries "
+    "_Increase _LowUtilization _Underutilized",
     "rules.load_balancing": "_Histogram",
     "rules.overall": "_Loop",
     "rules.quantile_sketch": "QuantileSketch",
-    "rules.rolling_series": "RollingSeries",
     "rules.step_outlier": "_LongStep _Phase",
     "rules.time_breakdown": "EventClass TimeBreakdown",
 }

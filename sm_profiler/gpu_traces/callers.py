@@ -8,17 +8,16 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoColumns
+from sm_profiler.formatting import is_library
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 _FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
-_LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[0-9.]+|importlib|runpy)(/|\.py)|^<")
 _MODULE = "nn.Module: "
-_SYNCHRONIZE = re.compile(r"Synchronize$|^(cuda|hip)(Memcpy)$|^(cuda|hip)EventSynchronize")
-BLOCKING_US = 5.0  # a call that returns sooner found its work done
 
 
 @attrs.frozen
@@ -44,7 +43,7 @@ def is_module(name: str) -> bool:
 def is_user_code(name: str) -> bool:
     """Return whether an event is a Python function of the user's, not of a library."""
     found = _FRAME.match(name)
-    return found is not None and _LIBRARY.search(found["file"]) is None
+    return found is not None and not is_library(found["file"])
 
 
 class Callers:
@@ -62,7 +61,7 @@ class Callers:
         self._layers: dict[str, Layer] = {}
         phases = np.flatnonzero(events.category == PHASE)
         start, end = events.start_us[phases], events.end_us[phases]
-        self._phases = phases, start, end, nesting.parents(start, end)
+        self._phases = phases, start, end, intervals.parents(start, end)
 
     def operators(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost operator around each event, -1 if there is none."""
@@ -85,7 +84,7 @@ class Callers:
         phases, start, end, parent = self._phases
         if not len(phases):
             return np.full(len(moments), -1)
-        at = nesting.enclosing(start, end, parent, moments)
+        at = intervals.enclosing(start, end, parent, moments)
         return np.where(at >= 0, phases[at], -1)
 
     def modules(self, rows: Numbers) -> Numbers:
@@ -99,7 +98,7 @@ class Callers:
     def forward(self, rows: Numbers) -> Numbers:
         """Return the row of the forward operator whose gradient each event computes, -1 if there is none.
 
-        Autograd runs on threads of its own, without modules and lines; sequence numbers lead back to the forward pass.
+        Autograd runs on its threads without modules and lines; sequence numbers lead back to the forward pass.
         """
         backward = self._backward.around(rows)
         return np.where(backward >= 0, self._forward[backward], -1) if len(self._forward) else backward
@@ -134,7 +133,7 @@ def _forward_rows(events: KinetoColumns, operators: Layer) -> Numbers:
     backward, last = backward[fits], last[fits]
     names = events.name.values
     pairs, of = np.unique(np.stack([events.name.codes[last], events.name.codes[backward]]), axis=1, return_inverse=True)
-    named = np.array([_is_named_after(names[node], names[one]) for one, node in pairs.T.tolist()], np.bool_)
+    named = np.array([_is_named_after(names[node], names[operator]) for operator, node in pairs.T.tolist()], np.bool_)
     parent, climbs = operators.parents(), ~named[of.reshape(-1)]
     while (climbs := climbs & (parent[last] >= 0)).any():
         last = np.where(climbs, parent[last], last)
@@ -158,7 +157,7 @@ class Layer:
         for thread in np.unique(events.thread[rows]):
             own = rows[events.thread[rows] == thread]
             start, end = events.start_us[own], events.end_us[own]
-            self._rows[int(thread)] = own, start, end, nesting.parents(start, end)
+            self._rows[int(thread)] = own, start, end, intervals.parents(start, end)
 
     def parents(self) -> Numbers:
         """Return for each event the row of the innermost event of this layer around it, if both are of the layer; else -1."""
@@ -176,9 +175,9 @@ class Layer:
             of_thread = known & (threads == thread)
             if not of_thread.any():
                 continue
-            at = nesting.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
+            at = intervals.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
             if outermost:
-                at = np.where(at >= 0, nesting.outermost(parent)[at], -1)
+                at = np.where(at >= 0, intervals.outermost(parent)[at], -1)
             found[of_thread] = np.where(at >= 0, own[at], -1)
         return found
 
@@ -197,7 +196,7 @@ def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
     alone = np.zeros(len(events))
     for thread in np.unique(events.thread[rows]):
         own = rows[events.thread[rows] == thread]
-        parent = nesting.parents(events.start_us[own], events.end_us[own])
+        parent = intervals.parents(events.start_us[own], events.end_us[own])
         alone[own] += events.duration_us[own]
         inner = parent >= 0
         np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
@@ -234,8 +233,8 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
             "annotation": array_of(first["annotation"]),
             "phase": array_of(first["phase"]),
             "forward": array_of(first["forward"]),
-            "file": array_of([one.file if one else "" for one in frames]),
-            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
             "kernels": groups.count,
             "device_us": total,
             "mean_us": groups.mean(device.duration_us),
@@ -252,10 +251,9 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
         kernel: what the device idles because the host could not launch ahead).
     """
     callers = callers or Callers(events)
-    calls = events.name.mask(lambda name: _SYNCHRONIZE.search(name) is not None)
-    rows = np.flatnonzero(calls & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US))
+    rows = wait_rows(events, copies=True)
     device = events.device_events
-    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):
         return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
     at = events.end_us[rows]
@@ -277,8 +275,8 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
         {
             "call": array_of(call),
             "operator": array_of(operator),
-            "file": array_of([one.file if one else "" for one in frames]),
-            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
             "count": groups.count,
             "host_us": groups.sum(events.duration_us[rows]),
             "idle_after_us": groups.sum(idle_after),

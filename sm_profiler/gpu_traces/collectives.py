@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.critical_path import of_kind
-from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.analysis.gpu.table import Groups, Table
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.kineto_reader import Collective, KinetoTrace
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
+from sm_profiler.gpu_traces.table import Groups, Table
 
 _OPERATION = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter|send|recv",
@@ -45,18 +45,20 @@ def collectives(trace: KinetoTrace) -> Table:
     rows = np.flatnonzero(events.on_device)
     rows = rows[kinds(events[rows]) == KINDS.index(COMMUNICATION)]
     chosen = events[rows]
-    hidden = nesting.covered(chosen.start_us, chosen.end_us, of_kind(events.device_events, COMPUTATION))
-    described = [trace.collectives[one] if one >= 0 else None for one in chosen.collective.tolist()]
+    hidden = intervals.covered(chosen.start_us, chosen.end_us, of_kind(events.device_events, COMPUTATION))
+    described = [trace.collectives[number] if number >= 0 else None for number in chosen.collective.tolist()]
     names = [chosen.name.values[code] for code in chosen.name.codes]
-    operations = [operation_of(one.name if one else name) for one, name in zip(described, names, strict=True)]
-    size = np.array([float(_size(one)) for one in described])
-    count = np.array([float(one.group_size) if one else -1.0 for one in described])
+    operations = [
+        operation_of(collective.name if collective else name) for collective, name in zip(described, names, strict=True)
+    ]
+    size = np.array([float(_size(collective)) for collective in described])
+    count = np.array([float(collective.group_size) if collective else -1.0 for collective in described])
     factor = np.array([_bus_factor(name, int(n)) for name, n in zip(operations, count, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         bus = np.where((size > 0) & (chosen.duration_us > 0), size * factor / chosen.duration_us / 1e3, np.nan)
     return Table({
         "operation": Category.of(operations),
-        "group": Category.of(one.group if one else "" for one in described),
+        "group": Category.of(collective.group if collective else "" for collective in described),
         "group_size": count.astype(int),
         "stream": chosen.stream,
         "start_us": chosen.start_us,

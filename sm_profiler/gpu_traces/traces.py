@@ -12,17 +12,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.gpu import callers, collectives, launches, roofline
-from sm_profiler.analysis.gpu import critical_path as breakdown
-from sm_profiler.analysis.gpu import critical_path as path
-from sm_profiler.analysis.gpu import kernels as copies
-from sm_profiler.analysis.gpu import launches as step_spans
-from sm_profiler.analysis.gpu import roofline as flops
-from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace, is_kineto, read_kineto, unpacked_head
 from sm_profiler.formats.outcome import REFUSED, Outcome
+from sm_profiler.gpu_traces import callers, collectives, critical_path, kernels, launches, roofline
+from sm_profiler.gpu_traces.table import Table
 from sm_profiler.storage import FileInfo, Storage, open_storage
 
 if TYPE_CHECKING:
@@ -121,7 +116,7 @@ class GpuTraces:
     def _take(
         self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile], *, last_step: bool
     ) -> None:
-        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda one: one) if last_step else step_spans.without_last_step
+        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda item: item) if last_step else launches.without_last_step
         self.files = tuple(files)
         self.ranks: Mapping[int, KinetoTrace] = {
             rank: _joined([prepare(trace) for trace in of_rank]) for rank, of_rank in sorted(traces.items())
@@ -147,7 +142,7 @@ class GpuTraces:
         """
         return self.columns("temporal_breakdown").frame()
 
-    def idle_breakdown(self, delay_us: float = breakdown.CONSECUTIVE_US) -> pd.DataFrame:
+    def idle_breakdown(self, delay_us: float = critical_path.CONSECUTIVE_US) -> pd.DataFrame:
         """Return the idle time of each stream by reason.
 
         Args:
@@ -157,7 +152,7 @@ class GpuTraces:
             Columns rank, stream, category (`host_wait`: not launched yet; `kernel_wait`; `other`: waiting for another
             stream), idle_us, share.
         """
-        idle = {rank: breakdown.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
+        idle = {rank: critical_path.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
         return Table.by_rank(idle).frame()
 
     def kernels(self, n: int | None = None) -> pd.DataFrame:
@@ -206,7 +201,7 @@ class GpuTraces:
         return self.columns("queue_length_series").frame()
 
     def memory_bandwidth(self) -> pd.DataFrame:
-        """Return the copies by direction, with their bandwidth; see `copies.memory_bandwidth`."""
+        """Return the copies by direction, with their bandwidth; see `kernels.memory_bandwidth`."""
         return self.columns("memory_bandwidth").frame()
 
     def operators(self) -> pd.DataFrame:
@@ -222,7 +217,7 @@ class GpuTraces:
         return self.columns("critical_path").frame()
 
     def flops(self) -> pd.DataFrame:
-        """Return the arithmetic of each rank; see `flops.flops`."""
+        """Return the arithmetic of each rank; see `roofline.flops`."""
         return self.columns("flops").frame()
 
     def roofline(self) -> pd.DataFrame:
@@ -261,22 +256,22 @@ def _row(values: Callable[[KinetoColumns], dict[str, float]]) -> Callable[[GpuTr
 
 
 _TABLES: dict[str, Callable[[GpuTraces, int], Table]] = {
-    "temporal_breakdown": _row(breakdown.temporal),
-    "idle_breakdown": _of_events(breakdown.idle),
-    "kernels": _of_events(breakdown.kernels),
-    "kinds": _of_events(breakdown.by_kind),
-    "communication_overlap": _row(breakdown.overlap),
+    "temporal_breakdown": _row(critical_path.temporal),
+    "idle_breakdown": _of_events(critical_path.idle),
+    "kernels": _of_events(critical_path.kernels),
+    "kinds": _of_events(critical_path.by_kind),
+    "communication_overlap": _row(critical_path.overlap),
     "communication": _of_trace(collectives.communication),
     "launch_statistics": _of_events(launches.launch_statistics),
     "queue_length": _of_events(launches.queue_summary),
     "queue_length_series": _of_events(launches.queue_lengths),
-    "memory_bandwidth": _of_events(copies.memory_bandwidth),
+    "memory_bandwidth": _of_events(kernels.memory_bandwidth),
     "operators": _of_callers(callers.operators),
     "synchronizations": _of_callers(callers.synchronizations),
-    "critical_path": _of_events(path.critical_path),
-    "flops": _of_trace(flops.flops),
+    "critical_path": _of_events(critical_path.critical_path),
+    "flops": _of_trace(roofline.flops),
     "roofline": lambda gpu, rank: roofline.roofline(gpu.ranks[rank], gpu.callers(rank)),
-    "steps": _of_events(step_spans.steps),
+    "steps": _of_events(launches.steps),
 }
 
 

@@ -1,8 +1,9 @@
-"""Events and measurements as Python objects, for programs that process lists of them."""
+"""Events and measurements as Python objects and back, for programs that process lists of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats import layout
-from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.event_names import STEP
 
 # timeline → its name in notebooks
 FILE_TYPES = {
@@ -163,15 +165,17 @@ def trace_events(events: EventColumns) -> list[TraceEvent]:
 
 
 def event_arguments(events: EventColumns) -> list[dict[str, Any] | None]:
-    """Return each row's arguments as in the file, except for the notation of numbers; None for rows without any."""
+    """Return each row's arguments as in the file; None for rows without any. Step numbers of steps are text, as in files."""
     others = [json.loads(text) if text else {} for text in events.args.values]
     known: dict[str, NDArray[Any]] = {
         "pid": events.pid,
+        "thread_id": events.tid,
         "step_num": events.step,
         "worker_id": events.worker_id,
         "num_workers": events.num_workers,
         "pin_memory": events.pin_memory,
     }
+    is_step = events.name.mask(lambda name: STEP in name).tolist()
     loader = (events.num_workers >= 0) | (events.pin_memory >= 0)
     lists = {key: column.tolist() for key, column in known.items()}
     found: list[dict[str, Any] | None] = []
@@ -180,10 +184,13 @@ def event_arguments(events: EventColumns) -> list[dict[str, Any] | None]:
         for key, column in lists.items():
             value = column[row]
             if value >= 0 or (key == "worker_id" and loads):
-                args[key] = str(value) if key == "step_num" else bool(value) if key == "pin_memory" else value
+                text = key == "step_num" and is_step[row]
+                args[key] = str(value) if text else bool(value) if key == "pin_memory" else value
         if others:
             other = others[code]
             args |= other if isinstance(other, dict) else {}
+            if "tid" in args:  # the thread under another name
+                args.pop("thread_id", None)
         found.append(args or None)
     return found
 
@@ -192,3 +199,52 @@ def _numbers(times: Any) -> list[float]:
     rounded = np.rint(times)
     listed: list[float] = (rounded.astype(np.int64) if np.array_equal(rounded, times) else times).tolist()
     return listed
+
+
+def system_columns(events: Sequence[Any]) -> SystemColumns:
+    """Return columns of objects with the attributes of ProfilerSystemEvent."""
+    return SystemColumns(
+        np.asarray([event.timestamp for event in events], np.float64),
+        np.asarray([event.value for event in events], np.float64),
+        Category.of(event.node_id for event in events),
+        Category.of(event.type for event in events),
+        Category.of(event.name or "" for event in events),
+        Category.of(event.dimension or "" for event in events),
+    )
+
+
+_TIMELINES = {name: timeline for timeline, name in FILE_TYPES.items()} | {"": layout.HOROVOD_TIMELINE}
+
+
+def event_columns(events: Sequence[Any]) -> EventColumns:
+    """Return columns of objects with the attributes of TraceEvent."""
+    args = [event.event_args if isinstance(getattr(event, "event_args", None), dict) else {} for event in events]
+    files = [getattr(event, "file_type", "pythontimeline") for event in events]
+    return EventColumns(
+        np.asarray([event.start_time for event in events], np.float64),
+        np.asarray([event.end_time - event.start_time for event in events], np.float64),
+        Category.of(event.event_name for event in events),
+        Category.of(event.event_phase for event in events),
+        Category.of(event.node_id or "" for event in events),
+        Category.of(_TIMELINES.get(kind, kind) for kind in files),
+        np.asarray([_int(each.get("step_num")) for each in args], np.int64),
+        np.asarray(
+            [_int(each.get("pid", getattr(event, "pid", -1))) for each, event in zip(args, events, strict=True)],
+            np.int64,
+        ),
+        np.asarray(
+            [_int(each.get("thread_id", getattr(event, "tid", -1))) for each, event in zip(args, events, strict=True)],
+            np.int64,
+        ),
+        np.asarray([_int(each.get("worker_id")) for each in args], np.int32),
+        np.asarray([_int(each.get("num_workers")) for each in args], np.int32),
+        np.asarray([_int(each.get("pin_memory")) for each in args], np.int8),
+        Category.of("" for _ in events),
+    )
+
+
+def _int(value: object) -> int:
+    try:
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        return -1

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.kineto_reader import MEMCPY, MEMSET, KinetoColumns
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 
 @attrs.frozen
@@ -84,7 +84,7 @@ def memory_bandwidth(events: KinetoColumns) -> Table:
     with np.errstate(divide="ignore", invalid="ignore"):
         overall = np.where(total > 0, moved / total / 1e3, np.nan)
     return Table({
-        "direction": array_of([directions[one] for one in groups.first(number).tolist()]),
+        "direction": array_of([directions[code] for code in groups.first(number).tolist()]),
         "pageable": groups.first(pageable), "count": groups.count, "bytes": moved, "sum_us": total, "gbps": overall,
         "mean_gbps": groups.mean(rate), "min_gbps": groups.min(rate), "median_gbps": groups.median(rate),
         "max_gbps": groups.max(rate),

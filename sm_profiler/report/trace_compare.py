@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.gpu import differences
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import decimal, duration, percent, plural, shorten
-from sm_profiler.metrics.gpu.measure import RankTime, measure
+from sm_profiler.gpu_traces import differences
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.printable import printable
 from sm_profiler.render.blocks import Table
 from sm_profiler.render.gpu_section import PARTS
@@ -22,7 +22,7 @@ from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import render_page
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
-from sm_profiler.report.gpu.report import verdict_on
+from sm_profiler.report.traces import verdict_on
 
 STEP = "step"
 MIN_STEPS = 3  # of each side; two have no spread to speak of
@@ -33,27 +33,8 @@ _FACTOR_FROM = 10.0  # larger changes are shown as a factor
 _NEGLIGIBLE = 0.01  # of the step: smaller parts are not shown
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
 _T = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-    2.09,
-)
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
+)  # fmt: skip
 
 
 @attrs.frozen(eq=False)
@@ -68,7 +49,7 @@ class TraceComparison:
         sentence: the summary.
         verdicts: classes of both.
         steps: marked steps of a rank, mean over ranks.
-        groups, operators, kernels: the tables of `analysis.gpu.differences`.
+        groups, operators, kernels: the tables of `gpu_traces.differences`.
     """
 
     before: str
@@ -152,7 +133,7 @@ def _parts(ranks: tuple[RankTime, ...], count: int) -> dict[str, float]:
     if not ranks:
         return {}
     found = [rank.as_dict() for rank in ranks]
-    return {part.key: float(np.mean([one[part.key] for one in found])) / count for part in PARTS}
+    return {part.key: float(np.mean([row[part.key] for row in found])) / count for part in PARTS}
 
 
 def _part_changes(one: dict[str, float], two: dict[str, float]) -> tuple[Change, ...]:
@@ -259,8 +240,8 @@ def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tu
     """
     labels = {part.key: part.label for part in PARTS} | {STEP: "Step"}
     a, times = f"a {found.unit}", ("Before", "After", "Change")
-    parts = tuple((labels[one.part], *_times(one.before, one.after)) for one in found.changes)
-    whole = max((max(one.before, one.after) for one in found.changes), default=0.0)
+    parts = tuple((labels[change.part], *_times(change.before, change.after)) for change in found.changes)
+    whole = max((max(change.before, change.after) for change in found.changes), default=0.0)
     groups = tuple(
         (str(row["group"]), *_times(row["us_before"], row["us_after"])) for row in found.groups.to_dict("records")
         if max(row["us_before"], row["us_after"]) > _NEGLIGIBLE * whole

@@ -11,45 +11,40 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import callers, collectives, launches, roofline
-from sm_profiler.analysis.gpu import critical_path as breakdown
-from sm_profiler.analysis.gpu import kernels as copies
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu import roofline as flops
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, frame_of, names_of
-from sm_profiler.analysis.gpu.critical_path import critical_path
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-from sm_profiler.analysis.gpu.kernels import KINDS, kinds
-from sm_profiler.analysis.gpu.launches import launch_rows, step_rows
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, RUNTIME, KinetoColumns, KinetoTrace
-from sm_profiler.metrics.gpu.measure import LOADING, TOP, RankTime
+from sm_profiler.gpu_traces import callers, collectives, critical_path, intervals, kernels, launches, roofline
+from sm_profiler.gpu_traces.callers import Callers, frame_of, names_of
+from sm_profiler.gpu_traces.kernels import KINDS, kinds
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.measure import LOADING, TOP, RankTime
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
+from sm_profiler.gpu_traces.traces import GpuTraces
 
 
 def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     """Return the object of one rank: its time by cause, and the most expensive rows of each table."""
     trace = gpu.ranks[time.rank]
     events, calling = trace.events, gpu.callers(time.rank)
-    path = critical_path(events)
+    path = critical_path.critical_path(events)
     kinds = path.category("kind")
     spent = np.bincount(kinds.codes, path["duration_us"], len(kinds.values))
     found = time.as_dict()
     found["critical_path_us"] = {kind: round(float(us), 3) for kind, us in zip(kinds.values, spent, strict=True)}
     tables = {
-        "idle": breakdown.idle(events),
-        "kernels": breakdown.kernels(events).head(TOP),
+        "idle": critical_path.idle(events),
+        "kernels": critical_path.kernels(events).head(TOP),
         "operators": callers.operators(events, calling).head(TOP),
         "synchronizations": callers.synchronizations(events, calling).head(TOP),
         "communication": collectives.communication(trace).head(TOP),
-        "copies": copies.memory_bandwidth(events),
+        "copies": kernels.memory_bandwidth(events),
         "queues": launches.queue_summary(events),
-        "flops": flops.flops(trace),
+        "flops": roofline.flops(trace),
         "roofline": roofline.roofline(trace, calling).head(TOP),
     }
     longest = longest_step(trace, calling)
     found["longest_step"] = _plain_object(longest) if longest else None
-    found |= {key: _plain(value) for key, value in breakdown.overlap(events).items()}
+    found |= {key: _plain(value) for key, value in critical_path.overlap(events).items()}
     found["phases"] = _phases(events, calling)
     return found | {name: _rows(table) for name, table in tables.items()}
 
@@ -114,7 +109,7 @@ def longest_step(trace: KinetoTrace, callers: Callers) -> dict[str, Any] | None:
         return None
     inside = device[(device.end_us > start) & (device.start_us < end)]
     lanes, left_out = _streams(inside, start, end)
-    busy = nesting.union(np.clip(inside.start_us, start, end), np.clip(inside.end_us, start, end))
+    busy = intervals.union(np.clip(inside.start_us, start, end), np.clip(inside.end_us, start, end))
     return {
         "step": step, "start_us": start, "length_us": end - start, "usual_us": float(np.median(length)) if len(rows) else end - start,
         "steps": len(rows), "busy_us": float((busy[1] - busy[0]).sum()), "kernels": len(inside), "streams_left_out": left_out,
@@ -125,7 +120,7 @@ def longest_step(trace: KinetoTrace, callers: Callers) -> dict[str, Any] | None:
 def _columns(union: tuple[Floats, Floats], start: float, end: float) -> Floats:
     """Return the percentage of each column that a union covers."""
     edges = np.linspace(start, end, COLUMNS + 1)
-    return 100 * nesting.covered(edges[:-1], edges[1:], union) / (end - start) * COLUMNS
+    return 100 * intervals.covered(edges[:-1], edges[1:], union) / (end - start) * COLUMNS
 
 
 def _percents(values: Floats) -> list[int]:
@@ -145,12 +140,11 @@ def _host(events: KinetoColumns, start: float, end: float) -> dict[str, Any]:
     steps[step_rows(events)] = True
     on_host = np.isin(events.category, (OPERATOR, RUNTIME, ANNOTATION)) & near & ~steps
     loading = on_host & events.name.mask(lambda name: LOADING.search(name) is not None)
-    waiting = (
-        on_host & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
-        & events.name.mask(lambda name: name.endswith("Synchronize"))
-    )  # fmt: skip
+    waits = wait_rows(events)
+    waiting = np.zeros(len(events), np.bool_)
+    waiting[waits] = on_host[waits]
     first, second, whole = (
-        _columns(nesting.union(events.start_us[chosen], events.end_us[chosen]), start, end)
+        _columns(intervals.union(events.start_us[chosen], events.end_us[chosen]), start, end)
         for chosen in (loading, waiting, on_host & (events.category != ANNOTATION))
     )
     second = np.minimum(second, 100 - first)
@@ -168,7 +162,7 @@ def _streams(inside: KinetoColumns, start: float, end: float) -> tuple[list[dict
         left = np.full(COLUMNS, 100.0)
         for number, name in enumerate(KINDS):
             rows = (inside.stream == stream) & (kind == number)
-            values = np.minimum(_columns(nesting.union(inside.start_us[rows], inside.end_us[rows]), start, end), left)
+            values = np.minimum(_columns(intervals.union(inside.start_us[rows], inside.end_us[rows]), start, end), left)
             by_kind[name] = values
             left = left - values
         lanes.append(_lane(f"Stream {stream}", by_kind))

@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, names_of
-from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, launch_starts
-from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import OPERATOR, RUNTIME, KinetoColumns
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.callers import Callers, names_of
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
+from sm_profiler.gpu_traces.launches import launch_rows, launch_starts, wait_rows
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 HOST_WAIT, KERNEL_WAIT, OTHER = "host_wait", "kernel_wait", "other"
 CONSECUTIVE_US = 30.0  # a queued kernel that starts later than this waited for something besides the previous kernel
@@ -22,7 +23,7 @@ CONSECUTIVE_US = 30.0  # a queued kernel that starts later than this waited for 
 def of_kind(device: KinetoColumns, kind: str) -> tuple[Floats, Floats]:
     """Return the union of the kernels of one kind."""
     rows = kinds(device) == KINDS.index(kind)
-    return nesting.union(device.start_us[rows], device.end_us[rows])
+    return intervals.union(device.start_us[rows], device.end_us[rows])
 
 
 def temporal(events: KinetoColumns) -> dict[str, float]:
@@ -33,7 +34,7 @@ def temporal(events: KinetoColumns) -> dict[str, float]:
     device = events.device_events
     if not len(device):
         return dict.fromkeys(("idle_us", "compute_us", "non_compute_us", "total_us"), 0.0)
-    busy = nesting.total(device.start_us, device.end_us)
+    busy = intervals.total(device.start_us, device.end_us)
     whole = float(device.end_us.max() - device.start_us.min())
     starts, ends = of_kind(device, COMPUTATION)
     compute = float((ends - starts).sum())
@@ -72,7 +73,7 @@ def overlap(events: KinetoColumns) -> dict[str, float]:
     device = events.device_events
     communication, computation = of_kind(device, COMMUNICATION), of_kind(device, COMPUTATION)
     length = float((communication[1] - communication[0]).sum())
-    hidden = nesting.intersection(communication, computation) if length else 0.0
+    hidden = intervals.intersection(communication, computation) if length else 0.0
     return {"share_hidden": hidden / length if length else float("nan"), "exposed_us": length - hidden}
 
 
@@ -115,7 +116,7 @@ def kernels(events: KinetoColumns) -> Table:
     names = [device.name.values[code] for code in groups.first(device.name.codes).tolist()]
     whole = float(total.sum())
     table = Table({
-        "kind": array_of([KINDS[one] for one in groups.first(kind).tolist()]), "name": array_of(names),
+        "kind": array_of([KINDS[code] for code in groups.first(kind).tolist()]), "name": array_of(names),
         "count": groups.count, "sum_us": total, "mean_us": groups.mean(us), "min_us": groups.min(us),
         "max_us": groups.max(us), "std_us": groups.std(us), "share": total / whole if whole else np.zeros(len(groups)),
     })  # fmt: skip
@@ -161,11 +162,7 @@ class _Walk:
         self._host_thread, self._host_name = events.thread[top].tolist(), names_of(events, top)
         order = np.argsort(events.end_us[top], kind="stable")
         self._host_by_end, self._host_ends = order.tolist(), events.end_us[top][order].tolist()
-        waits = np.flatnonzero(
-            (events.category == RUNTIME)
-            & (events.duration_us >= BLOCKING_US)
-            & events.name.mask(lambda name: name.endswith("Synchronize"))
-        )
+        waits = wait_rows(events)
         self._waits = {
             thread: (events.end_us[rows].tolist(), events.start_us[rows].tolist())
             for thread in np.unique(events.thread[waits]).tolist()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.gpu.callers import operators_alone
-from sm_profiler.analysis.gpu.kernels import (
+from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
     COMPUTATION,
     KINDS,
@@ -23,11 +23,11 @@ from sm_profiler.analysis.gpu.kernels import (
     kinds,
     uses_tensor_cores,
 )
-from sm_profiler.analysis.gpu.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 
 if TYPE_CHECKING:
-    from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
     from sm_profiler.formats.kineto_reader import KinetoTrace
+    from sm_profiler.gpu_traces.traces import GpuTraces
 
 APPEARED, VANISHED, SLOWER, FASTER, MORE, FEWER, SAME = (
     "appeared", "vanished", "slower", "faster", "more often", "less often", "unchanged",

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.callers import operators_alone
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.gpu_judge import decide_traces
@@ -21,12 +18,11 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import is_kineto, unpacked_head
 from sm_profiler.formatting import percent
-from sm_profiler.metrics.gpu.measure import RankTime, measure
-from sm_profiler.metrics.gpu.step_view import describe
-from sm_profiler.metrics.job_metrics import measure_job
-from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.metrics.system_fold import SystemFold
-from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
+from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.step_view import describe
+from sm_profiler.gpu_traces.traces import GpuTraces
+from sm_profiler.report.build import JobInfo, job_name, report_without_profile
 from sm_profiler.source import FileQuality
 from sm_profiler.source.opening import profile_around
 from sm_profiler.storage import Storage, open_storage
@@ -106,16 +102,13 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
     Raises:
         SourceError: there are no traces, or they cannot be read.
     """
-    job = job or JobInfo()
-    gpu = GpuTraces(source)
+    where, gpu = os.fspath(source), GpuTraces(source)
     ranks = measure(gpu)
-    metrics = measure_job(
-        StepFold().result(), SystemFold().result(), name=job.name or job_name(os.fspath(source)), running=False
-    )  # fmt: skip
-    verdict = verdict_on(gpu, ranks)
     files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
-    report = report_of(metrics, verdict, {}, quality=data_quality(files, ()), job=job, source=os.fspath(source))
-    return attrs.evolve(report, verdict=verdict, gpu_traces=tuple(describe(gpu, rank) for rank in ranks))
+    shown = tuple(describe(gpu, rank) for rank in ranks)
+    return report_without_profile(
+        job_name(where), verdict_on(gpu, ranks), files, job or JobInfo(), where, gpu_traces=shown
+    )
 
 
 def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
@@ -125,7 +118,7 @@ def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
 
 
 def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
-    """Return which operators take most of the host's time, inner operators apart."""
+    """Return which operators take most of the host's time, without their inner operators."""
     spent: dict[str, float] = {}
     for trace in gpu.ranks.values():
         rows, alone = operators_alone(trace.events)

@@ -12,16 +12,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask
 
-Arguments = Mapping[str, int | float | str]
+Arguments = Mapping[str, Any]  # values that JSON has
 Bytes: TypeAlias = NDArray[np.uint8]
 Announce: TypeAlias = Callable[[], None]  # writes the name of a process or of a lane
 
 _DENSE = 64  # possible numbers for each row up to which a table of all of them is faster than sorting
 _GROUP = 10_000  # four digits are looked up at once
 _REMEMBERED = 50_000  # names whose JSON is kept
-_EXACT = 10**15  # numbers below have all their digits in 15
+_FAR_NS = 1 << 62  # times beyond are converted as Python's integers
 _LONGEST = 512  # bytes of what precedes the times of slices that are written together
 _SHOWN_AS_THEY_ARE = 1e-3, 1e15  # numbers between these have no exponent, from any writer of JSON
 _DURATION, _STEP, _END = b',"dur":', b',"args":{"step":', b"}"
@@ -115,7 +116,7 @@ class CounterRows:
 
 
 def right_aligned(texts: Sequence[bytes]) -> Bytes:
-    """Return texts as rows of equal width, with zeros before the shorter ones."""
+    """Return texts as rows of equal width, padded with zeros on the left."""
     width = max(map(len, texts))
     joined = b"".join([text.rjust(width, b"\0") for text in texts])
     return np.frombuffer(joined, np.uint8).reshape(len(texts), width)
@@ -133,7 +134,7 @@ _THOUSANDTHS = _table([(b".%03d" % number).rstrip(b"0").rstrip(b".").ljust(4, b"
 
 
 def decimals(numbers: Ints) -> Bytes:
-    """Return whole numbers from 0 on in decimal, one a row, with zero bytes before the shorter ones."""
+    """Return non-negative integers in decimal, one per row, padded with zero bytes on the left."""
     groups = max(-(-len(str(int(numbers.max()))) // 4), 1)
     made = np.empty((len(numbers), groups), np.uint32)
     table, rest = _LAST_DIGITS, numbers
@@ -154,13 +155,19 @@ def thousandths(numbers: Ints) -> Bytes:
 
 
 class JsonTrace:
-    """Writes a trace, times in nanoseconds since its origin; processes and threads are numbers that are named first."""
+    """Writes a trace, times in nanoseconds since its origin; processes and threads are numbers that are named first.
 
-    def __init__(self, out: BinaryIO) -> None:
+    The trace is an object whose times count from its origin. If the origin is given, microseconds since the epoch, it is an
+    array of events whose times count from the epoch.
+    """
+
+    def __init__(self, out: BinaryIO, absolute_us: int | None = None) -> None:
         self._out = out
         self._separator = "\n"
         self._written: dict[str, str] = {}
-        out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        self._is_array = absolute_us is not None
+        self._origin = 1000 * (absolute_us or 0)
+        out.write(b"[" if self._is_array else b'{"displayTimeUnit":"ms","traceEvents":[')
 
     def _write(self, text: str) -> None:
         self._out.write((self._separator + text).encode("ascii"))
@@ -183,7 +190,7 @@ class JsonTrace:
         self._meta("process_sort_index", process, 0, {"sort_index": order})
 
     def label_process(self, process: int, label: str) -> None:
-        """Add a note to a process."""
+        """Show a text next to the name of a process."""
         self._meta("process_labels", process, 0, {"labels": label})
 
     def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
@@ -195,10 +202,10 @@ class JsonTrace:
         self, process: int, thread: int, name: str, category: str, start: int, length: int, args: Arguments, flow: int
     ) -> None:
         """Write a slice; a positive flow begins here, and its negative ends here."""
-        at = f'"pid":{process},"tid":{thread},"ts":{start / 1e3:.15g}'
-        more = f',"args":{json.dumps(args, separators=(",", ":"))}' if args else ""
+        at = f'"pid":{process},"tid":{thread},"ts":{_microseconds(start + self._origin)}'
+        more = f',"args":{_json(args, (",", ":"))}' if args else ""
         head = f'{{"name":{self._text(name)},"cat":{self._text(category)},"ph":"X"'
-        self._write(f'{head},{at},"dur":{length / 1e3:.15g}{more}}}')
+        self._write(f'{head},{at},"dur":{_microseconds(length)}{more}}}')
         if flow:
             half = '"ph":"s"' if flow > 0 else '"ph":"f","bp":"e"'
             self._write(f'{{"name":"launch","cat":"launch",{half},"id":{abs(flow)},{at}}}')
@@ -208,7 +215,8 @@ class JsonTrace:
         kinds, first = rows.kinds()
         heads = [self._head(*rows.kind_at(row)) for row in first.tolist()]
         fits = np.array([len(head) <= _LONGEST for head in heads])[kinds]
-        fits &= (np.abs(rows.start) < _EXACT) & (rows.length < _EXACT)
+        rows = attrs.evolve(rows, start=rows.start + self._origin)
+        fits &= (np.abs(rows.start) < _FAR_NS) & (rows.length < _FAR_NS)
         singly = np.union1d(np.flatnonzero(~fits), np.array(list(rows.named), np.int64)).tolist()
         lines = _lines([head if len(head) <= _LONGEST else b"" for head in heads], kinds, rows, fits)
         begin = 0
@@ -223,7 +231,7 @@ class JsonTrace:
             if not fits[row]:
                 step = int(rows.step[row])
                 args = {"step": step} if step >= 0 else {}
-                self.slice(*rows.kind_at(row), int(rows.start[row]), int(rows.length[row]), args, 0)
+                self.slice(*rows.kind_at(row), int(rows.start[row]) - self._origin, int(rows.length[row]), args, 0)
                 begin = row + 1
 
     def _head(self, process: int, thread: int, name: str, category: str) -> bytes:
@@ -233,10 +241,15 @@ class JsonTrace:
 
     def counter(self, process: int, name: str, at: int, values: Arguments) -> None:
         """Write the values of a counter from a moment on."""
-        written = json.dumps(values)
-        self._write(
-            f'{{"name":{self._text(name)},"ph":"C","pid":{process},"tid":0,"ts":{at / 1e3:.15g},"args":{written}}}'
-        )
+        self._moment("C", process, name, at, _json(values))
+
+    def mark(self, process: int, name: str, at: int, args: Arguments) -> None:
+        """Mark a moment across all processes."""
+        self._moment('i","s":"g', process, name, at, _json(args))
+
+    def _moment(self, kind: str, process: int, name: str, at: int, args: str) -> None:
+        ts = _microseconds(at + self._origin)
+        self._write(f'{{"name":{self._text(name)},"ph":"{kind}","pid":{process},"tid":0,"ts":{ts},"args":{args}}}')
 
     def counters(self, rows: CounterRows) -> None:
         """Write values of counters, and the names of what is new there before each."""
@@ -248,7 +261,8 @@ class JsonTrace:
             *(column.tolist() for column in (begins, rows.process[begins], rows.name.codes[begins], rows.at[begins])),
             strict=True,
         ):
-            head = f'}}}},\n{{"name":{names[name]},"ph":"C","pid":{process},"tid":0,"ts":{at / 1e3:.15g},"args":{{'
+            ts = _microseconds(at + self._origin)
+            head = f'}}}},\n{{"name":{names[name]},"ph":"C","pid":{process},"tid":0,"ts":{ts},"args":{{'
             before[row] = head.encode("ascii") + before[row][2:]
         parts = list(chain.from_iterable(zip(before, _numbers(rows.value), strict=True)))
         edges = sorted({0, *rows.named, len(rows)})
@@ -259,7 +273,25 @@ class JsonTrace:
 
     def close(self, about: Mapping[str, Any]) -> None:
         """End the trace, with facts about it."""
+        if self._is_array:
+            self._meta(event_names.CLOCK, 0, 0, {**about, "start_time_since_epoch_in_micros": 0})
+            self._out.write(b"\n]\n")
+            return
         self._out.write(f'\n],"otherData":{json.dumps(about)}}}\n'.encode("ascii"))
+
+
+def _json(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
+    """Return a value in JSON, with null for NaN and infinite numbers, which JSON does not have."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=separators)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), separators=separators)
+
+
+def _microseconds(nanoseconds: int) -> str:
+    whole, rest = divmod(abs(nanoseconds), 1000)
+    text = f"{whole}.{rest:03}".rstrip("0").rstrip(".") if rest else str(whole)
+    return f"-{text}" if nanoseconds < 0 else text
 
 
 def _lines(heads: list[bytes], kinds: Ints, rows: SliceRows, fits: Any) -> Any:

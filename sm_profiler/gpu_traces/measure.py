@@ -9,21 +9,6 @@ from typing import Any, TypeAlias
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, Frame, frame_of, is_user_code
-from sm_profiler.analysis.gpu.critical_path import of_kind
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-from sm_profiler.analysis.gpu.kernels import (
-    COMMUNICATION,
-    COMPUTATION,
-    MEMORY,
-    avoids_tensor_cores,
-    is_elementwise,
-    is_matmul,
-    kind_of,
-)
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
-from sm_profiler.analysis.gpu.table import Groups
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import (
     ANNOTATION,
@@ -36,6 +21,26 @@ from sm_profiler.formats.kineto_reader import (
     KinetoColumns,
     KinetoTrace,
 )
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code
+from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.kernels import (
+    COMMUNICATION,
+    COMPUTATION,
+    KINDS,
+    MEMORY,
+    avoids_tensor_cores,
+    copy_direction,
+    is_elementwise,
+    is_matmul,
+    is_pageable,
+    kinds,
+    name_of,
+)
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.table import Groups
+from sm_profiler.gpu_traces.traces import GpuTraces
 
 MAX_LINES = 5
 OUTSIDE = "outside"  # the sampler's name of the time between steps
@@ -88,7 +93,9 @@ class Lines:
         codes = [self._codes(found) for found in (named, self.callers.frames(rows), phases)]
         groups = Groups(*codes)
         found: dict[tuple[str, Frame | None, bool], float] = {}
-        for name, at, phase, us in zip(*(groups.first(one).tolist() for one in codes), groups.sum(time), strict=True):
+        for name, at, phase, us in zip(
+            *(groups.first(column).tolist() for column in codes), groups.sum(time), strict=True
+        ):
             frame = frame_of(names[at])
             seen = self._sampled.get(names[phase] or OUTSIDE, ()) if frame is None else ()
             rest = 1.0 - sum(share for _, share in seen)
@@ -221,15 +228,14 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     rows = np.flatnonzero(events.on_device)
     device = events[rows]
     launch = launch_rows(events, device)
-    kinds = np.array([kind_of(name) for name in device.name.values] or [""], object)
     copying = np.isin(device.category, (MEMCPY, MEMSET))
-    kind = np.where(copying, MEMORY, kinds[device.name.codes])
+    kind = np.array(KINDS)[kinds(device)]
     compute, communication = of_kind(device, COMPUTATION), of_kind(device, COMMUNICATION)
-    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     busy, whole = float((busy_end - busy_start).sum()), float(busy_end[-1] - busy_start[0])
     computing = float((compute[1] - compute[0]).sum())
     length = float((communication[1] - communication[0]).sum())
-    exposed = length - nesting.intersection(communication, compute)
+    exposed = length - intervals.intersection(communication, compute)
     idle, (unrecorded, boundary), lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
@@ -249,15 +255,14 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
             ("compute", kind == COMPUTATION),
         )
     }
-    names = np.array(device.name.values, object)[device.name.codes]
-    between = copying & np.array(["HtoD" in name or "DtoH" in name for name in names], np.bool_)
-    pageable = copying & np.array(["Pageable" in name for name in names], np.bool_)
-    within = copying & np.array(["DtoD" in name for name in names], np.bool_)
+    between = copying & device.name.mask(lambda name: copy_direction(name) in ("Memcpy HtoD", "Memcpy DtoH"))
+    pageable = copying & device.name.mask(is_pageable)
+    within = copying & device.name.mask(lambda name: copy_direction(name) == "Memcpy DtoD")
     known = launch >= 0
     short = time[known] < events.duration_us[launch[known]]
     properties = trace.device_properties
     return RankTime(
-        rank, str(properties[0].get("name", "")) if properties else "", whole, computing, exposed,
+        rank, name_of(properties), whole, computing, exposed,
         max(busy - computing - exposed, 0.0), *idle, unrecorded, boundary, float(time[matmul].sum()), float(time[plain].sum()),
         float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
         _is_since(properties, _TENSOR_CORES_SINCE), _is_since(properties, _TF32_SINCE), float(time[pageable].sum()),
@@ -294,11 +299,8 @@ def _idle(
     loading = np.flatnonzero(
         np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: LOADING.search(name) is not None)
     )  # fmt: skip
-    of_loading = nesting.covered(start, end, nesting.union(events.start_us[loading], events.end_us[loading]))
-    waits = np.flatnonzero(
-        (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
-        & events.name.mask(lambda name: name.endswith("Synchronize"))
-    )  # fmt: skip
+    of_loading = intervals.covered(start, end, intervals.union(events.start_us[loading], events.end_us[loading]))
+    waits = wait_rows(events)
     waits = waits[np.argsort(events.end_us[waits], kind="stable")]
     after = np.searchsorted(events.end_us[waits], start, "left")
     # the host returned from its wait in the gap: it could not launch ahead
@@ -316,8 +318,8 @@ def _idle(
     launch_us = left - quiet
     unrecorded = np.clip(launch_us - _worked(events, start, end, (OPERATOR, RUNTIME)), 0.0, None)
     unrecorded = np.where(unrecorded >= ELSEWHERE_US, unrecorded, 0.0)
-    gaps = nesting.union(start, end)
-    in_gaps = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
+    gaps = intervals.union(start, end)
+    in_gaps = intervals.covered(events.start_us[loading], events.end_us[loading], gaps)
     loaders, spans = np.concatenate([loading, _inside(events, start, end, quiet)]), np.concatenate([in_gaps, quiet])
     lines = {"input": of.of(loaders, loaders, spans, _moments(events, loading, (start + end) / 2))}
     if len(waits):
@@ -342,7 +344,7 @@ def _worked(events: KinetoColumns, start: Floats, end: Floats, categories: tuple
     """Return how long of each gap the host ran events of some categories."""
     working = np.isin(events.category, categories)
     working[step_rows(events)] = False
-    return nesting.covered(start, end, nesting.union(events.start_us[working], events.end_us[working]))
+    return intervals.covered(start, end, intervals.union(events.start_us[working], events.end_us[working]))
 
 
 def _begins_step(events: KinetoColumns, start: Floats, end: Floats) -> Mask:
@@ -371,7 +373,7 @@ def _moments(events: KinetoColumns, loading: Numbers, middle: Floats) -> Floats:
 
 
 def _once(gap: Floats, whole: float, steps: int) -> Mask:
-    """Return which gaps are no habit of the loop: very long ones, fewer than steps, and few in any case."""
+    """Return which gaps do not belong to the usual loop: very long, fewer than the steps, and at most ONCE_MOST."""
     order = np.argsort(gap)
     usual = float(np.median(gap[order[:-1]])) if len(gap) > 1 else 0.0
     long: Mask = (gap > ONCE_SHARE * whole) & (gap > ONCE_TIMES * usual)

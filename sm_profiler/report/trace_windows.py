@@ -14,9 +14,6 @@ import attrs
 import numpy as np
 from msgspec.structs import replace
 
-from sm_profiler.analysis.gpu.callers import Frame
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces, TraceFile, read_trace
-from sm_profiler.analysis.gpu.launches import step_rows
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.gpu_judge import decide_traces
@@ -35,8 +32,11 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
 from sm_profiler.formats.layout import TraceFile as EventFile
 from sm_profiler.formats.layout import shown_node
-from sm_profiler.metrics.gpu.measure import SampledLines, measure
-from sm_profiler.metrics.gpu.step_view import describe
+from sm_profiler.gpu_traces.callers import Frame
+from sm_profiler.gpu_traces.launches import step_rows
+from sm_profiler.gpu_traces.measure import SampledLines, measure
+from sm_profiler.gpu_traces.step_view import describe
+from sm_profiler.gpu_traces.traces import GpuTraces, TraceFile, read_trace
 from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.source.column_builder import ColumnBuilder
 

@@ -10,10 +10,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.collectives import collectives
-from sm_profiler.analysis.gpu.gpu_traces import Ranks, find_traces, read_trace
-from sm_profiler.analysis.gpu.kernels import copy_direction
-from sm_profiler.analysis.gpu.launches import Numbers, launch_rows, step_rows
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, Floats, Mask
@@ -33,8 +29,13 @@ from sm_profiler.formats.kineto_reader import (
 )
 from sm_profiler.formats.outcome import REFUSED
 from sm_profiler.formatting import shorten
-from sm_profiler.report.timeline_writer import Export, TimelineWriter, timeline_file
+from sm_profiler.gpu_traces.collectives import collectives
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.kernels import copy_direction
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows
+from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
 from sm_profiler.storage import Storage
+from sm_profiler.timeline.writer import Export, TimelineWriter, timeline_file
 
 CATEGORIES = {
     KERNEL: "kernel", MEMCPY: "copy", MEMSET: "memset", RUNTIME: "runtime", OPERATOR: "operator", ANNOTATION: "annotation",
