@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,9 +13,8 @@ from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import duration, shorten
@@ -29,30 +27,15 @@ from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
+from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.snapshot import Snapshot
 
-MAX_STREAMS = 100  # open at a time; other viewers poll
+MAX_WAITING = 100  # requests at a time that wait for news; others are answered at once
 FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones singly
 LOOK_S = 0.2  # between two looks at a job's version
-BEAT_S = 5.0  # a stream without news shows that it is alive
+WAIT_S = 10.0  # for news, then the browser asks again
 MAX_VERSION = 40  # characters
-STREAM_S = 900.0  # then the browser connects anew
-
-
-class _Stream(StreamingResponse):
-    """Server-sent events; `on_end` is called once they have ended, even before they began."""
-
-    def __init__(self, content: AsyncIterator[str], on_end: Callable[[], object]) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-        self._on_end = on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
 
 
 @attrs.define(eq=False)
@@ -63,7 +46,7 @@ class Site:
         jobs: the jobs that are shown.
         allow_changes: show and accept changes of a job's windows.
         boot: distinguishes versions of this process from those before a restart.
-        pause: of the streams; for tests.
+        pause: of requests that wait for news; for tests.
     """
 
     jobs: Jobs
@@ -72,7 +55,7 @@ class Site:
     pause: Callable[[float], Any] = asyncio.sleep
     target_of: Callable[[str, str], Target] = target_of
     fleet_page: FleetPage = attrs.field(init=False)
-    _streams: int = attrs.field(default=0, init=False)
+    _waiting: int = attrs.field(default=0, init=False)
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -87,7 +70,6 @@ class Site:
             Route("/fleet", self.fleet),
             Route("/jobs/{id}", self.job),
             Route("/jobs/{id}/updates", self.updates),
-            Route("/jobs/{id}/events", self.events),
             Route("/jobs/{id}/report.json", self.report_json),
             Route("/jobs/{id}/windows", self.windows, methods=["GET", "POST"]),
         ]
@@ -154,49 +136,27 @@ class Site:
             links=self._links(request, *links),
         )
 
-    def updates(self, request: Request) -> Response:
-        """Answer with the parts that changed since a version."""
-        found, since = self.jobs.known(request.path_params["id"]), request.query_params.get("since", "")
-        if found is None:
-            return JSONResponse({"error": "no such job"}, 404)
-        if len(since) > MAX_VERSION:
-            return JSONResponse({"error": "no such version"}, 400)
-        return JSONResponse(self._news(self.jobs.live(found).watch(), since))
-
-    async def events(self, request: Request) -> Response:
-        """Stream the parts that change, as server-sent events."""
-        found = await run_in_threadpool(self.jobs.known, request.path_params["id"])
-        if found is None:
-            return JSONResponse({"error": "no such job"}, 404)
+    async def updates(self, request: Request) -> Response:
+        """Answer with the parts that changed since a version, as soon as there are any."""
         since = request.query_params.get("since", "")
         if len(since) > MAX_VERSION:
             return JSONResponse({"error": "no such version"}, 400)
-        if self._streams >= MAX_STREAMS:
-            return JSONResponse({"error": "too many streams"}, 503, {"retry-after": "10"})
-        self._streams += 1  # now: many may be accepted before the first begins
-        return _Stream(self._stream(found, since), self._ended)
+        live = await run_in_threadpool(self._follower, request.path_params["id"])
+        if live is None:
+            return JSONResponse({"error": "no such job"}, 404)
+        snapshot, waited = live.watch(), 0.0 if self._waiting < MAX_WAITING else WAIT_S
+        self._waiting += 1
+        try:
+            while self._key(snapshot) == since and snapshot.state != "ended" and waited < WAIT_S:
+                await self.pause(LOOK_S)
+                snapshot, waited = live.watch(), waited + LOOK_S
+        finally:
+            self._waiting -= 1
+        return JSONResponse(self._news(snapshot, since))
 
-    def _ended(self) -> None:
-        self._streams -= 1
-
-    async def _stream(self, found: Found, since: str) -> AsyncIterator[str]:
-        live = self.jobs.live(found)
-        yield event("beat", {})
-        quiet = lasted = 0.0
-        while lasted < STREAM_S:
-            snapshot = live.watch()
-            if self._key(snapshot) != since:
-                news = self._news(snapshot, since)
-                since, quiet = news["version"], 0.0
-                yield event("parts", news)
-            elif quiet >= BEAT_S:
-                quiet = 0.0
-                yield event("beat", {})
-            if snapshot.state == "ended":
-                yield event("end", {})
-                return
-            await self.pause(LOOK_S)
-            quiet, lasted = quiet + LOOK_S, lasted + LOOK_S
+    def _follower(self, identifier: str) -> LiveJob | None:
+        found = self.jobs.known(identifier)
+        return self.jobs.live(found) if found else None
 
     def report_json(self, request: Request) -> Response:
         """Answer with report.json as of now."""
@@ -353,11 +313,6 @@ def next_step(snapshot: Snapshot) -> int:
 def as_markup(parts: dict[str, str]) -> dict[str, Any]:
     """Return rendered parts as what they are: HTML."""
     return {key: Markup(html) for key, html in parts.items()}  # noqa: S704 - rendered by the report's templates
-
-
-def event(kind: str, content: dict[str, Any]) -> str:
-    """Return a server-sent event."""
-    return f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n"
 
 
 def page(template: str, status: int = 200, **content: Any) -> Response:
