@@ -310,7 +310,7 @@ SERVE_TOKEN = Setting(
 
 RULE_IMAGE = Setting(
     "SM_PROFILER_RULE_IMAGE", TEXT, "image of the rules; in the settings file, also an object region → image, `*` for "
-    "all others", "debugger.images", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
+    "all others", "debugger.debugger", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
 )  # fmt: skip
 SOURCE = Setting(
     "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.settings", shown="the job's input",

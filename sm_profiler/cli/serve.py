@@ -50,9 +50,8 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Open the port, print the address, and serve until interrupted."""
         from sm_profiler.serve.app import create_app
-        from sm_profiler.serve.guard import new_token
         from sm_profiler.serve.jobs import Jobs
-        from sm_profiler.serve.server import clean_base, listen, run
+        from sm_profiler.serve.server import clean_base, listen, new_token, run
         from sm_profiler.source.opening import is_account
 
         base = clean_base(options.base_url)

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems, shown
 from sm_profiler.debugger import ProfilerConfig
-from sm_profiler.debugger.debugger import get_rule_container_image_uri
-from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
+from sm_profiler.debugger.debugger import DEFAULT_IMAGE, DETAILED, get_rule_container_image_uri, registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 from sm_profiler.settings import KMS_KEY

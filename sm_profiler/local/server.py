@@ -22,8 +22,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import Jobs, MalformedRequestError, swapped_urls
-from sm_profiler.local.endpoint import ADDRESS, ENVIRONMENT_PATH, INTERRUPT_PATH, EndpointBase
-from sm_profiler.local.peers import is_own_client
+from sm_profiler.local.endpoint import ADDRESS, ENVIRONMENT_PATH, INTERRUPT_PATH, EndpointBase, is_own_client
 from sm_profiler.local.services import REGION, ROLE, Services
 from sm_profiler.printable import printable
 

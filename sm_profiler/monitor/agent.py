@@ -22,6 +22,7 @@ from pathlib import Path
 
 import attrs
 
+from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
@@ -32,12 +33,54 @@ from sm_profiler.monitor.local_space import LocalSpace, limit_of
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
-from sm_profiler.monitor.switched_off import SwitchedOff
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
-from sm_profiler.signals import SignalEvent
+from sm_profiler.signals import SignalEvent, StopEvent
+
+LOOK_SECONDS = 1.0
+
+
+@attrs.define(eq=False)
+class SwitchedOff:
+    """Is set while another event is, or while `DisableProfiler` is true in a configuration file.
+
+    A file that is gone, or that is half written, changes nothing.
+
+    Attributes:
+        stop: the other event.
+        config: the file; "" for a configuration that cannot change.
+        clock: monotonic clock in seconds.
+    """
+
+    stop: StopEvent
+    config: str
+    clock: Callable[[], float] = time.monotonic
+    _looked: float = attrs.field(default=float("-inf"), init=False)
+    _changed: int = attrs.field(default=0, init=False)
+    _off: bool = attrs.field(default=False, init=False)
+
+    def is_set(self) -> bool:
+        """Return whether to stop."""
+        return self.stop.is_set() or self._is_off()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the other event is set, for `timeout` seconds at most; return whether to stop."""
+        return self.stop.wait(timeout) or self._is_off()
+
+    def _is_off(self) -> bool:
+        if self.config and self.clock() - self._looked >= LOOK_SECONDS:
+            self._looked = self.clock()
+            try:
+                changed = Path(self.config).stat().st_mtime_ns
+                if changed != self._changed:
+                    self._off = load_profile(Path(self.config).read_text("utf-8-sig")).disabled
+                    self._changed = changed
+            except (OSError, ValueError):
+                pass
+        return self._off
+
 
 logger = logger_for("sm_profiler")
 

@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
-from sm_profiler.monitor.earlier_job import EARLIER
+from sm_profiler.monitor.place import EARLIER
 from sm_profiler.printable import logger_for
 from sm_profiler.settings import LOCAL_MAX
 from sm_profiler.storage import FileInfo, LocalStorage

@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import attrs
 from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import END_MARKERS, IGNORED_FOLDER
+from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
 from sm_profiler.monitor.node_state import locked, start_time
 from sm_profiler.monitor.task import is_own_job, job_name
 from sm_profiler.printable import logger_for, printable
@@ -281,3 +282,43 @@ def _make(folder: Path, user: str) -> None:
             one.mkdir(0o700 if shared else 0o777)
             if shared and one != folder and user not in one.name:
                 one.chmod(0o1777)
+
+
+OWNER = "job"  # file in the ignored folder with the job that the profile is of
+EARLIER = "earlier"
+
+
+def set_aside_other_job(root: Path, job: str) -> bool:
+    """Move another job's profile out of the way; return whether there was one.
+
+    Nodes with a shared folder may call this at once: the first moves, and the others find their own job's name.
+
+    Args:
+        root: the `profiler-output` folder.
+        job: what distinguishes this job from others, the same for all its nodes and attempts.
+
+    Raises:
+        OSError: the folder cannot be written, or another node holds the lock for too long.
+    """
+    ignored = root / IGNORED_FOLDER
+    with locked(ignored / OWNER) as fd:
+        name = job.encode("utf-8", "replace")
+        before = os.read(fd, os.fstat(fd).st_size)
+        if before == name:
+            return False
+        moved = bool(before) and _move(root, ignored / EARLIER / time.strftime("%Y%m%d-%H%M%S"))
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, name, 0)
+        return moved
+
+
+def _move(root: Path, place: Path) -> bool:
+    found = [root / name for name in (SYSTEM, FRAMEWORK) if (root / name).exists()]
+    for number in range(1000 if found else 0):
+        free = place if number == 0 else place.with_name(f"{place.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            free.mkdir(parents=True)
+            for folder in found:
+                folder.rename(free / folder.name)
+            return True
+    return False

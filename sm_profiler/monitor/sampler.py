@@ -17,8 +17,17 @@ from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.host import host_id
-from sm_profiler.monitor.pressure import Nfs, Pressure, Swapping
-from sm_profiler.monitor.procfs import ProcFile, card_counts, core_times, disk_counts, memory_bytes, real_cards
+from sm_profiler.monitor.procfs import (
+    Nfs,
+    Pressure,
+    ProcFile,
+    Swapping,
+    card_counts,
+    core_times,
+    disk_counts,
+    memory_bytes,
+    real_cards,
+)
 from sm_profiler.printable import logger_for
 from sm_profiler.signals import StopEvent
 

@@ -16,11 +16,10 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
-from sm_profiler.monitor.earlier_job import EARLIER, set_aside_other_job
 from sm_profiler.monitor.exit_link import ExitLink
 from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
-from sm_profiler.monitor.place import read_claim
+from sm_profiler.monitor.place import EARLIER, read_claim, set_aside_other_job
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import StopWatch, start_module

@@ -25,10 +25,10 @@ from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.write import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
-from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
+from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
 
 MAX_WAITING = 100  # requests at a time that wait for news; others are answered at once

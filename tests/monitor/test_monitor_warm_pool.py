@@ -6,8 +6,8 @@ from test_monitor_agent import Job, job  # noqa: F401 - a fixture
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor import node_state
-from sm_profiler.monitor.earlier_job import OWNER, set_aside_other_job
 from sm_profiler.monitor.node_state import NodeLock, locked
+from sm_profiler.monitor.place import OWNER, set_aside_other_job
 from sm_profiler.monitor.start import join
 from sm_profiler.monitor.task import Task
 

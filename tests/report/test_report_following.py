@@ -12,7 +12,7 @@ import pytest
 from report_helpers import make_job
 
 from sm_profiler.cli import main
-from sm_profiler.cli.following import Follower
+from sm_profiler.cli.report import Follower
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import STATE_FILE, read_state, remove_state, write_state

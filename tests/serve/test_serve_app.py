@@ -14,10 +14,9 @@ from starlette.testclient import TestClient
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.serve.app import LOOK_S, MAX_WAITING, WAIT_S, Site, create_app
-from sm_profiler.serve.guard import MAX_BODY_BYTES
 from sm_profiler.serve.jobs import MAX_LIVE, Found, Jobs, find_shown
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.server import clean_base, listen
+from sm_profiler.serve.server import MAX_BODY_BYTES, clean_base, listen
 
 TOKEN = "a-token"  # guards nothing
 NASTY = "<img src=x onerror=alert(1)>'\"{{7*7}}"
