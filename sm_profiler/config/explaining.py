@@ -27,8 +27,7 @@ from sm_profiler.config.api import (
     shown,
 )
 from sm_profiler.config.loading import load_profile
-from sm_profiler.config.name_pattern import NamePattern
-from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
+from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 from sm_profiler.printable import printable
 

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, shown
-from sm_profiler.config.environment import environment_for
+from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, shown
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request, is_pipeline_variable

@@ -27,7 +27,7 @@ from sm_profiler.config import (
     parse_metrics,
 )
 from sm_profiler.config.api import METRICS_KEYS, PARAMETER_KEYS
-from sm_profiler.config.name_pattern import NamePattern
+from sm_profiler.config.profile import NamePattern
 from sm_profiler.debugger.debugger import registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.hook.settings import rank_from
