@@ -129,7 +129,7 @@ def test_viewers_end_if_the_command_cannot_be_started(tmp_path, monkeypatch):
     calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LiveView, "start", lambda _self, _root: calls.append("start"))
-    monkeypatch.setattr(LiveView, "finish", lambda _self, *, recorded: calls.append(recorded))
+    monkeypatch.setattr(LiveView, "finish", lambda _self, recorded: calls.append(recorded))
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o700)
