@@ -109,8 +109,8 @@ def quoted(path: Path) -> str:
     if text.isprintable():
         return shlex.quote(text)
     plain = "".join(
-        one if one.isprintable() and one not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(one))
-        for one in text
+        sign if sign.isprintable() and sign not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(sign))
+        for sign in text
     )
     return f"$'{plain}'"
 
@@ -140,7 +140,7 @@ class Configuration:
 
 
 def find_configuration(given: Path | None, name: str, out: Path | None = None) -> Configuration:
-    """Return the configuration given by option or environment, as the hook finds it, or else the default one.
+    """Return the configuration given by option or environment, as the hook finds it, or else the default.
 
     Args:
         given: a file with a configuration.

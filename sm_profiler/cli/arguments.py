@@ -31,13 +31,13 @@ def newest_run(where: str, *, running: bool = False) -> str:
     from sm_profiler.jobs.finding import jobs_below, last_written
     from sm_profiler.monitor.run_state import read_state
 
-    found = [one for one in jobs_below(Path(where)) if Path(one.where) != Path(where)]
-    unfinished = [one for one in found if running and one.state == "running"]
+    found = [job for job in jobs_below(Path(where)) if Path(job.where) != Path(where)]
+    unfinished = [job for job in found if running and job.state == "running"]
     if unfinished:
         run = max(unfinished, key=lambda each: (each.changed, each.where)).where
         print(f"sm-profiler: following {printable(run)}", file=sys.stderr)
         return run
-    times = {one.where: time for one in found if (time := last_written(Path(one.where)))}
+    times = {job.where: time for job in found if (time := last_written(Path(job.where)))}
     if not times:
         return where
     run = max(times, key=lambda each: (times[each], each))
@@ -45,7 +45,7 @@ def newest_run(where: str, *, running: bool = False) -> str:
     state = read_state(Path(run))
     now = " (still running)" if state is not None and not state.is_over else ""
     print(f"sm-profiler: {printable(where)} contains {count}: {printable(run)}{now}", file=sys.stderr)
-    newer = [one for one in found if one.state == "running" and one.where not in times and read_state(Path(one.where))]
+    newer = [job for job in found if job.state == "running" and job.where not in times and read_state(Path(job.where))]
     if newer:
         print(
             f"sm-profiler: {printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "

@@ -152,11 +152,11 @@ def _conditions(text: str) -> tuple[Condition, ...]:
 def _checked(conditions: Sequence[Condition], totals: Sums) -> int:
     """Print which conditions are met, and which could not be checked; return the exit code."""
     code = DONE
-    for one in conditions:
-        if found := one.broken_by(totals):
-            print(f"sm-profiler: --fail-on {one.text()}: {found}", file=sys.stderr)
+    for condition in conditions:
+        if found := condition.broken_by(totals):
+            print(f"sm-profiler: --fail-on {condition.text()}: {found}", file=sys.stderr)
             code = BAD
-        if unknown := one.unknown_for(totals):
+        if unknown := condition.unknown_for(totals):
             print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
-            code = BAD if one.has_nothing(totals) else code
+            code = BAD if condition.has_nothing(totals) else code
     return code

@@ -25,10 +25,7 @@ from sm_profiler.source.open_files import copy_with_open_files
 from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sm_profiler.report import Report
-    from sm_profiler.source import ProfileSource
 
 
 EXAMPLES = """\
@@ -213,10 +210,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
     Raises:
         SourceError: it cannot be read, or its run has no complete file yet.
     """
-    from sm_profiler.monitor.run_state import read_state
-    from sm_profiler.source import open_source
-    from sm_profiler.source.opening import NoProfilerDataError
-
     try:
         return open_source(where, strict=strict)
     except NoProfilerDataError as error:
@@ -229,7 +222,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
 
 def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:
     """Write a report whenever there is new data; return the source and the last report once the job is over."""
-    from sm_profiler.cli.report import Follower
     from sm_profiler.report.build import job_name
     from sm_profiler.rules import Following
 
@@ -270,7 +262,6 @@ def write_speedscope(report: Report, path: Path) -> None:
     """Write the sampled stacks of a job."""
     import json
 
-    from sm_profiler.errors import SourceError
     from sm_profiler.render.flame import to_speedscope
     from sm_profiler.report.write import finite
 
@@ -371,7 +362,7 @@ class Follower:
         return False
 
     def report_state(self, text: str) -> None:
-        """Print a line about the state of following, unless it was the last one."""
+        """Print a line about the state of following, unless it repeats the last line."""
         if text != self._last_line:
             self._last_line = text
             print(f"sm-profiler: {printable(self.where)}: {text} (Ctrl-C stops)", file=sys.stderr, flush=True)

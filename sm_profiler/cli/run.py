@@ -146,7 +146,7 @@ class LiveView:
         """Check that the needed packages are installed, before the script starts.
 
         Raises:
-            ModuleNotFoundError: names the first one that is missing.
+            ModuleNotFoundError: names the first that is missing.
         """
         wanted = [*(NEEDED_TO_WATCH if self.watch else ()), *(NEEDED_TO_OPEN if self.open else ())]
         for name in wanted:

@@ -60,16 +60,18 @@ class Command:
             token = SERVE_TOKEN.text() or new_token()
         listening = listen(options.host, options.port)
         missing = [
-            one for one in options.sources if "://" not in one and not is_account(one) and not Path(one).is_dir()
+            source
+            for source in options.sources
+            if "://" not in source and not is_account(source) and not Path(source).is_dir()
         ]
         jobs = Jobs(options.sources)
         app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
         print(listening.url(base, token), flush=True)
-        for one in missing:
-            print(f"sm-profiler: {waiting_for(one)}", file=sys.stderr, flush=True)
-        for one in options.sources:
-            if "://" in one:  # a slow answer must not delay the page
-                threading.Thread(target=name_unreadable, args=(one,), daemon=True).start()
+        for source in missing:
+            print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
+        for source in options.sources:
+            if "://" in source:  # a slow answer must not delay the page
+                threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
         if len(missing) < len(options.sources):
             print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
         run(app, [listening.socket], jobs.close)
@@ -92,7 +94,7 @@ def waiting_for(source: str) -> str:
 
     path = Path(source)
     try:
-        folders = [one.name for one in path.parent.iterdir() if one.is_dir()]
+        folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
     except OSError:
         folders = []
     near = difflib.get_close_matches(path.name, folders, n=1)

@@ -111,7 +111,7 @@ def counts(text: str) -> tuple[int, ...]:
         found = tuple(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
         found = (-1,)
-    if not all(0 <= one <= MAX_WORKERS for one in found):
+    if not all(0 <= count <= MAX_WORKERS for count in found):
         raise argparse.ArgumentTypeError(f"expected numbers from 0 to {MAX_WORKERS}, separated by commas")
     return found
 
@@ -142,7 +142,7 @@ def make_plan(options: Namespace, result: Path) -> Plan:
     if workers is None:
         powers = [1 << exponent for exponent in range(9)]
         workers = (0, *(count for count in powers if count <= PER_CORE * cores))
-    prefetch = tuple(one for one in options.prefetch if one > 0) or (2,)
+    prefetch = tuple(count for count in options.prefetch if count > 0) or (2,)
     return Plan(str(result), options.seconds, workers, prefetch, max(options.loader, 0), int(memory * MEMORY_SHARE))
 
 
@@ -174,7 +174,7 @@ def machine_time() -> tuple[float, float, float] | None:
         return None
     tick = os.sysconf("SC_CLK_TCK")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total, idle = (sum(one[0] for one in cores) / tick, sum(one[1] + one[2] for one in cores) / tick)
+    total, idle = (sum(core[0] for core in cores) / tick, sum(core[1] + core[2] for core in cores) / tick)
     return total, total - idle, used.ru_utime + used.ru_stime
 
 
@@ -253,7 +253,7 @@ HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batc
 
 
 def trial_table(outcome: Outcome, needed: float | None = None) -> str:
-    """Return the table of all trials, the best one, and what it means for the loop.
+    """Return the table of all trials, the best of them, and what it means for the loop.
 
     Args:
         outcome: the results.

@@ -65,7 +65,7 @@ def decode_config(source: object) -> dict[str, Any]:
 
     Args:
         source: the object or its JSON text. If it has no key of a `ProfilerConfig` but a key `ProfilerConfig`, as a
-            CreateTrainingJob request or a DescribeTrainingJob answer has, that one's value is taken.
+            CreateTrainingJob request or a DescribeTrainingJob answer has, its value is taken.
 
     Raises:
         ConfigError: the source is not a JSON object.

@@ -136,7 +136,7 @@ def _framework(profile: Profile) -> Iterator[str]:
         yield f"No framework metrics: {profile.off}."
         return
     yield f"Every step is recorded, its phases as often as the overhead budget allows, under {profile.local_path}."
-    recorded = {name: one for name, one in profile.collectors.items() if name not in _UNRECORDED}
+    recorded = {name: collector for name, collector in profile.collectors.items() if name not in _UNRECORDED}
     for name, collector in recorded.items():
         yield f"{_when(collector)}: {_what(name, collector)}."
     missing = [_WHAT[name] for name in COLLECTORS if name not in recorded]

@@ -127,7 +127,7 @@ def get_rule_container_image_uri(name: str | None, region: str, image_uri: str |
             raise
         return str(table.retrieve(framework, region))
     raise ConfigError(
-        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` builds one), or install the "
+        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` builds an image), or install the "
         "SageMaker SDK to use AWS's image"
     )
 

@@ -306,7 +306,7 @@ def _cached_by_sdk3(session: Any) -> list[Any]:
     """Return the SageMaker clients of a session that SDK v3 caches for the process."""
     maker = getattr(sys.modules.get("sagemaker.core.utils.utils"), "SageMakerClient", None)
     kept = getattr(type(maker), "_instances", {}).get(maker)
-    makers = list(kept.values()) if isinstance(kept, dict) else [kept]  # a single one before 3.27
+    makers = list(kept.values()) if isinstance(kept, dict) else [kept]  # a single client before 3.27
     return [
         maker.sagemaker_client
         for maker in makers
@@ -400,7 +400,7 @@ class _Adder:
         if _member(
             params, "ProfilerConfig", "ProfilingParameters"
         ):  # a bare ProfilerConfig is an SDK v2 Estimator's default
-            logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached one")
+            logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached configuration")
         ours = added.get("ProfilerRuleConfigurations", [])
         names = [rule["RuleConfigurationName"] for rule in ours]
         existing = params.get("ProfilerRuleConfigurations")

@@ -75,7 +75,7 @@ def agent_environment(  # one argument for each setting of a job
 
 
 def require_destination(config: Mapping[str, Any]) -> None:
-    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without one.
+    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without a path.
 
     Raises:
         ConfigError: the profile would be lost.
@@ -118,7 +118,7 @@ def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[st
 
 def _to_json(config: Mapping[str, Any]) -> str:
     try:
-        # ASCII only, since the API does not count every other character as one
+        # ASCII only, since the API does not count every other character as a single one
         return json.dumps(config, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the profiler configuration cannot be written as JSON: {error}") from None

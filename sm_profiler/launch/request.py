@@ -32,7 +32,7 @@ def check_request(operation: str, params: Mapping[str, Any], *, only: Collection
     Args:
         operation: name of the operation, such as `CreateTrainingJob`.
         params: parameters by their API names.
-        only: check only these top-level parameters, and not whether required ones are missing.
+        only: check only these top-level parameters, and not whether required parameters are missing.
 
     Raises:
         ConfigError: botocore is not installed, or has no such operation.

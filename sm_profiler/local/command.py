@@ -43,7 +43,7 @@ PIP_VARIABLES = (
     "HOME",
     "XDG_CONFIG_",
 )
-# Line of the wheel's .pth file, for installations without it (editable ones).
+# Line of the wheel's .pth file, for installations without it, such as editable installs.
 AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )

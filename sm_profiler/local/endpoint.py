@@ -1,4 +1,4 @@
-"""`LocalSageMaker`: an endpoint in a separate process, and what it has in common with one in this process."""
+"""`LocalSageMaker`: an endpoint in a separate process, and what it shares with an endpoint in this process."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class LocalSageMaker(EndpointBase):
     It ends with `stop`, with the `with` block, and at the latest with the process that started it.
 
     Args:
-        port: port on 127.0.0.1; 0 picks a free one.
-        folder: folder for job files; by default a temporary one, removed at the end.
+        port: port on 127.0.0.1; 0 picks a free port.
+        folder: folder for job files; by default a temporary folder, removed at the end.
 
     Attributes:
         environment: variables for a client's process: address, region, credentials, SDK settings.

@@ -136,8 +136,8 @@ class Endpoint(EndpointBase):
     """An endpoint in this process; users want `LocalSageMaker`, which runs it in a separate process.
 
     Args:
-        port: port on 127.0.0.1; 0 picks a free one.
-        folder: folder for job files; by default a temporary one, removed at the end.
+        port: port on 127.0.0.1; 0 picks a free port.
+        folder: folder for job files; by default a temporary folder, removed at the end.
         log_event: receives a line whenever a job changes.
 
     Attributes:

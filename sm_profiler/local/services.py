@@ -131,7 +131,7 @@ class Services:
 
 
 def proxy_exceptions() -> dict[str, str]:
-    """Return the variables that keep calls to this machine away from the user's proxy; empty without one."""
+    """Return the variables that keep calls to this machine away from the user's proxy; empty without a proxy."""
     if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
         return {}
     existing = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""

@@ -221,7 +221,7 @@ class TrainingRun(threading.Thread):
             self.job.move(ending, status)
 
     def _train(self) -> None:
-        """Run attempts until one is not interrupted."""
+        """Run attempts until an attempt is not interrupted."""
         while True:
             try:
                 self._attempt()
@@ -278,7 +278,7 @@ class TrainingRun(threading.Thread):
             raise
         except Exception:
             self._end_profiling()
-            with contextlib.suppress(Exception):  # the script's failure is the one to report
+            with contextlib.suppress(Exception):  # the script's failure is what is reported
                 self._upload_results(s3)
             raise
         self._end_profiling()
@@ -301,7 +301,7 @@ class TrainingRun(threading.Thread):
         return [Host(name, clusters, self.job.folder / name, temporary(), port) for name in names]
 
     def _make_pythons(self) -> None:
-        """Create one environment for all hosts, or, since the toolkit installs on each host, one for each."""
+        """Create an environment for all hosts or, since the toolkit installs on each host, for each of them."""
         toolkit = toolkit_python()
         if toolkit is None:
             name = f"env.{self.attempts}" if self.attempts else "env"
@@ -387,7 +387,7 @@ class TrainingRun(threading.Thread):
         while any(script.running for script in scripts):
             self._check_stop(start, limit)
             ended = [script for script in scripts if not script.running]
-            if any(script.wait() for script in ended):  # the other hosts would wait forever for one that failed
+            if any(script.wait() for script in ended):  # the other hosts would wait forever for a host that failed
                 break
             time.sleep(POLL_S)
         for script in scripts:

@@ -20,12 +20,12 @@ from sm_profiler.monitor.board import Value
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
-MAX_REQUESTS = 32  # at the same time; further ones are refused
+MAX_REQUESTS = 32  # at the same time; further requests are refused
 PORTS = 16  # from the given one on: jobs of one machine that are served
 RENEW_S, LOST_S = (
     60.0,
     300.0,
-)  # a file with an address is touched this often; one left untouched is that of a killed monitor
+)  # a file with an address is touched this often; an untouched file is that of a killed monitor
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
 _SUFFIXES = {
     "1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": "", "s": "_seconds",

@@ -117,7 +117,7 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             problems.append(f"{printable(folder)} has the profile of {other}")
             continue
         if problems and new:
-            logger.warning("sm-profiler: %s; this one is written to %s", problems[0], printable(folder))
+            logger.warning("sm-profiler: %s; this profile is written to %s", problems[0], printable(folder))
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))
         return attrs.evolve(profile, local_path=str(folder))
@@ -171,7 +171,7 @@ def _has_own_folder(profile: Profile, environment: Mapping[str, str]) -> bool:
 
 
 def _candidates(given: Path, owner: Owner, *, uploads: bool) -> Iterator[Path]:
-    """Yield the folders that may become a job's, the best one first."""
+    """Yield the folders that may become a job's, the best first."""
     with contextlib.suppress(OSError):
         _refuse_planted(given)
         given = given.resolve() if given.is_symlink() else given
@@ -246,7 +246,7 @@ def _refuse_planted(folder: Path) -> None:
 
 
 def _is_continued(folder: Path, before: Owner, owner: Owner) -> bool:
-    """Return whether a job without a name starts again: the one before was interrupted."""
+    """Return whether a job without a name starts again: its last attempt was interrupted."""
     if not (before.process and owner.process) or before.user != owner.user:
         return False
     host, pid, started = before.process.split(" ")
@@ -270,18 +270,18 @@ def _owner(text: bytes) -> Owner | None:
 def _make(folder: Path, user: str) -> None:
     """Create a folder and those above it.
 
-    Below a folder for several users, such as /tmp, those above it are for several users, too, up to one with the user's
+    Below a folder for several users, such as /tmp, those above it are for several users, too, up to a folder with the user's
     name; the rest is private.
     """
     missing = [folder, *folder.parents]
     while missing and missing[-1].exists():
         missing.pop()
-    for one in reversed(missing):
-        shared = _is_shared(one.parent)
+    for part in reversed(missing):
+        shared = _is_shared(part.parent)
         with contextlib.suppress(FileExistsError):
-            one.mkdir(0o700 if shared else 0o777)
-            if shared and one != folder and user not in one.name:
-                one.chmod(0o1777)
+            part.mkdir(0o700 if shared else 0o777)
+            if shared and part != folder and user not in part.name:
+                part.chmod(0o1777)
 
 
 OWNER = "job"  # file in the ignored folder with the job that the profile is of

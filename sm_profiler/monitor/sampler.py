@@ -42,7 +42,7 @@ class MetricSource(Protocol):
     name: str
 
     def measure(self, now: float) -> Iterable[Measurement]:
-        """Return the rows of this tick; rates are absent at the first one. `now` is in monotonic seconds."""
+        """Return the rows of this tick; rates are absent at the first tick. `now` is in monotonic seconds."""
 
 
 class Cpu:
@@ -251,12 +251,12 @@ MAX_FAILURES = 5  # in a row, after which a source is left out
 
 @attrs.define(eq=False)
 class Ticker:
-    """Ticks every `interval` seconds of a monotonic clock; a late tick does not delay the ones after it.
+    """Ticks every `interval` seconds of a monotonic clock; a late tick does not delay the next.
 
     Attributes:
         interval: seconds.
         late: ticks that were late by more than half an interval.
-        missed: ticks that were skipped because the next one was due already.
+        missed: ticks that were skipped because the next was due already.
     """
 
     interval: float
@@ -273,7 +273,7 @@ class Ticker:
         return max(self._due - self.clock(), 0.0)
 
     def advance(self) -> None:
-        """Finish a tick; the next one is due a whole number of intervals later, in the future."""
+        """Finish a tick; the next is due a whole number of intervals later, in the future."""
         behind = self.clock() - self._due
         if behind > self.interval / 2:
             self.late += 1

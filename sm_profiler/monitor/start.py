@@ -66,7 +66,7 @@ class Registration:
             logger.warning("sm-profiler: the monitor ended unexpectedly and is not started again; %s", self._left())
 
     def _was_killed(self) -> bool:
-        """Wait for the monitor's end; return whether it was one before the job's."""
+        """Wait for the monitor's end; return whether it came before the job's."""
         return self.monitor is not None and self.monitor.wait() != 0 and not self._leaving
 
     def _start_again(self, environment: Mapping[str, str]) -> bool:

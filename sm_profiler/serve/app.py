@@ -32,7 +32,7 @@ from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
 
 MAX_WAITING = 100  # requests at a time that wait for news; others are answered at once
-FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones singly
+FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended jobs singly
 LOOK_S = 0.2  # between two looks at a job's version
 WAIT_S = 10.0  # for news, then the browser asks again
 MAX_VERSION = 40  # characters

@@ -227,7 +227,7 @@ class Jobs:
             return None
 
     def watched(self, found: Found) -> LiveJob | None:
-        """Return the follower of a job if it has one."""
+        """Return the follower of a job; None if it has none."""
         return self._live.get(found.id)
 
     def close(self) -> None:

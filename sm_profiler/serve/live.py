@@ -248,7 +248,7 @@ class LiveJob:
             self._resume_check, self._checked = resume_check_of(self.where, seen), self._clock()
 
     def _show_written(self, path: Path, before: float | None) -> float | None:
-        """Show the page that a process has written, unless it is the one before; return when it was written.
+        """Show the page that a process has written, unless that is shown already; return when it was written.
 
         Raises:
             SourceError: the job cannot be read.

@@ -250,7 +250,7 @@ class _Connection(H11Protocol):
 
     @property
     def since_s(self) -> float | None:
-        """Since when it waits for a request; None if it has one."""
+        """Since when it waits for a request; None if a request has come."""
         return self._since_s if self._deadline is not None else None
 
     def cut(self) -> None:

@@ -6,7 +6,7 @@
   const waiting = new Map(); // parts that came while the reader was in them
   let version = root.dataset.version, dataAt = +root.dataset.dataAt || 0, over = root.dataset.state === "ended";
 
-  const part = (key) => [...host.children].find((one) => one.dataset.part === key);
+  const part = (key) => [...host.children].find((node) => node.dataset.part === key);
   const isRead = (node) => {
     const chosen = getSelection();
     return node.contains(document.activeElement) || (!chosen.isCollapsed && node.contains(chosen.anchorNode));
@@ -22,10 +22,10 @@
       chart = startTimeline(kept);
       return;
     }
-    const open = [...node.querySelectorAll("details")].map((one) => one.open), left = [...node.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const open = [...node.querySelectorAll("details")].map((details) => details.open), left = [...node.querySelectorAll(".scroll")].map((table) => table.scrollLeft);
     node.replaceChildren(fresh.content);
-    node.querySelectorAll("details").forEach((one, index) => { if (open[index]) one.open = true; });
-    node.querySelectorAll(".scroll").forEach((one, index) => { if (left[index]) one.scrollLeft = left[index]; });
+    node.querySelectorAll("details").forEach((details, index) => { if (open[index]) details.open = true; });
+    node.querySelectorAll(".scroll").forEach((table, index) => { if (left[index]) table.scrollLeft = left[index]; });
     if (node.dataset.part === "code") startFlames();
   };
   const apply = (news) => {
