@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, read_json
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, read_json
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 

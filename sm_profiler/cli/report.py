@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
 from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.monitor.run_state import read_state

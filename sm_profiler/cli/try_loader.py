@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent

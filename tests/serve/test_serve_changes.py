@@ -9,8 +9,7 @@ from starlette.testclient import TestClient
 from test_serve_app import Polled
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.serve.app import create_app
-from sm_profiler.serve.changes import FileTarget, JobTarget, Window, target_of
+from sm_profiler.serve.app import FileTarget, JobTarget, Window, create_app, target_of
 from sm_profiler.serve.jobs import Jobs, find_shown
 
 CONFIG = {
