@@ -92,7 +92,7 @@ def start(
     In a process that is profiled from its beginning, a line reports that, and nothing else changes.
 
     Args:
-        folder: where to write the profile; by default the configuration's, or else a new folder below `./sm-profiler/`.
+        folder: where to write the profile; by default the configuration's, or else a new folder in `./sm-profiler/`.
         config: a `ProfilerConfig`, its JSON object, or a file that holds it.
 
     Returns:
@@ -177,7 +177,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         profile_folder(NAME, rooted(profile.local_path))
     except FolderTakenError as error:
         raise FolderTakenError(
-            f"start: {error}: name another folder, or none, so that each recording gets its own below ./sm-profiler"
+            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler"
         ) from None
     except OSError as error:
         raise ProfilerError(f"start: {printable(error.filename or folder or '')}: {error.strerror}") from None

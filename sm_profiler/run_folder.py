@@ -39,7 +39,7 @@ class FolderTakenError(ProfilerError):
 
 
 def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | None = None) -> Registration | None:
-    """Start this node's monitor, which also uploads if the profile has an S3 path, in a process of its own."""
+    """Start this node's monitor, which also uploads if the profile has an S3 path, in a separate process."""
     from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
 
@@ -116,7 +116,7 @@ def quoted(path: Path) -> str:
 
 
 def shown(path: Path) -> Path:
-    """Return a path relative to the current folder if it is below it."""
+    """Return a path relative to the current folder if it is in it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

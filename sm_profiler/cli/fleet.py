@@ -25,7 +25,7 @@ EXAMPLES = """\
 examples:
   sm-profiler fleet account:us-east-1 --since 30d       all jobs of the account in the last 30 days
   sm-profiler fleet s3://bucket/jobs --group-by user,team --fail-on "waste>20%"
-  sm-profiler fleet sm-profiler                         all local runs below a folder
+  sm-profiler fleet sm-profiler                         all local runs in a folder
 """
 OUT = "fleet-report"
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

@@ -34,7 +34,7 @@ examples:
 
 
 class Command:
-    """Runs the script in a process of its own and samples the machine meanwhile."""
+    """Runs the script in a separate process and samples the machine meanwhile."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
@@ -130,7 +130,7 @@ def entry_installed() -> bool:
 
 @attrs.define(eq=False)
 class LiveView:
-    """Processes beside a run. They only read, and their failure changes nothing.
+    """Processes that show a run. They only read, and their failure changes nothing.
 
     Attributes:
         watch: show live lines.

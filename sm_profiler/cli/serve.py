@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
-  sm-profiler serve s3://bucket/training-jobs            all jobs below a prefix
+  sm-profiler serve s3://bucket/training-jobs            all jobs under a prefix
   sm-profiler serve account:us-east-1                    the newest jobs of the account
   sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
 """

@@ -188,7 +188,7 @@ def share_of_others(
 
 
 def run_script(words: list[str], plan: Plan) -> int:
-    """Run the script in a process of its own and return its exit code; what it prints goes to standard error."""
+    """Run the script in a separate process and return its exit code; what it prints goes to standard error."""
     from sm_profiler.settings import AUTO, TRIAL
 
     environment = {**os.environ, TRIAL.name: json.dumps(attrs.asdict(plan)), AUTO.name: "0"}
@@ -282,7 +282,7 @@ def _row(trial: Trial, best: Trial | None) -> tuple[str, ...]:
 
 
 def advice(outcome: Outcome, needed: float | None) -> list[str]:
-    """Return the sentences below the table."""
+    """Return the sentences that follow the table."""
     best = outcome.best(needed)
     if best is None or best.per_second is None:
         return ["No setting delivered a batch."]

@@ -60,7 +60,7 @@ _RULE_PARAMETERS = {
     "StepOutlier": "stddev mode n_outliers",
 }
 _CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
-_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
+_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
 S3 = "s3://"
 _BUCKET = re.compile(
     r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"

@@ -94,7 +94,7 @@ def require_destination(config: Mapping[str, Any]) -> None:
 
 
 def require_uploadable(path: object) -> None:
-    """Check that the agent can upload below a path.
+    """Check that the agent can upload to a path.
 
     Raises:
         ConfigError: it is not an S3 URI.
@@ -106,7 +106,7 @@ def require_uploadable(path: object) -> None:
 def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[str, Any]:
     """Return a configuration for a container without network, whose files are stored by the service.
 
-    They are written below the folder of the CheckpointConfig, which is synced while the job runs, or else below the job's
+    They are written to the folder of the CheckpointConfig, which is synced while the job runs, or else to the job's
     output, which is stored when it ends.
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}

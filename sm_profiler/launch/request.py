@@ -210,7 +210,7 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
     except ValueError as error:  # the SDK lists no image for the region
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
-    if not detailed:  # AWS chooses the machines of its own rules
+    if not detailed:  # AWS chooses the machines of its rules
         request.pop("InstanceType", None)
         request.pop("VolumeSizeInGB", None)
 
@@ -264,7 +264,7 @@ def check_class(path: Path, name: str) -> None:
 
 
 def source_uri(prefix: str, name: str, path: Path) -> str:
-    """Return a new S3 URI below a prefix for a rule's source."""
+    """Return a new S3 URI under a prefix for a rule's source."""
     return f"{prefix.rstrip('/')}/{name}/{uuid.uuid4()}/{path.name}"
 
 

@@ -24,7 +24,7 @@ from sm_profiler.storage.s3_client import create_client
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
-MAX_TMPDIR = 70  # characters; the name of a socket below it adds up to 35
+MAX_TMPDIR = 70  # characters; the name of a socket in it adds up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
 CLIENT_VARIABLES = (
     *("AWS_ENDPOINT_URL", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -104,7 +104,7 @@ class Services:
         return folder
 
     def remove_temporary_folders(self) -> None:
-        """Remove the temporary folders that are not below `folder`."""
+        """Remove the temporary folders that are not in `folder`."""
         for folder in self._external:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -155,7 +155,7 @@ def s3_keys(client: Any, uri: str) -> list[str]:
 
 
 def local_name(key: str, prefix: str) -> str:
-    """Return an object's path below its channel's folder; the service strips the prefix up to its last slash."""
+    """Return an object's path in its channel's folder; the service strips the prefix up to its last slash."""
     if key == prefix:
         return posixpath.basename(key)
     folder = prefix if prefix.endswith("/") or not prefix else prefix + "/"

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Exposition(ThreadingHTTPServer):
-    """Serves the values in threads of its own, until `close`."""
+    """Serves the values in its own threads, until `close`."""
 
     daemon_threads = True
     allow_reuse_address = True

@@ -140,7 +140,7 @@ def mark_end(root: Path) -> None:
 
 
 def _skip_uploaded(uploader: Uploader) -> int:
-    """Leave out files that the destination has, and return their number; a role may not be allowed to list it."""
+    """Skip files that the destination has, and return their number; a role may not be allowed to list it."""
     listing = getattr(uploader.destination, "list", None)
     if listing is None:
         return 0

@@ -48,7 +48,7 @@ class MetricSource(Protocol):
 class Cpu:
     """Utilization and I/O wait of each core that this container may use, in percent.
 
-    Under a CPU quota the container has no cores of its own: it is reported as the number of cores that the quota amounts
+    Under a CPU quota the container owns no cores: it is reported as the number of cores that the quota amounts
     to, all equally busy, with 100 % being the quota.
     """
 

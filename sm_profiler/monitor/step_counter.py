@@ -164,7 +164,7 @@ class StepCounter:
 
 
 def _whole_lines(data: bytes) -> bytes:
-    """Leave out the last line if it is not complete; the writer ends a line when it writes the next."""
+    """Drop the last line if it is not complete; the writer ends a line when it writes the next."""
     end = data.rfind(b"\n") + 1
     try:
         json.loads(data[end:])

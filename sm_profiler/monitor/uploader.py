@@ -85,7 +85,7 @@ class UnsafeFileError(ProfilerError):
 
 @attrs.define(eq=False)
 class Uploader:
-    """Uploads the closed files below a folder, and again those that changed.
+    """Uploads the closed files in a folder, and again those that changed.
 
     Attributes:
         root: the folder, for example `profiler-output` on this machine.
@@ -337,7 +337,7 @@ class Uploader:
 
 
 def open_regular(root: Path, key: str) -> BinaryIO:
-    """Open a regular file below a root without following symbolic links, whose targets may be anything on this machine.
+    """Open a regular file under a root without following symbolic links, whose targets may be anything on this machine.
 
     Raises:
         FileNotFoundError: the file no longer exists.
@@ -345,7 +345,7 @@ def open_regular(root: Path, key: str) -> BinaryIO:
     """
     path = root / key
     if path.is_symlink() or Path(os.path.realpath(path.parent)) != Path(os.path.realpath(root), key).parent:
-        raise UnsafeFileError(f"{path} is a symbolic link or below a symbolic link: not uploaded")
+        raise UnsafeFileError(f"{path} is a symbolic link or under a symbolic link: not uploaded")
     # Non-blocking, for a pipe; no link, for a file that was replaced a moment ago.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -191,7 +191,7 @@ def target_of(where: str, name: str) -> FileTarget | JobTarget:
     for path in (folder / CONFIG_FILE, folder.resolve().parent / CONFIG_FILE):
         if path.is_file() and not path.is_symlink():
             return FileTarget(path)
-    raise ConfigError(f"there is no {CONFIG_FILE} beside this profile, so its hook reads no file again")
+    raise ConfigError(f"there is no {CONFIG_FILE} next to this profile, so its hook reads no file again")
 
 
 @attrs.define(eq=False)

@@ -146,7 +146,7 @@ def test_processing_paths_cannot_leave_the_folder(bench, path, side):
         lambda: bench.sagemaker.describe_processing_job(ProcessingJobName=request["ProcessingJobName"]),
         lambda job: job["ProcessingJobStatus"] != "InProgress",
     )
-    assert "not below /opt/ml" in job["FailureReason"]
+    assert "not in /opt/ml" in job["FailureReason"]
 
 
 def test_program_cannot_leave_the_source_code(bench):
