@@ -159,7 +159,7 @@ class Exposition(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Renew the file with the address, and remove those of killed monitors; called twice a second."""
-        if self._target is None or (now := time.monotonic()) < self._renew_at:
+        if (now := time.monotonic()) < self._renew_at:
             return
         self._renew_at = now + RENEW_S
         with contextlib.suppress(OSError), self._announcing:

@@ -164,7 +164,7 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-        verdict = snapshot.main and (snapshot.main.kind.name, snapshot.main.headline)
+        verdict = (snapshot.main.kind.name, snapshot.main.headline) if snapshot.main else None
         return cls(
             __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
