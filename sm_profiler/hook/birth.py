@@ -10,8 +10,7 @@ import attrs
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.identity import identity
-from sm_profiler.monitor.host import host_id
-from sm_profiler.monitor.mounts import shared_mounts
+from sm_profiler.monitor.host import host_id, shared_mounts
 from sm_profiler.monitor.node_state import PROC, start_time
 
 

@@ -9,7 +9,7 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.config.name_pattern import NamePattern
+from sm_profiler.config.profile import NamePattern
 from sm_profiler.formats.event_names import (
     DATALOADER_FETCH,
     DATALOADER_INITIALIZE,

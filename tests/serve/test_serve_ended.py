@@ -7,24 +7,20 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sm_profiler.compact import compact
-from sm_profiler.errors import SourceError
 from sm_profiler.folding.engine import LATE_S
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.traces import report_traces
 from sm_profiler.report.write import to_json
-from sm_profiler.serve import reader_process
-from sm_profiler.serve.jobs import find_shown
-from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.reader_process import ReaderProcess, is_over
-from sm_profiler.serve.snapshot import packed_or_none, unpacked
+from sm_profiler.serve.reading import is_over
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
-from tests.support.serving import copy_files, data_files, end, make_job, until
+from tests.support.serving import copy_files, data_files, end, make_job
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,6 @@ def test_a_job_that_is_over_is_shown_as_one_that_is_read_here(where):
     here, there = LiveJob(where), LiveJob(where, use_subprocess=True)
     here.poll()
     there.poll()
-    assert isinstance(there._reader, ReaderProcess) or there.snapshot.state == "ended"
     assert (there.snapshot.state, there.snapshot.note) == (here.snapshot.state, here.snapshot.note) == ("ended", "")
     assert shown(there.snapshot) == shown(here.snapshot)
     assert there.snapshot.parts["heat"].html
@@ -71,16 +66,23 @@ def test_a_job_that_is_over_is_shown_as_one_that_is_read_here(where):
     assert len(there.snapshot.packed) < 1 << 20
 
 
-def test_no_process_is_left(where):
+@pytest.fixture
+def processes(monkeypatch):
+    """The processes that are started to read jobs."""
+    started, original = [], live_module.start_module
+
+    def start(*arguments, **options):
+        started.append(original(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(live_module, "start_module", start)
+    return started
+
+
+def test_no_process_is_left(where, processes):
     live = LiveJob(where, use_subprocess=True)
-    helpers = []
-    original = reader_process.Helper
-    try:
-        reader_process.Helper = lambda *arguments: helpers.append(original(*arguments)) or helpers[-1]
-        live.poll()
-    finally:
-        reader_process.Helper = original
-    assert [helper.process.poll() is not None for helper in helpers] == [True]
+    live.poll()
+    assert [process.poll() for process in processes] == [0]
 
 
 def test_a_job_that_runs_is_read_here(job, tmp_path):
@@ -98,7 +100,7 @@ def test_a_job_that_runs_is_read_here(job, tmp_path):
     assert is_over(str(folder))
     live.poll()
     assert (live.snapshot.state, live.snapshot.report) == ("ended", None)
-    assert live.snapshot.whole_report().verdict.main == live.snapshot.main
+    assert live.snapshot.whole_report().verdict.main.headline == live.snapshot.main.headline
 
 
 def test_a_job_that_goes_on_after_its_end_is_followed(job, tmp_path):
@@ -127,29 +129,22 @@ def test_a_run_that_recorded_nothing_and_a_place_that_is_gone_are_named(tmp_path
     assert live.snapshot.state == "unreadable"
 
 
-def test_a_process_that_is_killed_is_an_error_of_its_job_and_tried_again(where, monkeypatch):
+def test_a_process_that_is_killed_is_an_error_of_its_job_and_tried_again(where, processes, monkeypatch):
     live = LiveJob(where, use_subprocess=True)
-    reader = live._reader
-    original = reader_process.ReaderProcess._receive
-    monkeypatch.setattr(
-        reader_process.ReaderProcess,
-        "_receive",
-        lambda self, answers: (self._helper.process.kill(), answers.read(), original(self, answers))[2],
-    )
+    monkeypatch.setattr(live, "_show_written", lambda *_: processes[-1].kill())
     live.poll()
     assert live.snapshot.state == "unreadable"
     assert "ended before its time" in live.snapshot.note
-    assert reader._helper is None
     monkeypatch.undo()
     live.poll()
     assert live.snapshot.state == "ended"
 
 
-def test_the_process_ends_with_its_server(job):
-    helper = reader_process.Helper("sm_profiler.serve.reader_process", [str(job)])
-    helper.requests.close()
-    until(lambda: helper.process.poll() is not None)
-    helper.close()
+def test_the_process_ends_with_its_server(job, tmp_path):
+    command = [sys.executable, "-m", "sm_profiler.serve.live", str(job), str(tmp_path / "page")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdin.close()
+    assert process.wait(60) == 1
 
 
 def test_a_server_of_jobs_that_run_loads_no_arrow(job, tmp_path):
@@ -178,17 +173,10 @@ def test_a_packed_report_is_the_report():
 
 
 def test_a_report_that_cannot_be_packed_is_made_here(where, monkeypatch):
-    original = ReaderProcess._receive
-
-    def without_report(self, answers):
-        last = original(self, answers)
-        self.is_to_read_here = True
-        return last
-
-    monkeypatch.setattr(ReaderProcess, "_receive", without_report)
+    original = Page.read
+    monkeypatch.setattr(Page, "read", lambda data: msgspec.structs.replace(original(data), report=b""))
     monkeypatch.setattr("sm_profiler.serve.live.packed_or_none", lambda _: b"")
     live = LiveJob(where, use_subprocess=True)
-    live.poll()
     live.poll()
     assert live.snapshot.state == "ended"
     assert live.snapshot.report is live.snapshot.whole_report() is not None
@@ -220,7 +208,7 @@ def test_an_ended_job_without_data_is_waited_for_in_the_server(tmp_path, monkeyp
     assert is_over(str(tmp_path))
     live = LiveJob(str(tmp_path), use_subprocess=True)
     live.poll()
-    monkeypatch.setattr(reader_process, "Helper", None)  # no process for each poll
+    monkeypatch.setattr(live_module, "start_module", None)  # no process for each poll
     live.poll()
     assert live.snapshot.state == "waiting"
 
@@ -235,8 +223,9 @@ def test_a_job_in_a_folder_whose_name_is_not_utf8_is_shown(job, tmp_path):
     assert live.snapshot.whole_report() is not None
 
 
-def test_a_closed_job_is_not_read(job):
-    reader = ReaderProcess(str(job))
-    reader.close()
-    with pytest.raises(SourceError):
-        reader.read(lambda: None)
+def test_a_closed_job_is_not_read(job, processes):
+    live = LiveJob(str(job), use_subprocess=True)
+    live.close()
+    live.poll()
+    assert not processes
+    assert not live.snapshot.parts
