@@ -1,12 +1,16 @@
 """The hang watch: if the steps stop for much longer than ever before, write the Python stacks of all threads.
 
-It runs on the recorder's thread, once a second.  A stop that goes on is written again after twice the time, and a record
-closes it when training goes on or the process exits.  A stack that is in a debugger or in a compiler is no hang, and a
+It runs on the recorder's thread, once a second.  A stop that continues is written again after twice the time, and a record
+closes it when training resumes or the process exits.  A stack inside a debugger or a compiler is no hang, and a
 process that was suspended as a whole did not wait.
 
-Before the first step nothing is usual yet, and no recorder runs: a thread of the watch looks every other second, until a
-step begins.  A script that has built a model, an optimizer or a process group hangs if its main thread stays at exactly
-one place for twice the shortest stop, while neither this process nor its children use the CPU or read or write.
+Before the first step there is no usual step time, and no recorder runs: a thread of the watch checks every other second
+until a step begins.  A script that has built a model, an optimizer or a process group hangs if its main thread stays at
+exactly the same place for twice the shortest stop, while neither this process nor its children use the CPU or do I/O.
+
+A hang may wait for a thread of the script that ended with an exception.  Python passes such an exception to
+`threading.excepthook`; it is recorded as text and then passed to the previous function, so that the log has the same
+traceback.  A script that installs another function there afterwards is not followed.
 """
 
 from __future__ import annotations
@@ -16,23 +20,29 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
+
 from sm_profiler.formats.event_names import HANG
+from sm_profiler.formats.process_end import error_line
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.cells import shown
+from sm_profiler.hook.caller import is_library, shown
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.dead_threads import DeadThreads
 from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
+from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.process_end import place_of
+from sm_profiler.hook.secrets import masked
 from sm_profiler.settings import HANG_SECONDS
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from sm_profiler.hook.session import Session
+
 
 TIMES_USUAL = 10.0  # the usual time from step to step
 TIMES_LONGEST = 3.0  # the longest stop so far: an evaluation, a checkpoint, a compilation
@@ -354,3 +364,61 @@ def children() -> list[dict[str, Any]]:
 def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
     names = (str(one.f_globals.get("__name__", "")) for one in stack)
     return any(name == module or name.startswith(f"{module}.") for name in names for module in modules)
+
+
+MAX_DEAD = 16  # threads that ended with an exception, the latest
+
+
+@attrs.frozen
+class DeadThread:
+    """A thread that ended with an exception.
+
+    Attributes:
+        name: its name.
+        error: the exception's type and the first line of its message.
+        where: the innermost line of the script that the exception passed, as `train.py:12`; "" if there is none.
+        at: when that was, seconds of the clock.
+    """
+
+    name: str
+    error: str
+    where: str
+    at: float
+
+
+class DeadThreads:
+    """Records the threads of the script that end with an exception, from `install` to `remove`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: deque[DeadThread] = deque(maxlen=MAX_DEAD)
+        self._patches = Patches(lambda _error: None)
+
+    def install(self) -> None:
+        """Start recording."""
+        self._patches.around(threading, "excepthook", self._called)
+
+    def remove(self) -> None:
+        """Stop, and restore the previous function."""
+        self._patches.remove()
+
+    def forget(self) -> None:
+        """Start over in a forked child, which has none of these threads."""
+        self._found.clear()
+
+    def as_args(self) -> list[dict[str, Any]]:
+        """Return the threads for a record, the latest first; `ago` is in seconds."""
+        now = self._clock()
+        return [
+            {"name": dead.name, "error": dead.error, "where": dead.where, "ago": round(max(now - dead.at, 0.0), 1)}
+            for dead in reversed(self._found.copy())
+        ]
+
+    def _called(self, args: Any) -> None:
+        self._record(args.exc_value, args.thread)
+
+    def _record(self, error: BaseException | None, thread: threading.Thread | None) -> None:
+        name = thread.name if thread is not None else ""
+        if error is None or isinstance(error, SystemExit) or name.startswith("sm-profiler"):
+            return
+        self._found.append(DeadThread(name, masked(error_line(error)), place_of(error), self._clock()))

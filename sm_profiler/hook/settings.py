@@ -11,7 +11,7 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import PROFILER_CONFIG, expanded, rooted
-from sm_profiler.hook.bounded import run_bounded
+from sm_profiler.hook.guard import run_bounded
 from sm_profiler.settings import CONFIG_PATH
 
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3

@@ -33,12 +33,12 @@ for kind in (StepTracker, callbacks.Callbacks, inputs.Inputs):
 for name in ("_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count"):
     setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
 if keras.backend.backend() == "tensorflow":
-    from sm_profiler.hook.tensorflow import retracing, stages, stopwatch
+    from sm_profiler.hook.tensorflow import compilations, pipelines, stopwatch
 
     parts = {
         stopwatch.Stopwatch: ("rows", "batches", "_find_graph", "_create", "_record", "_variables"),
-        retracing.Retracing: ("_describe", "start"),
-        stages.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
+        compilations.Retracing: ("_describe", "start"),
+        pipelines.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
     }
 elif keras.backend.backend() == "jax":
     from sm_profiler.hook.jax import compilations, loop

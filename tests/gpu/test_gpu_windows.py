@@ -16,7 +16,7 @@ from sm_profiler.formats.columns import Category, EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.kineto_reader import PHASE, read_kineto
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.hook.conversion import write_events
+from sm_profiler.hook.convert import write_events
 from sm_profiler.metrics.gpu.measure import Lines
 from sm_profiler.report.build import build_report
 from sm_profiler.report.gpu.windows import join, read_windows

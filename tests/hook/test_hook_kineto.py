@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_hook_training import environment
 
-from sm_profiler.hook.pytorch.kineto import quiet, severity_level
+from sm_profiler.hook.pytorch.detailed import quiet, severity_level
 
 PROGRAM = """
 import sys

@@ -12,7 +12,7 @@ import torch
 from test_hook_training import environment, events
 
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
-from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
+from sm_profiler.hook.pytorch.workers import FetchTimes, Incoming, Outgoing, Span, watched
 
 SCRIPT = """
 import json, os, sys

@@ -5,27 +5,175 @@ from __future__ import annotations
 import atexit
 import functools
 import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.detailed_window import DETAILED
-from sm_profiler.hook.jax.callbacks import HostCallbacks
+from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
-from sm_profiler.hook.jax.profiler import JaxProfiler
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.xplane_window import XplaneWindow
+from sm_profiler.hook.steps import Record
+from sm_profiler.hook.timed_calls import Callback, CallbackTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_profiler.hook.session import Session
+
+
+# Functions that compiled code calls on the host: `jax.pure_callback`, `io_callback`, `jax.debug.callback`.
+
+
+MAX_KNOWN = 100  # functions; JAX compares them, so that the same one must be wrapped only once
+
+
+class HostCallbacks(Collector):
+    """Times the functions; they may run on any thread."""
+
+    name = "host callbacks"
+
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        step: Callable[[], int],
+        failed: Callable[[Exception], None],
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        """Create the collector.
+
+        Args:
+            append: takes the records.
+            step: returns the number of the step.
+            failed: takes errors of the hook's own.
+            clock: nanoseconds.
+        """
+        self._times = CallbackTimes(append)
+        self._step = step
+        self._failed = failed
+        self._clock = clock
+        self._on = False  # recording has started
+        self._known: dict[tuple[str, Any], Any] = {}  # kind and function → the function, timed
+
+    def start(self) -> None:
+        """Record calls from now on."""
+        self._on = True
+
+    def wrap(self, kind: str, original: Any) -> Any:
+        """Return `pure_callback` or its like, which gets functions that report their calls."""
+
+        @functools.wraps(original)
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if args and callable(args[0]):
+                    args = (self._timed(kind, args[0]), *args[1:])
+                elif callable(kwargs.get("callback")):
+                    kwargs = {**kwargs, "callback": self._timed(kind, kwargs["callback"])}
+            except Exception as error:  # fail open
+                self._failed(error)
+            return original(*args, **kwargs)
+
+        return callback
+
+    def _timed(self, kind: str, function: Any) -> Any:
+        try:
+            found = self._known.get((kind, function))
+        except Exception as error:  # of the script's object: it has no hash, or cannot be compared
+            pass_on(error)
+            return function
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                return function
+            found = self._known[kind, function] = self._time(function, self._callback(function, kind))
+        return found
+
+    def _callback(self, function: Any, kind: str) -> Callback:
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        name = str(getattr(inner, "__name__", type(inner).__name__)).replace(".", "_")
+        return self._times.callback(f"{name}.{kind}", getattr(inner, "__code__", None))
+
+    def _time(self, function: Any, host: Callback) -> Any:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self._clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self._on:
+                    try:
+                        self._times.ended(host, start, self._clock(), self._step())
+                    except Exception as error:  # fail open
+                        self._failed(error)
+
+        return timed
+
+    def beat(self) -> None:
+        """Record the sums of the short calls."""
+        self._times.beat(self._clock())
+
+    def close(self) -> None:
+        """Record the last sums, and no further calls: compiled code keeps the functions."""
+        self.beat()
+        self._on = False
+
+    def forked(self) -> None:
+        """Forget the parent's calls."""
+        self._times.forget()
+
+
+# The detailed window.
+
+
+class JaxProfiler(Profiler):
+    """Profiles host and devices, without JAX's own tracing of Python, which would slow the steps."""
+
+    framework = "jax"
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._state: Any = import_module("jax._src.profiler")
+        self.entry = import_module("jax._src.lib")._profiler, SESSION  # JAX's own name
+
+    def prepare(self) -> None:
+        """Keep the results of calls from now on, to wait for them when the window starts."""
+        self._calls.keep_results(on=True)
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        return self._state._profile_state.profile_session is not None  # JAX has no public function for it
+
+    def start(self, folder: Path) -> Any:  # JAX returns the trace instead of writing it
+        """Start profiling."""
+        self._calls.settle()  # what began before the window
+        self._calls.keep_results(on=True)
+        options = self._state.ProfileOptions()
+        options.python_tracer_level = 0
+        return getattr(*self.entry)(options)
+
+    def stop(self, session: Any) -> Callable[[Path], None]:
+        """Stop profiling; return what writes the trace."""
+        self._calls.settle()  # the window's last step
+        self._calls.keep_results(on=False)
+        trace: bytes = session.stop()
+
+        def write(path: Path) -> None:
+            path.write_bytes(trace)
+
+        return write
+
+
+# The adapter.
+
 
 JAX = "jax"
 _EVALUATES = re.compile(r"eval|valid|test", re.IGNORECASE)  # in the name of an annotation
@@ -56,7 +204,7 @@ class JaxAdapter(FrameworkAdapter):
         self._watch = _Watch(self._calls)
         self._callbacks = HostCallbacks(session.append, lambda: tracker.number, session.fail)
         self._listens = False
-        self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
+        self._detailed = DetailedWindow(session, JaxProfiler(self._calls))
 
     def detailed(self) -> Collector:
         """Return the collector of the detailed window."""

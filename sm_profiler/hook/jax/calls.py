@@ -1,9 +1,15 @@
-"""Calls of functions that the script compiles with `jax.jit`, and waiting for their results."""
+"""Calls of functions that the script compiles with `jax.jit`, and waiting for their results.
+
+Gradient functions that the script has not compiled run their operations one by one, as Python traces them.  The time
+within the operations is that of launching and, on a CPU, of computing; the time between them is Python alone.  The fastest
+operations compute next to nothing, so that they take as long as a launch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import sys
 import threading
 import weakref
@@ -14,14 +20,106 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.caller import MAX_DEPTH, is_library
 from sm_profiler.hook.jax.loop import Compiled, Loop
-from sm_profiler.hook.jax.one_by_one import OneByOne
-from sm_profiler.hook.steps import METER_MAX_NS
+from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.steps import METER_MAX_NS, Record
 
 if TYPE_CHECKING:
     from sm_profiler.hook.jax.compilations import Compilations
     from sm_profiler.hook.session import Session
+
+
+# Operations that run one by one.
+
+
+FIRST = 4  # calls measured before the first record; the next comes after twice as many, and so on
+CHEAPEST = 10  # one in so many operations takes less than the launch is taken to take
+MAX_OPERATIONS = 100_000  # of a call; no more are timed
+
+
+class OneByOne:
+    """Measures some calls of functions that are not compiled.
+
+    Args:
+        append: takes the records.
+        clock: nanoseconds.
+    """
+
+    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._append = append
+        self._clock = clock
+        self._watches = False  # JAX's evaluation of operations is wrapped
+        self._taken: list[int] | None = None  # nanoseconds of each operation of the call that is measured
+        self._thread = 0  # of that call
+        self._inside = False  # an operation runs: what it runs itself is part of it
+        self._found: list[tuple[int, float, int]] = []  # operations, fixed nanoseconds of each, nanoseconds of the call
+        self._due = FIRST
+
+    def watch(self, patches: Patches, core: Any) -> None:
+        """Wrap JAX's evaluation of operations, once."""
+        if self._watches:
+            return
+        self._watches = True
+        owner = getattr(core, "EvalTrace", None)
+        original = getattr(owner, "process_primitive", None)
+        if original is not None:
+            patches.put(owner, "process_primitive", self._wrap(original))
+
+    def _wrap(self, original: Any) -> Any:
+        get_ident = threading.get_ident
+
+        def process_primitive(*args: Any, **kwargs: Any) -> Any:
+            taken = self._taken
+            if taken is None or self._inside or len(taken) >= MAX_OPERATIONS or get_ident() != self._thread:
+                return original(*args, **kwargs)
+            self._inside = True
+            start = self._clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                taken.append(self._clock() - start)
+                self._inside = False
+
+        return process_primitive
+
+    def begins(self) -> None:
+        """Measure the call that begins."""
+        self._taken, self._thread = [], threading.get_ident()
+
+    def ended(self, nanoseconds: int, step: int) -> None:
+        """Note the end of the measured call."""
+        taken, self._taken = self._taken, None
+        if not taken:
+            return
+        cheapest = sorted(taken)[len(taken) // CHEAPEST]
+        python = max(nanoseconds - sum(taken), 0)
+        self._found.append((len(taken), python / len(taken) + cheapest, nanoseconds))
+        if len(self._found) >= self._due:
+            self._due *= 2
+            count, fixed, length = map(statistics.median_low, zip(*self._found, strict=True))
+            args = {
+                "operators": count,
+                "fixed_us": round(fixed / 1000, 3),
+                "call_us": round(length / 1000, 1),
+            }
+            now = self._clock()
+            self._append((OPERATORS, "operators", now, now, step, args))
+            self._found = []
+
+    def failed(self) -> None:
+        """Forget the measured call: it raised an error."""
+        self._taken, self._inside = None, False
+
+    def forked(self) -> None:
+        """Start over in a forked child."""
+        self.failed()
+        self._found, self._due = [], FIRST
+
+
+# Calls.
+
 
 # What scripts and libraries use of a compiled function.
 _ATTRIBUTES = (

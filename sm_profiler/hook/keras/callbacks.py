@@ -9,8 +9,8 @@ from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.call_sums import Callback, CallbackTimes
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.timed_calls import Callback, CallbackTimes
 
 if TYPE_CHECKING:
     from sm_profiler.hook.patches import Patches

@@ -19,7 +19,7 @@ from sm_profiler.formats.event_names import (
 )
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.pytorch.worker import FetchTimes, Span
+from sm_profiler.hook.pytorch.workers import FetchTimes, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

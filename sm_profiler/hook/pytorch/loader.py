@@ -21,8 +21,7 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
-from sm_profiler.hook.pytorch.worker import FetchTimes, watched
-from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
+from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched
 from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:

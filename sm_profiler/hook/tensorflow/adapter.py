@@ -5,26 +5,58 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.detailed_window import DETAILED
+from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.tensorflow.late_waits import LateWaits
 from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.operators import OperatorCount
-from sm_profiler.hook.tensorflow.overlap import Overlap
-from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
-from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
+from sm_profiler.hook.tensorflow.pipelines import DATALOADER, LateWaits, Overlap, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
-from sm_profiler.hook.xplane_window import XplaneWindow
 
 if TYPE_CHECKING:
     from sm_profiler.hook.collector import Collector
     from sm_profiler.hook.session import Session
     from sm_profiler.hook.steps import Record
+
+
+OPTIONS = {"host_tracer_level": 2, "python_tracer_level": 0, "device_tracer_level": 1}
+
+
+class TensorFlowProfiler(Profiler):
+    """Profiles host and devices; TensorFlow writes the trace itself as it stops."""
+
+    framework = "tensorflow"
+
+    def __init__(self) -> None:
+        self._owner: Any = import_module("tensorflow.python.profiler.profiler_v2")
+        self.entry = self._owner._pywrap_profiler, SESSION  # TensorFlow's own name
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        return self._owner._profiler is not None  # TensorFlow has no public function for it
+
+    def start(self, folder: Path) -> Any:
+        """Start profiling."""
+        session = getattr(*self.entry)()
+        session.start(str(folder), OPTIONS)
+        return session, folder
+
+    def stop(self, session: Any) -> Callable[[Path], None]:
+        """Stop profiling; return what moves the trace to its place."""
+        running, folder = session
+        running.export_to_tb()
+
+        def write(path: Path) -> None:
+            next(folder.glob("plugins/profile/*/*.xplane.pb")).rename(path)
+
+        return write
+
 
 TENSORFLOW = "tensorflow"
 STOPWATCH = "tensorflow stopwatch"
@@ -47,7 +79,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session = session
         self._tf: Any = import_module(TENSORFLOW)
         self._patches = Patches(session.fail)
-        self._detailed = XplaneWindow(session, TensorFlowProfiler())
+        self._detailed = DetailedWindow(session, TensorFlowProfiler())
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
         self.stages = Stages(session, self._tf)
         self._overlap = Overlap()

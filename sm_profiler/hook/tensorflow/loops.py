@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
-from sm_profiler.hook.tensorflow import xla
-from sm_profiler.hook.tensorflow.retracing import Retracing
+from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_profiler.hook.session import Session
-    from sm_profiler.hook.tensorflow.stages import Stages
+    from sm_profiler.hook.tensorflow.pipelines import Stages
     from sm_profiler.hook.tensorflow.stopwatch import Stopwatch, Times
 
 STREAM = "_sm_profiler_stream"
@@ -58,7 +57,7 @@ class Loops:
         self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
-        self._in_graphs = xla.InGraphs(tensorflow, stopwatch)
+        self._in_graphs = InGraphs(tensorflow, stopwatch)
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
         self.ran: list[Any] | None = None
@@ -343,29 +342,29 @@ class Loops:
         """Note the shapes of a call that is traced, if XLA compiles the function."""
         if not function.__dict__.get("_jit_compile") or get_ident() != self.thread:
             return
-        if self._session.quiet or self._session.guard.is_off(xla.COMPILER):
+        if self._session.quiet or self._session.guard.is_off(XLA):
             return
         try:
-            self._calls[0].__dict__[xla.INSIDE] = True
+            self._calls[0].__dict__[INSIDE] = True
             self._in_graphs.traced(_name(function), args, kwargs)
         except Exception as error:  # fail open
-            self._session.guard.failed(xla.COMPILER, error)
+            self._session.guard.failed(XLA, error)
 
     def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
         """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
-        if self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
+        if self._session.guard.is_off(XLA) or not self._tf.executing_eagerly():
             return
         try:
-            name, reason = _name(function), xla.another(function, *arguments)
+            name, reason = _name(function), another(function, *arguments)
             quickest = function.__dict__.get(QUICKEST)
-            if quickest is None or end_ns - start_ns >= xla.SLOWER * quickest:  # reading takes time, too
+            if quickest is None or end_ns - start_ns >= SLOWER * quickest:  # reading takes time, too
                 inside = self._in_graphs.another(start_ns)
                 name, reason = inside if inside and not reason else (name, reason)
             if reason and not self.retracing.held:
-                about = {"compiler": xla.COMPILER, "again": True, "reason": reason} | user_line()
+                about = {"compiler": XLA, "again": True, "reason": reason} | user_line()
                 self.retracing.compiled(name, start_ns, about)
         except Exception as error:  # fail open; the arguments' own code may have raised it
-            self._session.guard.failed(xla.COMPILER, error)
+            self._session.guard.failed(XLA, error)
 
     def _note_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
         """Note how long an outermost call took, or record what was traced or compiled in it."""
@@ -378,7 +377,7 @@ class Loops:
             serial = function.__dict__.setdefault(SERIAL, next(self._serials))
             retracing.wait_for_run(serial, start_ns + ran_ns, xla=_uses_xla(function))
         elif retracing.held:
-            if not function.__dict__.get("_jit_compile") and ran_ns < xla.SLOWER * quickest:
+            if not function.__dict__.get("_jit_compile") and ran_ns < SLOWER * quickest:
                 retracing.forget_compiled()  # the part that XLA compiles may have had the same shapes
             retracing.call_ended(start_ns + ran_ns, quickest)
         else:
@@ -432,4 +431,4 @@ def _name(function: Any) -> str:
 def _uses_xla(function: Any) -> bool:
     """Return whether XLA compiles a function or a part of it."""
     about = function.__dict__
-    return bool(about.get("_jit_compile")) or about.get(xla.NODES, 0) < 0 or xla.INSIDE in about
+    return bool(about.get("_jit_compile")) or about.get(NODES, 0) < 0 or INSIDE in about

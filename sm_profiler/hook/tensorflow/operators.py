@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.tensorflow.xla import NODES
-from sm_profiler.hook.threads import waited_ns
+from sm_profiler.hook.scheduling import waited_ns
+from sm_profiler.hook.tensorflow.compilations import NODES
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.compilations import Retracing
     from sm_profiler.hook.tensorflow.loops import Loops
-    from sm_profiler.hook.tensorflow.retracing import Retracing
 
 STEPS = (10, 100)  # that are counted: those before the first trace and warm up
 MAX_OPERATORS = 100_000  # of a step; after the last one, the script may go on for long without another

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.clock import Timebase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
