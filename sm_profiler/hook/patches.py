@@ -24,7 +24,10 @@ _ABSENT = object()
 class Patches:
     """Attributes that were replaced, and what they were.
 
-    Nothing is replaced after `remove`, even if a module is loaded later.
+    What waits for a module is not replaced any more after `remove`, even if the module is loaded later.
+
+    Args:
+        failed: takes errors of the hook's own actions.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -91,7 +94,7 @@ def timed(original: Any, begin: Begin, end: End | None, failed: Callable[[Except
         failed: takes the errors of both.
     """
 
-    @functools.wraps(original)
+    @_wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
         try:
             begun = begin(*args, **kwargs)
@@ -126,7 +129,7 @@ def after(original: Any, action: Callable[..., Any], failed: Callable[[Exception
         failed: takes the action's errors.
     """
 
-    @functools.wraps(original)
+    @_wraps(original)
     def followed(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         try:
@@ -137,6 +140,13 @@ def after(original: Any, action: Callable[..., Any], failed: Callable[[Exception
         return result if changed is None else changed
 
     return followed
+
+
+def _wraps(original: Any) -> Callable[[Any], Any]:
+    """Return `functools.wraps(original)`; the name of a method in C++ may be no text."""
+    names = functools.WRAPPER_ASSIGNMENTS
+    texts = [name for name in names if "name" not in name or isinstance(getattr(original, name, ""), str)]
+    return functools.wraps(original, texts)
 
 
 def when_loaded(name: str, action: Callable[[], None]) -> None:

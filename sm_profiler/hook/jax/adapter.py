@@ -19,14 +19,12 @@ from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.patches import Begin, End, Patches, after, timed
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.hook.steps import Record
 from sm_profiler.hook.timed_calls import Callback, CallbackTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sm_profiler.hook.session import Session
 
 
@@ -103,19 +101,11 @@ class HostCallbacks(Collector):
         return self._times.callback(f"{name}.{kind}", getattr(inner, "__code__", None))
 
     def _time(self, function: Any, host: Callback) -> Any:
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self._clock()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                if self._on:
-                    try:
-                        self._times.ended(host, start, self._clock(), self._step())
-                    except Exception as error:  # fail open
-                        self._failed(error)
+        def ended(start_ns: int, _result: Any, _error: BaseException | None) -> None:
+            if self._on:
+                self._times.ended(host, start_ns, self._clock(), self._step())
 
-        return timed
+        return timed(function, lambda *_args, **_kwargs: self._clock(), ended, self._failed)
 
     def beat(self) -> None:
         """Record the sums of the short calls."""
@@ -201,7 +191,6 @@ class JaxAdapter(FrameworkAdapter):
         self._calls = Calls(
             session, self._jax, loop, self._compilations, lambda one_by_one: one_by_one.watch(self._patches, core)
         )
-        self._watch = _Watch(self._calls)
         self._callbacks = HostCallbacks(session.append, lambda: tracker.number, session.fail)
         self._listens = False
         self._detailed = DetailedWindow(session, JaxProfiler(self._calls))
@@ -214,35 +203,49 @@ class JaxAdapter(FrameworkAdapter):
         """Patch JAX and listen to its reports of compilations."""
         jax, calls, session, put = self._jax, self._calls, self.session, self._patches.put
         for name in ("jit", "pmap"):
-            put(jax, name, calls.wrap_jit(getattr(jax, name)))
+            put(jax, name, after(getattr(jax, name), calls.compiled, functools.partial(session.guard.failed, "jit")))
         for name in ("grad", "value_and_grad"):
-            put(jax, name, calls.wrap_grad(getattr(jax, name)))
-        put(jax.stages.Lowered, "compile", calls.wrap_compile(jax.stages.Lowered.compile))
+            put(
+                jax,
+                name,
+                after(getattr(jax, name), calls.differentiated, functools.partial(session.guard.failed, "grad")),
+            )
+        self._after(jax.stages.Lowered, "compile", calls.compiled_ahead)
         put(jax.stages.Compiled, "__call__", calls.wrap_compiled(jax.stages.Compiled.__call__))
         derivatives = import_module("jax._src.interpreters.ad")
         for name in ("linearize", "vjp"):  # both exist in some versions
             if hasattr(derivatives, name):
-                put(derivatives, name, calls.wrap_derivative(getattr(derivatives, name)))
-        for name in ("block_until_ready", "device_get"):
-            put(jax, name, calls.wrap_wait(name, getattr(jax, name)))
+                self._around(derivatives, name, calls.differentiates)
         array = import_module("jax._src.array").ArrayImpl
-        for name in ("block_until_ready", "item"):
-            put(array, name, calls.wrap_wait(name, getattr(array, name)))
+        for owner, name in (
+            (jax, "block_until_ready"),
+            (jax, "device_get"),
+            (array, "block_until_ready"),
+            (array, "item"),
+        ):
+            put(owner, name, calls.wrap_wait(name, getattr(owner, name)))
         value = array._value  # what float(), print() and device_get() read
         put(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
         for kind in ("pure_callback", "io_callback"):
             self._wrap_callback("jax._src.callback", "jax.experimental" if kind == "io_callback" else "jax", kind)
         self._wrap_callback("jax._src.debugging", "jax.debug", "debug_callback", "callback")
         annotation = jax.profiler.StepTraceAnnotation
-        put(annotation, "__init__", self._wrap_annotation(annotation.__init__))
-        put(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
-        put(annotation, "__exit__", self._wrap_exit(annotation.__exit__))
+        self._after(annotation, "__init__", self._annotated)
+        self._after(annotation, "__enter__", self._begins)
+        self._around(annotation, "__exit__", self._ends)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
         self._listens = True
         session.add(self._compilations)
         session.add(self._callbacks)
-        session.add(self._watch)
+        session.add(self._calls)
         atexit.register(self._at_exit)
+
+    def _around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
+        """Replace a function of any kind: many of JAX's are in C++, or inherited."""
+        self._patches.put(owner, name, timed(getattr(owner, name), begin, end, self.session.fail))
+
+    def _after(self, owner: Any, name: str, action: Callable[..., Any]) -> None:
+        self._patches.put(owner, name, after(getattr(owner, name), action, self.session.fail))
 
     def _at_exit(self) -> None:
         """End an open window before JAX, which was imported earlier, frees its devices and with them what the window waits for."""
@@ -269,7 +272,7 @@ class JaxAdapter(FrameworkAdapter):
         if self._listens:
             self._listens = False
             import_module("jax._src.monitoring").unregister_event_duration_listener(self._heard)
-        for collector in (self._compilations, self._callbacks, self._watch):
+        for collector in (self._compilations, self._callbacks, self._calls):
             self.session.discard(collector)
         self.session.tracker.release(JAX)
 
@@ -287,58 +290,16 @@ class JaxAdapter(FrameworkAdapter):
 
     # annotations
 
-    def _wrap_annotation(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(annotation: Any, name: str, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(annotation, name, *args, **kwargs)
-            annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
+    def _annotated(self, _none: None, annotation: Any, name: str, *_args: Any, **_kwargs: Any) -> None:
+        annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
 
-        return __init__
-
-    def _wrap_enter(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __enter__(annotation: Any) -> Any:  # replaces a method of this name
-            result = original(annotation)
-            self._note(self._begins, annotation)
-            return result
-
-        return __enter__
-
-    def _wrap_exit(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __exit__(annotation: Any, *error: Any) -> Any:  # replaces a method of this name
-            self._note(self._ends, annotation)
-            return original(annotation, *error)
-
-        return __exit__
-
-    def _note(self, action: Callable[[Any], None], annotation: Any) -> None:
-        if not self.session.quiet:
-            try:
-                action(annotation)
-            except Exception as error:  # fail open
-                self.session.fail(error)
-
-    def _begins(self, annotation: Any) -> None:
+    def _begins(self, _entered: Any, annotation: Any) -> None:
         tracker = self.session.tracker
-        if tracker.owner in ("", JAX) and tracker.claim(JAX):
+        if not self.session.quiet and tracker.owner in ("", JAX) and tracker.claim(JAX):
             self.session.lead(self)
             mode = getattr(annotation, "sm_profiler_mode", ModeKeys.TRAIN)
             tracker.begin_step(perf_counter_ns(), gradients=mode is ModeKeys.TRAIN, mode=mode)
 
-    def _ends(self, _annotation: Any) -> None:
-        if self.session.tracker.owner == JAX:
+    def _ends(self, *_args: Any) -> None:
+        if not self.session.quiet and self.session.tracker.owner == JAX:
             self.session.tracker.end_step(perf_counter_ns())
-
-
-class _Watch(Collector):
-    """Starts over in a forked child."""
-
-    name = "calls"
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def forked(self) -> None:
-        """Forget what runs in the parent."""
-        self._calls.forked()

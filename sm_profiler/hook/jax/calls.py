@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.caller import MAX_DEPTH, is_library
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.jax.loop import Compiled, Loop
-from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.steps import METER_MAX_NS, Record
 
 if TYPE_CHECKING:
@@ -141,8 +142,10 @@ MIN_WAIT_NS = 20_000  # a shorter one found its results ready
 MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
 
 
-class Calls:
+class Calls(Collector):
     """Wraps what `jax.jit` returns, and what blocks until results are there."""
+
+    name = "calls"
 
     def __init__(
         self, session: Session, jax: Any, loop: Loop, compilations: Compilations, watch: Callable[[OneByOne], None]
@@ -196,53 +199,21 @@ class Calls:
 
     # jit
 
-    def wrap_jit(self, original: Any) -> Any:
-        """Return `jax.jit` or `jax.pmap` whose results report their calls."""
+    def compiled(self, made: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return what `jax.jit` or `jax.pmap` made for the script, with its calls reported."""
+        place = () if self._session.quiet else users_place(sys._getframe(1))  # who compiles
+        return self._observed(made, place) if place else None
 
-        @functools.wraps(original)
-        def jit(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            try:
-                if not self._session.quiet and (place := users_place(sys._getframe(1))):  # who compiles
-                    return self._observed(made, place)
-            except Exception as error:  # fail open
-                self._session.guard.failed("jit", error)
-            return made
+    def differentiated(self, made: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return what `jax.grad` or `jax.value_and_grad` made, with its calls reported unless they are compiled."""
+        place = () if self._session.quiet or self._inside else users_place(sys._getframe(1))
+        return self._wrap(made, place, is_compiled=False) if place else None
 
-        return jit
-
-    def wrap_grad(self, original: Any) -> Any:
-        """Return `jax.grad` or `jax.value_and_grad` whose results report their calls unless they are compiled."""
-
-        @functools.wraps(original)
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            try:
-                if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):
-                    return self._wrap(made, place, is_compiled=False)
-            except Exception as error:  # fail open
-                self._session.guard.failed("grad", error)
-            return made
-
-        return grad
-
-    def wrap_derivative(self, original: Any) -> Any:
-        """Return what differentiates a function, for gradients; it runs while a compiled function is traced."""
-
-        @functools.wraps(original)
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
-            self._differentiates()
-            return original(*args, **kwargs)
-
-        return differentiate
-
-    def _differentiates(self) -> None:
-        try:
-            running = self._compilations.running
-            if running is not None and threading.get_ident() == self._thread:
-                self._loop.computes_gradients(running[0])
-        except Exception as error:  # fail open
-            self._session.fail(error)
+    def differentiates(self, *_args: Any, **_kwargs: Any) -> None:
+        """Record that JAX differentiates a function, for gradients, while it traces a compiled one."""
+        running = self._compilations.running
+        if running is not None and threading.get_ident() == self._thread:
+            self._loop.computes_gradients(running[0])
 
     def _observed(self, made: Any, place: Place) -> Any:
         if hasattr(made, "lower"):
@@ -272,7 +243,7 @@ class Calls:
 
     def _wrap(self, made: Any, place: Place, *, is_compiled: bool = True) -> Any:
         function = self._function(made, place, is_compiled=is_compiled)
-        call = functools.update_wrapper(self._caller(function, made), made)
+        call = self._caller(function, made)
         for attribute in _ATTRIBUTES:
             if hasattr(made, attribute):
                 setattr(call, attribute, getattr(made, attribute))
@@ -281,51 +252,43 @@ class Calls:
         return call
 
     def _caller(self, function: Compiled, made: Any) -> Any:
-        session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
-        get_ident, clock, runs, one_by_one = threading.get_ident, self._clock, self._runs, self._one_by_one
-        starts = _nothing if function.is_compiled else self._measures
+        begin, end = functools.partial(self._call_begins, function), functools.partial(self._call_ends, function)
+        return timed(made, begin, end, self._session.fail)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or session.quiet or get_ident() != self._thread or not runs():
-                if function.gradients:  # JAX may not trace it again
-                    self._differentiates()
-                return made(*args, **kwargs)
-            self._inside = True
-            start, behind, compiled = clock(), False, 0
-            try:
-                compilations.running, compiled = (function, (args, kwargs)), compilations.finished
-                loop.begins(function, start, (args, kwargs))
-                behind = self._is_behind()
-                begun = clock()
-                starts()
-            except Exception as error:  # fail open
-                begun = start
-                session.fail(error)
-            tracker.in_compiled = True
-            try:
-                result = made(*args, **kwargs)
-            except BaseException:
-                self._inside, compilations.running = False, None
-                one_by_one.failed()
-                tracker.in_compiled = False
-                try:
-                    loop.failed(function)
-                except Exception as error:  # fail open
-                    session.fail(error)
-                raise
-            end = clock()
-            tracker.in_compiled = False
-            try:
-                queued = compiled == compilations.finished and _queued(function, end - begun, behind=behind)
-                self._returned(function, result, start, end, queued)
-                if tracker.metering:
-                    tracker.own_ns += min(begun - start, METER_MAX_NS) + min(clock() - end, METER_MAX_NS)
-            except Exception as error:  # fail open
-                session.fail(error)
+    def _call_begins(self, function: Compiled, *args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
+        if self._inside or self._session.quiet or threading.get_ident() != self._thread or not self._runs():
+            if function.gradients:  # JAX may not trace it again
+                self.differentiates()
+            return None
+        self._inside = True
+        start, compilations = self._clock(), self._compilations
+        compilations.running, compiled = (function, (args, kwargs)), compilations.finished
+        self._loop.begins(function, start, (args, kwargs))
+        behind = self._is_behind()
+        begun = self._clock()
+        if not function.is_compiled:
+            self._measures()
+        self._session.tracker.in_compiled = True
+        return start, begun, behind, compiled
+
+    def _call_ends(
+        self, function: Compiled, begun: tuple[int, int, bool, int], result: Any, error: BaseException | None
+    ) -> None:
+        end, tracker, compilations = self._clock(), self._session.tracker, self._compilations
+        start, launched, behind, compiled = begun
+        tracker.in_compiled = False
+        compilations.running = None
+        try:
+            if error is not None:
+                self._one_by_one.failed()
+                self._loop.failed(function)
+                return
+            queued = _queued(function, end - launched, behind=behind) if compiled == compilations.finished else 0
+            self._returned(function, result, start, end, queued)
+            if tracker.metering:
+                tracker.own_ns += min(launched - start, METER_MAX_NS) + min(self._clock() - end, METER_MAX_NS)
+        finally:
             self._inside = False
-            return result
-
-        return call
 
     def _measures(self) -> None:
         """Measure what the operations of this call cost, if the hook's own time is measured, too."""
@@ -339,7 +302,6 @@ class Calls:
         return array is not None and _is_pending(array)
 
     def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
-        self._compilations.running = None
         if not function.is_compiled:
             self._one_by_one.ended(end_ns - start_ns, self._session.tracker.number)
         self._loop.ended(function, function.name, start_ns, end_ns - queued_ns)
@@ -358,32 +320,24 @@ class Calls:
     def _lowering(self, function: Compiled, original: Any) -> Any:
         """Return `lower` of a compiled function, whose result refers to the function."""
 
-        @functools.wraps(original)
-        def lower(*args: Any, **kwargs: Any) -> Any:
+        def begin(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             before = self._inside, self._compilations.running
             self._inside, self._compilations.running = True, (function, (args, kwargs))
-            try:
-                lowered = original(*args, **kwargs)
-            finally:
-                self._inside, self._compilations.running = before
-            with contextlib.suppress(AttributeError):
-                lowered.sm_profiler_function = function
-            return lowered
+            return before
 
-        return lower
+        def end(before: tuple[Any, Any], lowered: Any, error: BaseException | None) -> None:
+            self._inside, self._compilations.running = before
+            if error is None:
+                with contextlib.suppress(AttributeError):
+                    lowered.sm_profiler_function = function
 
-    def wrap_compile(self, original: Any) -> Any:
-        """Return `Lowered.compile` whose results report their calls."""
+        return timed(original, begin, end, self._session.fail)
 
-        @functools.wraps(original)
-        def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            compiled = original(lowered, *args, **kwargs)
-            function = getattr(lowered, "sm_profiler_function", None)
-            if function is not None and not self._session.quiet:
-                compiled.sm_profiler_call = self._caller(function, functools.partial(self._run_compiled, compiled))
-            return compiled
-
-        return compile
+    def compiled_ahead(self, compiled: Any, lowered: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Have the calls of what `Lowered.compile` returned reported."""
+        function = getattr(lowered, "sm_profiler_function", None)
+        if function is not None and not self._session.quiet:
+            compiled.sm_profiler_call = self._caller(function, functools.partial(self._run_compiled, compiled))
 
     def wrap_compiled(self, original: Any) -> Any:
         """Return `Compiled.__call__` that reports calls."""
@@ -400,29 +354,19 @@ class Calls:
 
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
-        session, loop, get_ident, clock = self._session, self._loop, threading.get_ident, self._clock
-        tracker = session.tracker
+        return timed(original, self._wait_begins, functools.partial(self._wait_ends, name), self._session.fail)
 
-        def wait(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or session.quiet or get_ident() != self._thread:
-                return original(*args, **kwargs)
-            self._inside = tracker.in_compiled = True
-            start = clock()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                end = clock()
-                self._inside = tracker.in_compiled = False
-                try:
-                    if end - start >= MIN_WAIT_NS:
-                        loop.ended(None, name, start, end)
-                except Exception as error:  # fail open
-                    session.fail(error)
+    def _wait_begins(self, *_args: Any, **_kwargs: Any) -> int | None:
+        if self._inside or self._session.quiet or threading.get_ident() != self._thread:
+            return None
+        self._inside = self._session.tracker.in_compiled = True
+        return self._clock()
 
-        for attribute in ("__doc__", "__name__", "__module__"):  # methods in C++ have no text in some of them
-            if isinstance(text := getattr(original, attribute, None), str):
-                setattr(wait, attribute, text)
-        return wait
+    def _wait_ends(self, name: str, start_ns: int, *_outcome: Any) -> None:
+        end_ns = self._clock()
+        self._inside = self._session.tracker.in_compiled = False
+        if end_ns - start_ns >= MIN_WAIT_NS:
+            self._loop.ended(None, name, start_ns, end_ns)
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:
@@ -451,10 +395,6 @@ def _is_pending(array: Any) -> bool:
     """Return whether an array's values are not there yet; keys of random numbers are arrays without `is_ready`."""
     is_ready = getattr(array, "is_ready", None)
     return is_ready is not None and not array.is_deleted() and not is_ready()
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def users_place(frame: FrameType | None) -> Place:

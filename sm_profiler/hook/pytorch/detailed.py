@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook.convert import KINETO
 from sm_profiler.hook.detailed import Profiler
+from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.pytorch.forward import ShyHook
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def quiet(torch: Any) -> Iterator[None]:
     if level is None:
         yield
         return
-    owner, before = torch.autograd.profiler.profile, level.value
+    owner, before, patches = torch.autograd.profiler.profile, level.value, Patches(pass_on)
     prepare = owner._prepare_trace  # it initialises Kineto, which sets the level
 
     def _prepare_trace(*args: Any, **kwargs: Any) -> Any:
@@ -71,13 +73,13 @@ def quiet(torch: Any) -> Iterator[None]:
         finally:
             before, level.value = level.value, QUIET
 
-    owner._prepare_trace = _prepare_trace  # restored below
+    patches.put(owner, "_prepare_trace", _prepare_trace)
     level.value = QUIET
     try:
         yield
     finally:
         level.value = before
-        owner._prepare_trace = prepare
+        patches.remove()
 
 
 class TorchProfiler(Profiler):

@@ -28,6 +28,7 @@ import attrs
 
 from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.other_threads import Frames, current_frames, stack_of
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackReader, Tally
 
 CELLS = 8  # per batch: task + 1, worker, pid, start, end; task + 1, start, end of pinning
@@ -213,22 +214,20 @@ class Loop:
 @contextlib.contextmanager
 def watched(times: FetchTimes | None, board: Board | None = None) -> Iterator[None]:
     """Let processes and threads that a loader's iterator starts inside the block store their times and samples."""
-    put: list[Loop] = []
+    patches = Patches(pass_on)
     loops = [(WORKER, "_worker_loop", (2, 3))]
     if times is not None:
         loops.append((PIN_MEMORY, "_pin_memory_loop", (0, 1)))
     try:
         for module, name, queues in loops:
             with contextlib.suppress(ImportError, AttributeError):  # another version of torch: no times
-                original = getattr(import_module(module), name)
+                owner = import_module(module)
+                original = getattr(owner, name)
                 if not isinstance(original, Loop):
-                    loop = Loop(times, board, module, name, queues, original)
-                    setattr(import_module(module), name, loop)
-                    put.append(loop)
+                    patches.put(owner, name, Loop(times, board, module, name, queues, original))
         yield
     finally:
-        for loop in put:
-            setattr(import_module(loop.module), loop.name, loop.original)
+        patches.remove()
 
 
 SLOT_BYTES = 16_384  # of a worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -95,28 +96,24 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session.add(self.stages)
         self.session.add(self._operators)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
-        for module, name in (
+        for module, kind in (
             ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
             ("tensorflow.python.distribute.input_lib", "DistributedIteratorBase"),
         ):
-            owner = getattr(import_module(module), name)
-            patches.replace(owner, "__next__", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
-            patches.replace(owner, "get_next", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
-            patches.replace(
-                owner,
-                "get_next_as_optional",
-                lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one, optional=True)),
-            )
-        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
-        patches.replace(iterators.OwnedIterator, "__init__", self.stages.wrap_init)
+            owner = getattr(import_module(module), kind)
+            for name in ("__next__", "get_next", "get_next_as_optional"):
+                optional = name == "get_next_as_optional"
+                patches.replace(owner, name, functools.partial(stopwatch.wrap_fetch, optional=optional))
+                patches.around(owner, name, loops.fetch_begins, loops.fetch_ends)
+        self.stages.install()
         loops_over_datasets = import_module("tensorflow.python.data.ops.dataset_autograph")
         patches.replace(loops_over_datasets, "_general_purpose_scan", stopwatch.wrap_scan)
         tape = self._tf.GradientTape
-        patches.replace(tape, "__enter__", loops.wrap_enter)
-        patches.replace(tape, "__exit__", loops.wrap_exit)
-        patches.replace(tape, "gradient", loops.wrap_gradient)
+        patches.around(tape, "__enter__", loops.tape_enters)
+        patches.around(tape, "__exit__", loops.tape_exits, loops.tape_exited)
+        patches.around(tape, "gradient", loops.gradient_begins, loops.gradient_ends)
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
-        patches.replace(functions.Function, "__call__", loops.wrap_call)
+        patches.around(functions.Function, "__call__", loops.call_begins, loops.call_ends)
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
         patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
@@ -125,12 +122,12 @@ class TensorFlowAdapter(FrameworkAdapter):
     def _optimizers_loaded(self) -> None:
         optimizers = import_module("keras.src.optimizers.base_optimizer")
         if self._is_backend():
-            self._patches.replace(optimizers.BaseOptimizer, "apply", self.loops.wrap_apply)
+            self._patches.around(optimizers.BaseOptimizer, "apply", self.loops.apply_begins, self.loops.apply_ends)
 
     def _layers_loaded(self) -> None:
         layers = import_module("keras.src.layers.layer")
         if self._is_backend():
-            self._patches.replace(layers.Layer, "__call__", self.loops.wrap_layer)
+            self._patches.around(layers.Layer, "__call__", self.loops.layer_begins, self.loops.layer_ends)
 
     def _is_backend(self) -> bool:
         return str(import_module("keras.src.backend.config").backend()) == TENSORFLOW
@@ -138,6 +135,7 @@ class TensorFlowAdapter(FrameworkAdapter):
     def remove(self) -> None:
         """Restore TensorFlow."""
         self._patches.remove()
+        self.stages.remove()
         self.session.discard(self.retracing)
         self.session.discard(self.stages)
         self._operators.stop()

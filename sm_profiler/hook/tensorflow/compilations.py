@@ -6,7 +6,6 @@ A graph whose shapes vary is traced once, and compiled by XLA for each shape tha
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.hook.caller import is_library, user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.patches import timed
 from sm_profiler.hook.steps import Record
 
 # Traces.
@@ -143,33 +143,33 @@ class Retracing(Collector):
         self._append(record) if self._early is None else self._early.append(record)
 
     def wrap_trace(self, original: Any) -> Any:
-        """Return TensorFlow's function that makes a graph."""
+        """Return TensorFlow's function that makes a graph, with its traces recorded."""
+        return timed(original, self._trace_begins, self._trace_ends, pass_on)
 
-        @functools.wraps(original)
-        def create(
-            function_type: Any, type_context: Any, func_graph: Any, options: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            began, about = self._clock(), None
+    def _trace_begins(
+        self, function_type: Any, _context: Any, _graph: Any, options: Any, *_args: Any, **_kwargs: Any
+    ) -> tuple[str, int, dict[str, Any] | None]:
+        began, about = self._clock(), None
+        if self._depth == 0:
             try:
-                if self._depth == 0:
-                    about = self._describe(function_type, options)
+                about = self._describe(function_type, options)
             except Exception as error:  # fail open
                 pass_on(error)
                 about = {"compiler": COMPILER, "again": False}
-            self._depth += 1
-            try:
-                made = original(function_type, type_context, func_graph, options, *args, **kwargs)
-                if self._depth == 1:
-                    self.traced(made)
-                return made
-            finally:
-                self._depth -= 1
-                if about is not None:
-                    name = str(getattr(options, "name", "")) or "tf.function"
-                    record = (COMPILE, name, began, self._clock(), self._step(), about)
-                    self.held.append(record) if self.is_called() else self._record(record)
+        self._depth += 1
+        return str(getattr(options, "name", "")) or "tf.function", began, about
 
-        return create
+    def _trace_ends(
+        self, begun: tuple[str, int, dict[str, Any] | None], made: Any, error: BaseException | None
+    ) -> None:
+        name, began, about = begun
+        self._depth -= 1
+        if about is None:
+            return
+        if error is None:
+            self.traced(made)
+        record = (COMPILE, name, began, self._clock(), self._step(), about)
+        self.held.append(record) if self.is_called() else self._record(record)
 
     @contextlib.contextmanager
     def ignored(self) -> Iterator[None]:

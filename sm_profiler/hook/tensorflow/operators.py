@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.tensorflow.compilations import NODES
 
@@ -59,7 +60,7 @@ class OperatorCount(Collector):
         self._loops = loops
         self._retracing = retracing
         self._launchers: Any = import_module("tensorflow.python.pywrap_tfe")
-        self._replaced: dict[str, Any] = {}
+        self._patches = Patches(session.fail)
         self._count = 0
         self._began_ns = self._inside_ns = 0  # of the counted step: its start, and the time in its operators
         self._aside_ns = 0  # of all callbacks and saves before it
@@ -110,7 +111,7 @@ class OperatorCount(Collector):
         thread, get_ident, aside = self._loops.thread, threading.get_ident, self._session.aside
         self._aside_ns = aside.ns
         for name in LAUNCHERS:
-            original = self._replaced[name] = getattr(self._launchers, name)
+            original = getattr(self._launchers, name)
 
             def launch(*args: Any, original: Any = original) -> Any:
                 if get_ident() != thread or aside.depth:
@@ -125,13 +126,11 @@ class OperatorCount(Collector):
                 finally:
                     self._inside_ns += perf_counter_ns() - start_ns
 
-            setattr(self._launchers, name, launch)
+            self._patches.put(self._launchers, name, launch)
 
     def stop(self) -> None:
         """Restore what launches operators."""
-        for name, original in self._replaced.items():
-            setattr(self._launchers, name, original)
-        self._replaced = {}
+        self._patches.remove()
         self._loops.ran = None
 
     def _traced(self, made: Any) -> None:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
+from importlib import import_module
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import attrs
 from sm_profiler.formats.event_names import COMPILED_STEP, DATA_STAGES, DATALOADER_ITER, DATALOADER_WAIT
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
 from sm_profiler.hook.tensorflow.compilations import code_of
 
@@ -253,24 +255,22 @@ class Stages(Collector):
         self._missing = tensorflow.errors.NotFoundError
         self._eager = tensorflow.executing_eagerly
         self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_ITERATORS)
+        self._patches = Patches(functools.partial(session.switch_off, self))
         self._ends = 0
         self._parallelism = -1
 
-    def wrap_init(self, original: Any) -> Any:
-        """Return the constructor of an iterator."""
+    def install(self) -> None:
+        """Patch the iterators."""
+        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
+        self._patches.after(iterators.OwnedIterator, "__init__", self._created)
 
-        @functools.wraps(original)
-        def __init__(
-            iterator: Any, dataset: Any = None, *args: Any, **kwargs: Any
-        ) -> None:  # replaces a method of this name
-            original(iterator, dataset, *args, **kwargs)
-            try:
-                if dataset is not None and self._eager() and not self._session.quiet:
-                    self._pipelines.append(_Pipeline(weakref.ref(iterator)))
-            except Exception as error:  # fail open
-                self._session.guard.failed(DATALOADER, error)
+    def remove(self) -> None:
+        """Restore TensorFlow."""
+        self._patches.remove()
 
-        return __init__
+    def _created(self, _none: None, iterator: Any, dataset: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        if dataset is not None and self._eager() and not self._session.quiet:
+            self._pipelines.append(_Pipeline(weakref.ref(iterator)))
 
     def beat(self) -> None:
         """Read models that are due."""
