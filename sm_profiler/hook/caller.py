@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from sm_profiler.formats.event_names import CELL
 
@@ -39,6 +39,13 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
             return {"file": shown(code.co_filename), "line": frame.f_lineno, "function": code.co_name}
         frame = frame.f_back
     return {}
+
+
+def definition(code: CodeType | None) -> dict[str, str | int]:
+    """Return `file`, `line` and `function` of a function's code; empty if it is a library's."""
+    if code is None or is_library(code.co_filename):
+        return {}
+    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
 
 
 def is_library(path: str) -> bool:

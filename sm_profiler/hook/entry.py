@@ -17,9 +17,9 @@ from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
-from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
 from sm_profiler.hook.garbage import GarbageCollector
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.memory_growth import Objects
 from sm_profiler.hook.modes import ModeKeys

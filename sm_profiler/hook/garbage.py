@@ -11,15 +11,15 @@ from types import FrameType
 from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
-from sm_profiler.hook import foreign
+from sm_profiler.hook import guard
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on, uninterrupted
+from sm_profiler.hook.guard import pass_on, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
 FULL = 2  # the oldest generation
-_OWN = (__file__, foreign.__file__)
+_OWN = (__file__, guard.__file__)
 
 
 class GarbageCollector(Collector):

@@ -19,11 +19,12 @@ from typing import Any
 
 from sm_profiler.formats.event_names import THREADS
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.steps import Record
 from sm_profiler.limits import Limits
 
 BEATS = 5  # between two events
+THIS_THREAD = "/proc/thread-self/schedstat"
 WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for one, slices
 STATUS = Path("/proc/self/status")
 
@@ -81,10 +82,11 @@ def usable_cores() -> float:
     return min(cores, quota) if quota else cores
 
 
-def waited_ns() -> int:
-    """Return how long the main thread has waited for a core; 0 if the kernel does not count it."""
+def waited_ns(file: str | Path | None = None) -> int:
+    """Return how long a thread, by default the main one, has waited for a core; 0 if the kernel does not count it."""
     try:
-        return int(WAITED.read_text().split()[1])
+        with open(file or WAITED, "rb", buffering=0) as statistics:  # a tenth of the time of Path.read_text
+            return int(statistics.read(64).split()[1])
     except (OSError, ValueError, IndexError) as error:
         pass_on(error)
         return 0

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from sm_profiler.formats.event_names import CALLBACK, LOG, SAVE
-from sm_profiler.hook.caller import is_library, user_line
+from sm_profiler.hook.caller import definition, user_line
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import Record
 
@@ -71,9 +71,7 @@ class Callback(CallSum):
     def __init__(self, name: str, code: CodeType | None) -> None:
         super().__init__()
         self.name = name
-        self.args: dict[str, Any] = {}
-        if code is not None and not is_library(code.co_filename):
-            self.args = {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+        self.args: dict[str, Any] = {**definition(code)}
 
 
 class CallbackTimes:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from sm_profiler.hook.collector import Collector
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.steps import StepTracker
 
 LATE_SECONDS = 1.0  # a shorter delay is that of a usual step
 LATE_SHARE = 0.5  # of a short window; one that is over when the training reaches it has a single step
@@ -155,6 +158,18 @@ class Schedule:
                 self.windows[name] = Window(given)
         for name in set(self.windows) - set(ranges):
             self.windows[name].ended = True
+
+    def is_ahead(self, name: str) -> bool:
+        """Return whether a collector's window is open, or will be."""
+        window = self.windows.get(name)
+        return window is not None and not window.ended and not self.is_off(name)
+
+    def takes_batch(self, name: str, tracker: StepTracker) -> bool:
+        """Return whether a batch that arrives now is inside a window: batches are fetched ahead of their step."""
+        if not self.is_ahead(name):
+            return False
+        step = max(tracker.global_step + (not tracker.is_open), 0)
+        return self.windows[name].at_step(step, time.time(), time.monotonic(), tracker.batches)
 
     def missed(self, name: str, now: float) -> str | None:
         """Return why a collector's window never opened, or None."""

@@ -9,7 +9,7 @@ import keras  # arms the hook
 
 from sm_profiler.hook import entry
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.keras import adapter, callbacks, inputs
+from sm_profiler.hook.keras import adapter, inputs
 from sm_profiler.hook.session import Session
 from sm_profiler.hook.steps import StepTracker
 
@@ -38,7 +38,7 @@ for name in (
     "_compiled_again", "_results_requested", "_results_read", "_apply_begins", "_apply_ends",
 ):  # fmt: skip
     setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
-for kind in (callbacks.Callbacks, inputs.Inputs):
+for kind in (adapter.Callbacks, inputs.Inputs):
     break_methods(kind)
 found = hook.session.find("keras")
 found.remove()

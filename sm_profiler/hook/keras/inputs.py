@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.formats.event_names import DATALOADER_FETCH, DATALOADER_ITER, DATALOADER_WAIT, INPUT
-from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.caller import definition
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.pytorch.workers import FetchTimes, Span
@@ -122,7 +121,8 @@ class Inputs(Collector):
         if dataset is not None:
             workers = int(dataset.workers) if getattr(adapter, "enqueuer", None) is not None else 0
             args |= {"num_workers": workers, "pin_memory": False, "worker_id": -1}
-            args |= {"processes": bool(dataset.use_multiprocessing), **_defined(type(dataset), "__getitem__")}
+            code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+            args |= {"processes": bool(dataset.use_multiprocessing), **definition(code)}
             self._settings = {"num_workers": workers, "pin_memory": False}
         size = getattr(adapter, "batch_size", None)
         if isinstance(size, int):
@@ -224,8 +224,7 @@ class Inputs(Collector):
 
     def _starts(self, enqueuer: Any) -> None:
         """Give the processes of an enqueuer memory for their times, before they are forked."""
-        window = self._session.schedule.windows.get(DATALOADER)
-        wanted = window is not None and not window.ended and not self._session.quiet
+        wanted = self._session.schedule.is_ahead(DATALOADER) and not self._session.quiet
         if wanted and enqueuer.py_dataset.use_multiprocessing and enqueuer.uid not in self._enqueuers:
             times = self._enqueuers[enqueuer.uid] = FetchTimes(PLACES)
             self._times.append((times, {}))
@@ -254,13 +253,7 @@ class Inputs(Collector):
         self._pending.clear()
 
     def _is_on(self) -> bool:
-        session = self._session
-        window = session.schedule.windows.get(DATALOADER)
-        if window is None or window.ended or session.is_off(DATALOADER):
-            return False
-        tracker = session.tracker
-        step = max(tracker.global_step + (not tracker.is_open), 0)
-        return window.at_step(step, time.time(), time.monotonic(), tracker.batches)
+        return self._session.schedule.takes_batch(DATALOADER, self._session.tracker)
 
     def _collect(self, phase: str, name: str, span: Span) -> None:
         if self._names.matches(name):
@@ -268,13 +261,6 @@ class Inputs(Collector):
             if span.pid:
                 args["pid"] = span.pid
             self._session.append((phase, name, span.start_ns, span.end_ns, -1, args))
-
-
-def _defined(kind: type, name: str) -> dict[str, Any]:
-    code = getattr(getattr(kind, name, None), "__code__", None)
-    if code is None or is_library(code.co_filename):
-        return {}
-    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
 
 
 def _regex(profile: Profile) -> str:

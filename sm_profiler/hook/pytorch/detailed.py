@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook.convert import KINETO
 from sm_profiler.hook.detailed import Profiler
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.pytorch.forward import ShyHook
 

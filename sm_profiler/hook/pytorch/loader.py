@@ -19,7 +19,7 @@ from sm_profiler.formats.event_names import (
     LOADER_WORKERS,
 )
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched
 from sm_profiler.hook.steps import METER_MAX_NS, Stream

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,6 @@ REPEATS = 10
 MAX_SECONDS = 0.02
 LEAF = "AccumulateGrad"
 TIMED_STEPS = 7  # after a counted one
-SCHEDULER = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for one, …
 
 
 class OperatorCount(Collector):
@@ -70,7 +69,7 @@ class OperatorCount(Collector):
         with session.work.doing("operators are counted"):
             if self._step not in (-1, step):
                 if step != self._last:
-                    self._edges.append(perf_counter_ns() - waited_ns())
+                    self._edges.append(perf_counter_ns() - waited_ns(THIS_THREAD))
                     self._last = step
                 if len(self._edges) > TIMED_STEPS:
                     self._finish()
@@ -90,16 +89,6 @@ class OperatorCount(Collector):
         self._session.append((OPERATORS, "operators", now, now, self._step, args))
         self.due = max(self._step, 1) * TIMES
         self._step, self._operators, self._edges = -1, 0, []
-
-
-def waited_ns() -> int:
-    """Return how long this thread has been ready to run without a core; 0 if the kernel does not record it."""
-    try:
-        with open(SCHEDULER, "rb", buffering=0) as file:  # a tenth of the time of Path.open
-            return int(file.read(64).split()[1])
-    except (OSError, ValueError, IndexError) as error:
-        pass_on(error)
-        return 0
 
 
 def count_operators(roots: Iterable[Any]) -> int:

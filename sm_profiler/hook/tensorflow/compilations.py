@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.hook.caller import is_library, user_line
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import timed
 from sm_profiler.hook.steps import Record
 

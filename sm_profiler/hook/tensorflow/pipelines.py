@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from sm_profiler.formats.event_names import COMPILED_STEP, DATA_STAGES, DATALOADER_ITER, DATALOADER_WAIT
-from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.caller import definition
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
@@ -207,9 +206,8 @@ def _place(function: Any) -> dict[str, Any]:
     code = code_of(function)
     if code is None:
         return {}
-    if is_library(code.co_filename):
-        return {"function": code.co_name} if not code.co_name.startswith("_") else {}
-    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+    own = definition(code)
+    return own or ({"function": code.co_name} if not code.co_name.startswith("_") else {})
 
 
 def _generator(function: Any, depth: int = 3) -> Any:
@@ -320,19 +318,14 @@ class Stages(Collector):
     @property
     def wanted(self) -> bool:
         """True while batches are recorded, or will be."""
-        window = self._session.schedule.windows.get(DATALOADER)
-        return window is not None and not window.ended and not self._session.is_off(DATALOADER)
+        return self._session.schedule.is_ahead(DATALOADER)
 
     def batch(self, name: str, start_ns: int, end_ns: int) -> None:
         """Record a batch, if it is inside the window."""
-        session = self._session
-        window = session.schedule.windows.get(DATALOADER)
-        if window is None or not self.wanted:
-            return
-        step = session.tracker.global_step + (not session.tracker.is_open)
-        if window.at_step(max(step, 0), time.time(), time.monotonic()):
+        tracker = self._session.tracker
+        if self._session.schedule.takes_batch(DATALOADER, tracker):
             about = {"worker_id": -1} | ({"num_workers": self._parallelism} if self._parallelism >= 0 else {})
-            session.tracker.append((DATALOADER_ITER, f"{name}::GetNext", start_ns, end_ns, -1, about))
+            tracker.append((DATALOADER_ITER, f"{name}::GetNext", start_ns, end_ns, -1, about))
 
 
 # Waits inside graphs, of which Python sees only the times.
