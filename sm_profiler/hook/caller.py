@@ -62,23 +62,23 @@ def is_library(path: str) -> bool:
 def _targets() -> tuple[str, ...]:
     """Return the folders that `pip install --target` filled, as far as Python imports from them.
 
-    The folder of the script is none, even if packages are installed beside it.
+    The script's folder is not among them, even if packages are installed next to it.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     own = {_real(os.path.dirname(script)), _real(os.curdir)}  # as text
-    folders = [one for one in sys.path[:MAX_PATHS] if isinstance(one, str) and _real(one) not in own]
-    return tuple(one.rstrip(os.sep) + os.sep for one in folders if _holds_packages(one))
+    folders = [folder for folder in sys.path[:MAX_PATHS] if isinstance(folder, str) and _real(folder) not in own]
+    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if _holds_packages(folder))
 
 
 def _real(folder: str) -> str:
-    with contextlib.suppress(OSError):  # a relative one, if the working folder was removed
+    with contextlib.suppress(OSError):  # a relative path, if the working folder was removed
         return os.path.realpath(folder)
     return folder
 
 
 def _holds_packages(folder: str) -> bool:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return any(one.name.endswith(INSTALLED) for one in islice(entries, MAX_ENTRIES))
+        return any(entry.name.endswith(INSTALLED) for entry in islice(entries, MAX_ENTRIES))
     return False
 
 

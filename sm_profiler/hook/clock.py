@@ -113,7 +113,7 @@ class Birth:
     Attributes:
         process_us: start of this process, microseconds since the epoch; None if unknown.
         container_us: start of the container's first process; None outside a training container.
-        shared_mounts: mount point → type of the file systems that other machines use, too.
+        shared_mounts: mount point → type of the file systems that other machines also use.
         host: identity of the machine, the same in all of its jobs; "" if unknown.
         identity: user, account, job and so on, as far as the scheduler names them; see `sm_profiler.identity`.
     """

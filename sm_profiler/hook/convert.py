@@ -160,7 +160,7 @@ def convert_trace(order: Mapping[str, Any]) -> None:
 
 
 def render_pyinstrument(order: Mapping[str, Any]) -> None:
-    """Write the JSON and the page of each session of an order, and remove the raw one.
+    """Write the JSON and the page of each session of an order, and remove the raw session.
 
     Raises:
         OSError: a file cannot be read or written.

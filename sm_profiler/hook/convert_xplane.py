@@ -33,7 +33,7 @@ def phase_of(name: str, *, tensorflow: bool) -> str:
 
     Args:
         name: the framework's name: `gradient_tape/dense/MatMul`, `jit(step)/transpose(jvp(Net))/dot_general`.
-        tensorflow: the name is one of TensorFlow, where what is neither gradient nor optimizer is the model.
+        tensorflow: the name is TensorFlow's, where what is neither gradient nor optimizer is the model.
     """
     if _BACKWARD.search(name):
         return BACKWARD

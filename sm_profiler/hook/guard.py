@@ -27,7 +27,7 @@ from sm_profiler.printable import logger_for
 # Exceptions of the script.
 
 
-_current_thread = threading.current_thread  # a script may replace any function, also by one that raises
+_current_thread = threading.current_thread  # a script may replace any function, even by a function that raises
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
 _DELIVERY_SECONDS = 0.001
@@ -44,7 +44,7 @@ def is_foreign(error: BaseException) -> bool:
     """Return whether an exception was raised by a signal handler or a trace function, or set by another thread."""
     if _current_thread().name.startswith("sm-profiler"):
         return False  # our threads are none of the script's
-    if any(error is one for one in _delivered):
+    if any(error is delivered for delivered in _delivered):
         return True
     trace, last = error.__traceback__, None
     while trace is not None:
@@ -60,7 +60,7 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
     for name in code.co_varnames[:count]:
         value = found.get(name)
-        if value is interrupted or (type(value) is tuple and any(one is interrupted for one in value)):
+        if value is interrupted or (type(value) is tuple and any(item is interrupted for item in value)):
             return True
     return False
 
@@ -142,7 +142,7 @@ class Guard:
             text = f"{collector} switched off, training continues: {self.failures[collector]}"
             if len(self.failures) == 1:
                 self.warn(text)
-            else:  # a log full of warnings helps less than one; the report lists them all
+            else:  # a log full of warnings helps less than a single line; the report lists them all
                 logger.info("sm-profiler: %s", text)
 
     def warn(self, text: str) -> None:

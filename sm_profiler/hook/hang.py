@@ -56,9 +56,7 @@ BUSY_ELSEWHERE = (  # modules: these stacks are no hang
 START_TIMES = 2.0  # the shortest stop: before the first step, downloads and set-up have their pauses
 START_SECONDS = 2.0  # between two looks before the first step
 START_WINDOW = 10.0  # seconds over which use of the CPU and of files is judged
-START_CPU = (
-    0.02  # of one core; a process that waits uses less, the hook and the communication library's threads included
-)
+START_CPU = 0.02  # of a core; a process that waits uses less, the hook and the communication library's threads included
 START_BYTES = 100_000.0  # a second, read or written: a download
 IN_COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "jax._src.distributed")
 EVENT_LOOPS = ("asyncio.base_events", "socketserver", "selectors")  # a server or a notebook without a request
@@ -136,7 +134,7 @@ class HangWatch(Collector):
             self._has_not_begun(now)
 
     def close(self) -> None:
-        """Write that the process exits; with which error, if it does not handle one."""
+        """Write that the process exits, and with which error if it does not handle it."""
         self._recording.set()
         if self._open:
             error = getattr(sys, "last_type", None)
@@ -184,7 +182,7 @@ class HangWatch(Collector):
             self._advanced(now, self._seen)
             return
         stack = stack_of(threading.main_thread().ident, self._frames)
-        place = tuple((one.f_code, one.f_lasti) for one in stack)
+        place = tuple((frame.f_code, frame.f_lasti) for frame in stack)
         in_collective, work = _is_innermost(stack, IN_COLLECTIVE), self._work_done()
         if self._work is None:
             self._place, self._work = place, work
@@ -212,7 +210,7 @@ class HangWatch(Collector):
 
     def _compare_place(self) -> None:
         stack = stack_of(self._session.adapter.training_thread(), self._frames)
-        place = tuple((one.f_code, one.f_lasti) for one in stack)
+        place = tuple((frame.f_code, frame.f_lasti) for frame in stack)
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
 
@@ -306,16 +304,16 @@ def _waits_for_something(stack: Stack) -> bool:
 
 def _is_innermost(stack: Stack, modules: tuple[str, ...]) -> bool:
     """Return whether the frames inside the script's innermost line are in one of the modules."""
-    for one in stack:
-        if not is_library(one.f_code.co_filename):
+    for frame in stack:
+        if not is_library(frame.f_code.co_filename):
             return False
-        if str(one.f_globals.get("__name__", "")).startswith(modules):
+        if str(frame.f_globals.get("__name__", "")).startswith(modules):
             return True
     return False
 
 
 def _user_frame(stack: Stack) -> FrameType | None:
-    return next((one for one in stack if not is_library(one.f_code.co_filename)), None)
+    return next((frame for frame in stack if not is_library(frame.f_code.co_filename)), None)
 
 
 def _user_place(stack: Stack) -> str:
@@ -343,7 +341,7 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = [[shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name] for one in stack_of(ident)]
+        frames = [[shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name] for frame in stack_of(ident)]
         found.append({"name": name, "training": ident == training, "frames": frames[:MAX_FRAMES]})
     return sorted(found, key=lambda thread: not thread["training"])[:MAX_THREADS]
 
@@ -362,7 +360,7 @@ def children() -> list[dict[str, Any]]:
 
 
 def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
-    names = (str(one.f_globals.get("__name__", "")) for one in stack)
+    names = (str(frame.f_globals.get("__name__", "")) for frame in stack)
     return any(name == module or name.startswith(f"{module}.") for name in names for module in modules)
 
 

@@ -61,7 +61,7 @@ def _selected(found: Callable[[], list[Any]], wanted: Callable[[type], bool]) ->
 
     Iterators of C code are put together, as Python code would have to hold the list: `twice` yields it two times, and the
     two take turns in `compress(list, map(wanted, map(type, list)))`.  itertools.tee() will not do, since its blocks are
-    tracked, too: they would hold one another, and with that some of the list.
+    also tracked: they would hold one another, and with that some of the list.
     """
     twice = chain.from_iterable(map(repeat, starmap(found, [()]), [2]))
     flags = map(partial(map, wanted), map(partial(map, type), twice))
@@ -124,28 +124,28 @@ def _named_by(held: Any) -> tuple[Holder | None, Any]:
         if key is not None:
             return Holder(key, f"{key} in {name}", _files(module)), None
     outer = None
-    for one in referrers(held)[:MAX_REFERRERS]:
-        if type(one) in (list, dict):
-            owner = _owner(one) if type(one) is dict else None
-            if owner is not None and (key := _key_of(held, one)) is not None:
+    for referrer in referrers(held)[:MAX_REFERRERS]:
+        if type(referrer) in (list, dict):
+            owner = _owner(referrer) if type(referrer) is dict else None
+            if owner is not None and (key := _key_of(held, referrer)) is not None:
                 return _of_object(key, owner), None
-            outer = one if outer is None else outer
-        elif not isinstance(one, (FrameType, ModuleType, type)):
-            key = _key_of(held, _attributes(one))
+            outer = referrer if outer is None else outer
+        elif not isinstance(referrer, (FrameType, ModuleType, type)):
+            key = _key_of(held, _attributes(referrer))
             if key is not None:
-                return _of_object(key, one), None
+                return _of_object(key, referrer), None
     return None, outer
 
 
 def _owner(attributes: dict[Any, Any]) -> Any:
     """Return the object whose attributes a dict holds."""
     found = referrers(attributes)[:MAX_REFERRERS]
-    return next((one for one in found if _attributes(one) is attributes), None)
+    return next((owner for owner in found if _attributes(owner) is attributes), None)
 
 
-def _attributes(one: Any) -> Any:
+def _attributes(owner: Any) -> Any:
     try:
-        return object.__getattribute__(one, "__dict__")
+        return object.__getattribute__(owner, "__dict__")
     except Exception:  # an object without attributes
         return None
 
@@ -166,7 +166,7 @@ def _files(module: ModuleType | None) -> tuple[str, ...]:
     """Return the files in which the user may add to something of a module: its own, and those that run now."""
     own = getattr(module, "__file__", None)
     running = (code.co_filename for code in _running_code())
-    return tuple(dict.fromkeys(one for one in (own, *running) if isinstance(one, str) and not is_library(one)))
+    return tuple(dict.fromkeys(file for file in (own, *running) if isinstance(file, str) and not is_library(file)))
 
 
 def _running_code() -> Iterator[CodeType]:
@@ -196,7 +196,9 @@ def _adding_lines(holder: Holder, kind: type) -> Iterator[tuple[str, int, str]]:
 
 def _first_line(scope: ast.AST) -> int:
     """Return the line on which a function's code begins: that of its first decorator, if it has any."""
-    return int(min([getattr(scope, "lineno", 1), *(one.lineno for one in getattr(scope, "decorator_list", ()))]))
+    return int(
+        min([getattr(scope, "lineno", 1), *(decorator.lineno for decorator in getattr(scope, "decorator_list", ()))])
+    )
 
 
 def _functions(file: str) -> list[tuple[ast.AST, str]]:
@@ -209,14 +211,14 @@ def _functions(file: str) -> list[tuple[ast.AST, str]]:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found: list[tuple[ast.AST, str]] = [(tree, "<module>")]
-    found += [(one, one.name) for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found += [(node, node.name) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return found
 
 
-def _lines(  # one argument a restriction
+def _lines(
     scope: ast.AST, file: str, function: str, names: set[str], kind: type, *, attributes: bool = True
 ) -> Iterator[tuple[str, int, str]]:
-    """Yield the lines of a function, without those of functions in it, that add to one of some names."""
+    """Yield the lines of a function, without those of functions in it, that add to a container with any of the names."""
     for node in _own_nodes(scope):
         target = _grown_by(node, kind)
         if target is None:
@@ -249,7 +251,7 @@ def _grown_by(node: ast.AST, kind: type) -> ast.expr | None:
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and kind is list:
         return node.target
     if isinstance(node, ast.Assign) and kind is dict:
-        return next((one.value for one in node.targets if isinstance(one, ast.Subscript)), None)
+        return next((target.value for target in node.targets if isinstance(target, ast.Subscript)), None)
     return None
 
 
@@ -370,11 +372,15 @@ def census(before: dict[int, int]) -> tuple[Census, Any]:
     containers = of_types({list, dict})
     long = list(compress(containers, map(LONG.__le__, map(len, containers))))
     del containers
-    lengths = {id(one): len(one) for one in long}
-    known = [one for one in long if lengths[id(one)] > before.get(id(one), sys.maxsize)]
+    lengths = {id(container): len(container) for container in long}
+    known = [container for container in long if lengths[id(container)] > before.get(id(container), sys.maxsize)]
     del long
-    known.sort(key=lambda one: before[id(one)] - lengths[id(one)])
-    grown = max(known[:CANDIDATES], key=lambda one: _weight(one, lengths[id(one)] - before[id(one)]), default=None)
+    known.sort(key=lambda container: before[id(container)] - lengths[id(container)])
+    grown = max(
+        known[:CANDIDATES],
+        key=lambda container: _weight(container, lengths[id(container)] - before[id(container)]),
+        default=None,
+    )
     return Census(types, size, in_graphs, lengths), grown
 
 
@@ -384,16 +390,16 @@ def _weight(container: Any, gained: int) -> tuple[bool, int]:
     return graphs, gained * size
 
 
-def _held(one: Any, depth: int) -> tuple[bool, int]:
+def _held(held: Any, depth: int) -> tuple[bool, int]:
     """Return whether something holds tensors with their graphs, and about how many bytes it holds."""
-    kind = type(one)
-    if kind in (list, tuple, dict) and depth and one:
-        each = list(one.copy().values() if kind is dict else one)  # a copy, since other threads may add to it
+    kind = type(held)
+    if kind in (list, tuple, dict) and depth and held:
+        each = list(held.copy().values() if kind is dict else held)  # a copy, since other threads may add to it
         found = [_held(inner, depth - 1) for inner in each[-MAX_ELEMENTS:]]
         return any(graphs for graphs, _ in found), sum(size for _, size in found) * len(each) // len(found)
     if _full_name(kind) in (*TENSORS, "numpy.ndarray"):
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            return not getattr(one, "is_leaf", True), int(one.nbytes)
+            return not getattr(held, "is_leaf", True), int(held.nbytes)
     return False, POINTER
 
 

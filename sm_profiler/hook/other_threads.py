@@ -35,7 +35,7 @@ def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
 
 
 def outwards(frame: FrameType | None) -> Stack:
-    """Return a frame and those around it; the thread must not run on meanwhile."""
+    """Return a frame and those around it; the thread must not run during the call."""
     return _followed([frame])
 
 
@@ -48,7 +48,7 @@ def _followed(innermost: Iterable[FrameType | None]) -> Stack:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable the garbage collector meanwhile."""
+    """Disable the garbage collector during the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

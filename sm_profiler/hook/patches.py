@@ -1,6 +1,6 @@
 """Wrappers around functions of other libraries, put in place when their module is loaded and taken out again.
 
-Every module of Python may load this one (see `hook.auto`), so it imports nothing else of ours.
+Every module of Python may load this one (see `hook.auto`), so it imports no other module of the profiler.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Patches:
         when_loaded(module, guarded)
 
     def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
-        """Replace a function of a module or a method of a class; one that is missing or not a plain function stays."""
+        """Replace a function of a module or a method of a class; it stays if it is missing or not a plain function."""
         original = vars(owner).get(name)
         if isinstance(owner, type) and not isinstance(original, FunctionType):
             return
@@ -56,15 +56,15 @@ class Patches:
             self.put(owner, name, wrap(original))
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
-        """Replace a function or method by one between two actions; see `timed`."""
+        """Replace a function or method by a function that calls it between two actions; see `timed`."""
         self.replace(owner, name, lambda original: timed(original, begin, end, self._failed))
 
     def after(self, owner: Any, name: str, action: Callable[..., Any]) -> None:
-        """Replace a function or method by one that an action follows; see `after`."""
+        """Replace a function or method by a function that calls it before an action; see `after`."""
         self.replace(owner, name, lambda original: after(original, action, self._failed))
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of any kind; `remove` deletes one that the owner itself did not have."""
+        """Set an attribute of any kind; `remove` deletes it if the owner itself did not have it."""
         original = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._replaced.append((owner, name, original, value))
@@ -90,7 +90,7 @@ def timed(original: Any, begin: Begin, end: End | None, failed: Callable[[Except
     Args:
         original: function of another library.
         begin: gets the call's arguments; returns what `end` needs, or None if this call needs no end.
-        end: gets that, the call's result and its exception; one of these two is None.
+        end: gets that, the call's result and its exception; either is None.
         failed: takes the errors of both.
     """
 

@@ -83,7 +83,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _unhandled() -> BaseException | None:
-    """Return the exception that ended the script; None for one that an interactive session has shown."""
+    """Return the exception that ended the script; None for an exception that an interactive session has shown."""
     if hasattr(sys, "ps1"):
         return None
     error = getattr(sys, "last_value", None)
@@ -142,7 +142,7 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
 
     When Python calls exit functions, it has cleared the SystemExit, and only C's `exit` is given the code.  glibc passes it
     to functions that were registered with `on_exit`.  Python code cannot run any more by then, but `fputc` can: it appends
-    the code, as one byte, to the file with the record.  Other processes of the job convert it to a trace file once this one
+    the code, as one byte, to the file with the record.  Other processes of the job convert it to a trace file once this process
     is gone (`formats.trace_recovery`).
 
     Args:

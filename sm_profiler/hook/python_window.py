@@ -58,7 +58,7 @@ _call = struct.Struct("<iqqdd")  # number of the caller's name, calls, primitive
 def marshalled(entries: Sequence[Any]) -> bytes:
     """Return the statistics of `Profile.getstats()` as marshal data: function → calls, times and callers.
 
-    Functions of the same name are one, as in `create_stats`: the last one's figures stay.
+    Functions of the same name are merged, as in `create_stats`: the figures of the last stay.
     """
     names: dict[bytes, int] = {}
     numbers: dict[int, int] = {}  # id of a function's code → number of its name
@@ -193,7 +193,7 @@ class TimeLimit:
             self._over.release()
 
     def _run(self) -> None:
-        """Wait, then schedule the call until it has run; on a thread of its own."""
+        """Wait, then schedule the call until it has run; on a separate thread."""
         wait = self._seconds
         while not self._done and not self._over.acquire(timeout=wait):
             wait = AGAIN_SECONDS
@@ -215,14 +215,14 @@ class TimeLimit:
 
 
 class _Place:
-    """The place of this thread's profiler: the script may put one of its own there while ours runs."""
+    """The place of this thread's profiler: the script may put its own profiler there while ours runs."""
 
     def __init__(self) -> None:
         self._own = sys.getprofile()  # called after ours has started
 
     @contextlib.contextmanager
     def cleared(self) -> Iterator[None]:
-        """Let our profiler stop, which clears the place even of another one, and put the script's back."""
+        """Let our profiler stop, which clears the place even of another profiler, and put the script's back."""
         there: Any = sys.getprofile()
         try:
             yield
@@ -291,7 +291,7 @@ ROTATION = ("total_time", "cpu_time", "off_cpu_time")
 AROUND_SECONDS = 60.0  # before step 0, and after the loop
 STEP_SECONDS = 10.0  # a profiled step may take, and as many times the usual step as follows, whichever is longer
 STEP_TIMES = 10.0
-WRITE_SECONDS = 0.02  # a beat: beside a training, rendering competes for the interpreter
+WRITE_SECONDS = 0.02  # a beat: rendering competes with the training for the interpreter
 TOOL_ID = 2  # number of profilers in sys.monitoring
 # Profilers of the time around the loop are never freed.  Their entries, some MB, lie between all objects that the imports
 # created; freed, they leave holes that the loop's objects would fill, far apart: steps with many small calls took 20 % longer.

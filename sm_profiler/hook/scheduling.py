@@ -25,7 +25,7 @@ from sm_profiler.limits import Limits
 
 BEATS = 5  # between two events
 THIS_THREAD = "/proc/thread-self/schedstat"
-WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for one, slices
+WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for a core, slices
 STATUS = Path("/proc/self/status")
 
 
@@ -83,7 +83,7 @@ def usable_cores() -> float:
 
 
 def waited_ns(file: str | Path | None = None) -> int:
-    """Return how long a thread, by default the main one, has waited for a core; 0 if the kernel does not count it."""
+    """Return how long a thread, by default the main thread, has waited for a core; 0 if the kernel does not count it."""
     try:
         with open(file or WAITED, "rb", buffering=0) as statistics:  # a tenth of the time of Path.read_text
             return int(statistics.read(64).split()[1])
@@ -109,7 +109,7 @@ def running_threads() -> int:
 
 
 TASKS = Path("/proc/self/task")
-SCHEDULER = "schedstat"  # of a thread: ns on a core, ns of waiting for one, slices
+SCHEDULER = "schedstat"  # of a thread: ns on a core, ns of waiting for a core, slices
 MAX_FOLLOWED = 16  # threads that are read each time, those that run most
 MAX_LISTED = 256  # threads among which these are chosen
 FIRST_NS, AGAIN_NS = 2_000_000_000, 10_000_000_000  # between choices: while threads may still start, and later
@@ -134,7 +134,7 @@ class Helpers:
     def _reset(self) -> None:
         self._main = os.getpid()
         self._last: dict[int, tuple[int, int]] = {}  # of the threads that are followed, and the main thread
-        self._active: dict[int, int] = {}  # thread → ns on a core or waiting for one, when they were last chosen
+        self._active: dict[int, int] = {}  # thread → ns on a core or waiting for a core, when they were last chosen
         self._last_ns = 0
         self._due_ns = 0
         self._choices = 0
@@ -180,7 +180,7 @@ class Helpers:
         self._choices += 1
         self._due_ns = now_ns + (FIRST_NS if self._choices <= EARLY else AGAIN_NS)
         try:
-            names = [one.name for one in islice(self._tasks.iterdir(), MAX_LISTED)]
+            names = [task.name for task in islice(self._tasks.iterdir(), MAX_LISTED)]
         except OSError:
             return
         python, before, self._active = self._python(), self._active, {}
@@ -188,8 +188,11 @@ class Helpers:
             thread = int(name) if name.isdecimal() else self._main
             if thread != self._main and thread not in python and (found := self._look(thread)) is not None:
                 self._active[thread] = sum(found)
-        busiest = sorted(self._active, key=lambda one: before.get(one, 0) - self._active[one])
-        wanted = {self._main, *(one for one in busiest[:MAX_FOLLOWED] if self._active[one] > before.get(one, 0))}
+        busiest = sorted(self._active, key=lambda thread: before.get(thread, 0) - self._active[thread])
+        wanted = {
+            self._main,
+            *(thread for thread in busiest[:MAX_FOLLOWED] if self._active[thread] > before.get(thread, 0)),
+        }
         for thread in set(self._files) - wanted:
             self._leave(thread)
         for thread in wanted - set(self._files):
@@ -226,7 +229,7 @@ class Helpers:
 
 def python_threads() -> set[int]:
     """Return the ids of the threads that Python started, ours among them."""
-    return {one.native_id for one in threading.enumerate() if one.native_id is not None}
+    return {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
 
 
 def _read(file: int) -> tuple[int, int] | None:

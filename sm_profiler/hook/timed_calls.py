@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
 
 
-LONG_NS = 1_000_000  # calls that take longer are events of their own
+LONG_NS = 1_000_000  # calls that take longer are separate events
 MAX_LONG = 200  # between two beats; more are summed up like the short ones
 
 
@@ -84,8 +84,8 @@ class CallbackTimes:
 
     def callback(self, name: str, code: CodeType | None) -> Callback:
         """Return a callback whose calls are recorded from now on."""
-        self._callbacks.append(one := Callback(name, code))
-        return one
+        self._callbacks.append(callback := Callback(name, code))
+        return callback
 
     def ended(self, callback: Callback, start_ns: int, end_ns: int, step: int) -> None:
         """Record a call."""
@@ -98,15 +98,15 @@ class CallbackTimes:
     def beat(self, now_ns: int) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
         self._long = 0
-        for one in list(self._callbacks):
-            count, total = one.take()
+        for callback in list(self._callbacks):
+            count, total = callback.take()
             if count:
-                self._append((CALLBACK, one.name, now_ns - total, now_ns, -1, {"calls": count, **one.args}))
+                self._append((CALLBACK, callback.name, now_ns - total, now_ns, -1, {"calls": count, **callback.args}))
 
     def forget(self) -> None:
-        """Leave out the short calls so far."""
-        for one in self._callbacks:
-            one.take()
+        """Discard the short calls so far."""
+        for callback in self._callbacks:
+            callback.take()
 
 
 MANY_MODULES = 50  # imported by a call, which is slow for this reason and only once
@@ -121,7 +121,7 @@ class Target:
         module: module that defines them.
         names: their names there; `Class.method` for a method.
         phase: phase under which their calls are recorded.
-        path: position and keyword of the argument with the path, if they have one.
+        path: position and keyword of the argument with the path, if there is such an argument.
     """
 
     module: str
@@ -201,7 +201,7 @@ class TimedCalls(Collector):
         self._thread = session.adapter.training_thread()
         self._sums: list[_Sum] = []
         self._long = 0  # events since the last beat
-        self._paths: list[str] = []  # of the calls inside the one that runs
+        self._paths: list[str] = []  # of the calls inside the call that runs
         self._patches = Patches(functools.partial(session.guard.failed, self.name))
 
     def install(self, targets: tuple[Target, ...] = TARGETS) -> None:
@@ -295,20 +295,20 @@ class TimedCalls(Collector):
 
     def start(self) -> None:
         """Forget the calls before the first step."""
-        for one in self._sums:
-            one.take()
+        for short in self._sums:
+            short.take()
 
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
         self._thread = self._session.adapter.training_thread()
         self._long = 0
         now = self._clock()
-        for one in self._sums:
-            count, total = one.take()
+        for short in self._sums:
+            count, total = short.take()
             if count:
-                args = {"calls": count, **(one.line or {})}
-                one.line = None
-                self._session.append((one.phase, one.name, now - total, now, -1, args))
+                args = {"calls": count, **(short.line or {})}
+                short.line = None
+                self._session.append((short.phase, short.name, now - total, now, -1, args))
 
     def close(self) -> None:
         """Record the last sums."""
@@ -329,7 +329,7 @@ class TimedCalls(Collector):
 
 
 def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Return the path among the arguments of a call, as a list of one or none."""
+    """Return the path among the arguments of a call, as a list of at most one."""
     if place is None:
         return []
     number, keyword = place

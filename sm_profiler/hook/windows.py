@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sm_profiler.hook.steps import StepTracker
 
 LATE_SECONDS = 1.0  # a shorter delay is that of a usual step
-LATE_SHARE = 0.5  # of a short window; one that is over when the training reaches it has a single step
+LATE_SHARE = 0.5  # of a short window; if it is over when the training reaches it, it has a single step
 
 
 class Range(Protocol):
@@ -148,7 +148,7 @@ class Schedule:
         self._note = note
 
     def configure(self, ranges: Mapping[str, Range]) -> None:
-        """Give each collector a window; one whose range is unchanged keeps its own, whether open or over."""
+        """Give each collector a window; if its range is unchanged, it keeps its window, whether open or over."""
         for name, given in ranges.items():
             known = self.windows.get(name)
             if known is None or bounds(known.range) != bounds(given):
@@ -231,7 +231,7 @@ class Schedule:
             self._note(name, f"late: its first step began {window.late:.1f} s after the window's start")
 
     def _switch(self, collector: Collector, action: Callable[[int], None], step: int) -> bool:
-        """Enter or leave a window; one that an exception of the script interrupts has ended."""
+        """Enter or leave a window; it has ended if an exception of the script interrupts this."""
         try:
             return self._run(collector, action, step)
         except BaseException as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Functions that compiled code calls on the host: `jax.pure_callback`, `io_callback`, `jax.debug.callback`.
 
 
-MAX_KNOWN = 100  # functions; JAX compares them, so that the same one must be wrapped only once
+MAX_KNOWN = 100  # functions; JAX compares them, so that each must be wrapped only once
 
 
 class HostCallbacks(Collector):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 FIRST = 4  # calls measured before the first record; the next comes after twice as many, and so on
-CHEAPEST = 10  # one in so many operations takes less than the launch is taken to take
+CHEAPEST = 10  # the share of operations that compute next to nothing, as 1 in so many
 MAX_OPERATIONS = 100_000  # of a call; no more are timed
 
 
@@ -90,7 +90,7 @@ class OneByOne:
         self._taken, self._thread = [], threading.get_ident()
 
     def ended(self, nanoseconds: int, step: int) -> None:
-        """Note the end of the measured call."""
+        """Record the end of the measured call."""
         taken, self._taken = self._taken, None
         if not taken:
             return
@@ -138,7 +138,7 @@ MAX_FUNCTIONS = 1000
 Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, the innermost first
 _PARTS = 64  # of each of a call's arguments that are described
 _LONGEST = 40  # characters of a value
-MIN_WAIT_NS = 20_000  # a shorter one found its results ready
+MIN_WAIT_NS = 20_000  # a shorter wait found its results ready
 MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
 
 
@@ -188,7 +188,7 @@ class Calls(Collector):
     def settle(self) -> None:
         """Wait until what was called so far has run: JAX returns before."""
         arrays = [array for array in (reference() for reference in self._results or ()) if array is not None]
-        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside one
+        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside a call
             self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
             return
         inside, self._inside = self._inside, True
@@ -210,7 +210,7 @@ class Calls(Collector):
         return self._wrap(made, place, is_compiled=False) if place else None
 
     def differentiates(self, *_args: Any, **_kwargs: Any) -> None:
-        """Record that JAX differentiates a function, for gradients, while it traces a compiled one."""
+        """Record that JAX differentiates a function, for gradients, while it traces a compiled function."""
         running = self._compilations.running
         if running is not None and threading.get_ident() == self._thread:
             self._loop.computes_gradients(running[0])
@@ -234,7 +234,7 @@ class Calls(Collector):
         function = self._made.get(key)
         if function is None or not function.calls:
             function = Compiled(str(getattr(made, "__name__", "") or "jit"), is_compiled=is_compiled)
-            if code is not None and any(one.gradients for (same, _), one in self._made.items() if same is code):
+            if code is not None and any(other.gradients for (same, _), other in self._made.items() if same is code):
                 self._loop.computes_gradients(function)  # JAX does not trace it again
             if len(self._made) < MAX_FUNCTIONS:
                 self._made[key] = function
@@ -291,7 +291,7 @@ class Calls(Collector):
             self._inside = False
 
     def _measures(self) -> None:
-        """Measure what the operations of this call cost, if the hook's own time is measured, too."""
+        """Measure what the operations of this call cost, if this step's own time is measured."""
         if self._session.tracker.metering:
             self._watch(self._one_by_one)
             self._one_by_one.begins()
@@ -370,7 +370,7 @@ class Calls(Collector):
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:
-    """Return the ns that a call has waited for those before it: what it takes beyond the quickest one.
+    """Return the ns that a call has waited for those before it: what it takes beyond the quickest call.
 
     JAX limits the computations that wait to run, and a CPU runs small ones inside the call, after those before it.
     """
@@ -385,7 +385,7 @@ def _first_leaf(tree: Any) -> Any:
         if isinstance(tree, dict):
             tree = next(iter(tree.values()), None)
         elif isinstance(tree, tuple | list):
-            tree = next((one for one in tree if not (isinstance(one, dict | tuple | list) and not one)), None)
+            tree = next((item for item in tree if not (isinstance(item, dict | tuple | list) and not item)), None)
         else:
             break
     return tree

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 # The time that each callback takes, by its class and method.
 
 
-PHASE = "callback"  # of the samples taken meanwhile
+PHASE = "callback"  # of the samples taken during a callback
 CACHE = "_sm_profiler_timed"
 
 
 class Proxy:
-    """A callback as its list calls it, with one method timed."""
+    """A callback as its list calls it, with a single method timed."""
 
     def __init__(self, callback: Any, name: str, timed: Any) -> None:
         self._callback = callback
@@ -46,7 +46,7 @@ class Proxy:
 
 
 class TimedList(list[Any]):
-    """The callbacks of a list while it calls one of their methods.
+    """The callbacks of a list while it calls their methods.
 
     Attributes:
         original: the callbacks themselves.
@@ -120,7 +120,7 @@ class Callbacks(Collector):
                 return known  # type: ignore[no-any-return]
             cache.clear()
         plain = callbacks.callbacks
-        proxies = [self._proxy(one, name) for one in plain]
+        proxies = [self._proxy(callback, name) for callback in plain]
         timed = TimedList(proxies, plain) if any(a is not b for a, b in zip(plain, proxies, strict=True)) else None
         cache[name], cache["count"] = timed, len(plain)
         return timed
@@ -238,7 +238,7 @@ class KerasAdapter(FrameworkAdapter):
         self._install_backend()
 
     def _install_backend(self) -> None:
-        """Patch what only one backend has."""
+        """Patch what only some backends have."""
         keras = self._keras
         if self.backend == "tensorflow":
             self._around(keras.Model, "compile", self._compiles_again, self._compiled_again)
@@ -315,7 +315,9 @@ class KerasAdapter(FrameworkAdapter):
             self._thread = get_ident()
             self._model = model
             default = FrameworkAdapter.step_ending
-            self._ending = tuple(one.step_ending for one in session.adapters if type(one).step_ending is not default)
+            self._ending = tuple(
+                adapter.step_ending for adapter in session.adapters if type(adapter).step_ending is not default
+            )
         self._depth += 1
         return True
 
@@ -490,4 +492,4 @@ def _always(*_args: Any, **_kwargs: Any) -> bool:
 
 def _definer(kind: type, name: str) -> type | None:
     """Return the class that defines a method of `kind`, or None."""
-    return next((one for one in kind.__mro__ if name in vars(one)), None)
+    return next((base for base in kind.__mro__ if name in vars(base)), None)

@@ -1,4 +1,4 @@
-"""The input of Keras's loops: what it is, how long the loop waits for a batch, and how long a PyDataset takes for one."""
+"""The input of Keras's loops: what it is, how long the loop waits for a batch, and how long a PyDataset takes for it."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class CudaPhases:
             self._failed(error)
 
     def poll(self, most: int = MAX_POLLED) -> None:
-        """Record at most `most` finished spans, in order, up to the first unfinished one."""
+        """Record at most `most` finished spans, in order, up to the first that is unfinished."""
         waiting = self._waiting
         while waiting and most > 0:
             _, _, _, (first, _), last = waiting[0]
@@ -286,7 +286,7 @@ CUDA = "cuda"
 class Boundaries:
     """Replaces methods of a tracker with versions that also mark the boundaries of phases on the device.
 
-    The replacements are attributes of the one tracker object, so that they cost nothing in processes without CUDA.
+    The replacements are attributes of the tracker object, so that they cost nothing in processes without CUDA.
     """
 
     def __init__(self, tracker: StepTracker, phases: CudaPhases) -> None:
@@ -392,13 +392,13 @@ class CudaCollector(Collector):
                 session.add(self)
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # the life cycle's
-        """Decide about the device's phases of this step; until a model is on a device, check metered steps for one."""
+        """Decide about the device's phases of this step; until a model is on a device, check metered steps for such a model."""
         tracker = self._session.tracker
         if self._phases is None:
             if not tracker.metering:
                 return False
             parameters = (parameter for model in self._models() for parameter in model.parameters())
-            device = next((one.device for one in parameters if one.device.type == "cuda"), None)
+            device = next((parameter.device for parameter in parameters if parameter.device.type == "cuda"), None)
             if device is None:
                 return False
             self.begin(torch_device(self._torch, device.index))

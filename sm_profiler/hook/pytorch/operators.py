@@ -1,7 +1,7 @@
-"""Operators a step, and the least that one takes on this machine: together the part of a step that no larger batch costs.
+"""Operators a step, and the least that an operator takes on this machine: together the part of a step that no larger batch costs.
 
 Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a backward
-operator per node, one more per parameter.  Their fixed cost is calibrated with a network of single numbers.
+operator per node, and another per parameter.  Their fixed cost is calibrated with a network of single numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYERS = 16  # of the calibration, two parameters each
 REPEATS = 10
 MAX_SECONDS = 0.02
 LEAF = "AccumulateGrad"
-TIMED_STEPS = 7  # after a counted one
+TIMED_STEPS = 7  # after a counted step
 
 
 class OperatorCount(Collector):
@@ -81,7 +81,7 @@ class OperatorCount(Collector):
     def _finish(self) -> None:
         edges, self._edges = self._edges, []
         if len(edges) <= TIMED_STEPS:
-            return  # several threads train at once, and another one has come first
+            return  # several threads train at once, and another thread has come first
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
@@ -111,7 +111,7 @@ def calibrate(torch: Any) -> float:
     The median of some steps by the thread's own CPU time: on a busy machine, where caches and cores are shared, launches
     take longer, and so do the steps that this is compared with.
 
-    A thread of its own has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
+    A separate thread has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
     """
     results: list[float] = []
     thread = threading.Thread(

@@ -71,7 +71,7 @@ class FetchTimes:
         return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] == task + 1 else None
 
     def at(self, place: int) -> Span | None:
-        """Return the time in one place of the ring, of the latest batch there; None if there was none."""
+        """Return the time in a place of the ring, of the latest batch there; None if there was none."""
         at = place % self._places * CELLS
         return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] else None
 
@@ -97,7 +97,7 @@ class _Queue:
 
 
 class Incoming(_Queue):
-    """Queue of a worker's tasks; remembers when the last one arrived."""
+    """Queue of a worker's tasks; remembers when the last task arrived."""
 
     came_ns = 0
     waiting = False
@@ -249,7 +249,7 @@ class Board:
         self._cells: Any = RawArray("B", workers * SLOT_BYTES)
 
     def put(self, worker: int, text: bytes) -> None:
-        """Replace a worker's text; one that is too long is not put."""
+        """Replace a worker's text, unless it is too long."""
         if worker >= self.workers or len(text) > SLOT_BYTES - _HEAD.size:
             return
         slot = self._slot(worker)
@@ -322,7 +322,7 @@ class WorkerSampler:
         self.publish()
 
     def task_ended(self, seconds: float) -> None:
-        """Note the time that a task took."""
+        """Record the time that a task took."""
         self._lengths.add(seconds)
 
     def _run(self) -> None:
@@ -336,7 +336,7 @@ class WorkerSampler:
             pass
 
     def sample(self, now_ns: int) -> None:
-        """Add one sample, if the worker has a task."""
+        """Add a sample if the worker has a task."""
         waiting, stack = self._tasks.waiting, stack_of(self._thread_id, self._frames)
         places, leaf = ((), "") if waiting else self._reader.read(stack)
         del stack  # frames keep what is local to them alive

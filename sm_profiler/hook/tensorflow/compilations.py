@@ -74,8 +74,8 @@ class Retracing(Collector):
 
     def close(self) -> None:
         """Record what a call left that has not ended."""
-        for one in self._waiting:  # they ran once, and it is not known how long of that was compiling
-            self._call_ended(one.held, one.end_ns, None)
+        for call in self._waiting:  # they ran once, and it is not known how long of that was compiling
+            self._call_ended(call.held, call.end_ns, None)
         self._waiting.clear()
         self.call_ended(self._clock(), None)
 
@@ -85,11 +85,11 @@ class Retracing(Collector):
         self.held = []
 
     def compiled(self, name: str, start_ns: int, about: dict[str, Any]) -> None:
-        """Note that a function was compiled without a trace, in a call that began at that time."""
+        """Record that a function was compiled without a trace, in a call that began at that time."""
         self.held.append((COMPILE, name, start_ns, start_ns, self._step(), about))
 
     def forget_compiled(self) -> None:
-        """Forget that the call that ended was one in which a function was compiled without a trace."""
+        """Forget that a function was compiled without a trace in the call that ended."""
         self.held = [record for record in self.held if (record[5] or {}).get("compiler") != XLA]
 
     def wait_for_run(self, function: int, end_ns: int, *, xla: bool) -> None:
@@ -101,8 +101,8 @@ class Retracing(Collector):
             xla: XLA compiles the function.
         """
         if len(self._waiting) >= MAX_WAITING:
-            one = self._waiting.popleft()
-            self._call_ended(one.held, one.end_ns, None, xla=one.xla)
+            call = self._waiting.popleft()
+            self._call_ended(call.held, call.end_ns, None, xla=call.xla)
         held, self.held = self.held, []
         self._waiting.append(_Waiting(function, held, end_ns, xla))
 
@@ -111,11 +111,11 @@ class Retracing(Collector):
         if function is None:
             return
         waiting, self._waiting = self._waiting, deque()
-        for one in waiting:
-            if one.function == function:
-                self._call_ended(one.held, one.end_ns, run_ns, xla=one.xla)
+        for call in waiting:
+            if call.function == function:
+                self._call_ended(call.held, call.end_ns, run_ns, xla=call.xla)
             else:
-                self._waiting.append(one)
+                self._waiting.append(call)
 
     def call_ended(self, end_ns: int, quickest_ns: int | None) -> None:
         """Record the traces of a call; TensorFlow optimizes and compiles their graphs in the run that follows.
@@ -182,7 +182,7 @@ class Retracing(Collector):
 
     def _describe(self, function_type: Any, options: Any) -> dict[str, Any]:
         about: dict[str, Any] = {"compiler": COMPILER, "again": False} | user_line()
-        known = [one.function_type for one in options.function_cache.values()] if options.function_cache else []
+        known = [graph.function_type for graph in options.function_cache.values()] if options.function_cache else []
         code = code_of(options.python_function)
         if known:
             reason = why(function_type, known)
@@ -212,7 +212,7 @@ def code_of(function: Any) -> Any:
 def why(wanted: Any, known: list[Any]) -> str:
     """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
     try:
-        fewest = min((_differences(wanted, one) for one in reversed(known)), key=len)
+        fewest = min((_differences(wanted, graph) for graph in reversed(known)), key=len)
     except Exception as error:  # other versions of TensorFlow describe arguments differently
         pass_on(error)
         return "other arguments"
@@ -233,15 +233,15 @@ def _differences(wanted: Any, known: Any) -> list[str]:
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """Return as text how one argument differs."""
+    """Return as text how an argument differs."""
     before, now = _first_different(before, now)
     value, earlier = getattr(now, "value", None), getattr(before, "value", None)
     if type(now).__name__ == "Literal" and type(before).__name__ == "Literal":
         return f"Python value: {name} is {value!r}, was {earlier!r}"
     for what in ("shape", "dtype"):
-        one, other = getattr(now, what, None), getattr(before, what, None)
-        if one is not None and other is not None and one != other:
-            return f"{what} of {name} is {_name(one)}, was {_name(other)}"
+        new, other = getattr(now, what, None), getattr(before, what, None)
+        if new is not None and other is not None and new != other:
+            return f"{what} of {name} is {_name(new)}, was {_name(other)}"
     if type(now).__name__ in {"Reference", "Weakref"}:
         return f"{name} is another Python object"
     return f"{name} is {str(now)[:80]}, was {str(before)[:80]}"
@@ -254,16 +254,16 @@ def _name(value: Any) -> str:
 def _first_different(before: Any, now: Any) -> tuple[Any, Any]:
     """Return the first parts of two nested types that differ."""
     for attribute in ("components", "mapping"):
-        inner: list[Any] = [getattr(one, attribute, None) for one in (before, now)]
-        if all(isinstance(one, tuple | list) for one in inner) and len(inner[0]) == len(inner[1]):
+        inner: list[Any] = [getattr(part, attribute, None) for part in (before, now)]
+        if all(isinstance(part, tuple | list) for part in inner) and len(inner[0]) == len(inner[1]):
             pairs = list(zip(*inner, strict=True))
-        elif all(isinstance(one, dict) for one in inner) and inner[0].keys() == inner[1].keys():
+        elif all(isinstance(part, dict) for part in inner) and inner[0].keys() == inner[1].keys():
             pairs = [(inner[0][key], inner[1][key]) for key in inner[1]]
         else:
             continue
-        for one, other in pairs:
-            if one != other:
-                return _first_different(one, other)
+        for old, other in pairs:
+            if old != other:
+                return _first_different(old, other)
     return before, now
 
 
@@ -272,7 +272,7 @@ def _first_different(before: Any, now: Any) -> tuple[Any, Any]:
 
 XLA = "XLA"
 NODES = "_sm_profiler_nodes"  # of a function: operators of its latest graph; -1 if XLA compiles them
-INSIDE = "_sm_profiler_xla"  # of a function whose graph calls one that XLA compiles
+INSIDE = "_sm_profiler_xla"  # of a function whose graph calls a function that XLA compiles
 SHAPES = "_sm_profiler_shapes"  # of a function: the shapes of its calls
 SLOWER = 3  # times as long as its quickest run takes a call at least in which XLA compiles
 MAX_SHAPES = 10_000  # of a function
@@ -304,7 +304,7 @@ class _Call(NamedTuple):
 
 
 class InGraphs:
-    """Notes the shapes with which graphs call functions that XLA compiles: such a call runs no Python code.
+    """Records the shapes with which graphs call functions that XLA compiles: such a call runs no Python code.
 
     Keras's `fit` fetches a batch and calls the compiled step in one graph.  While that graph is traced, operators are
     added to it that write down the shapes which are not known yet.  Nothing is added if all are known, or if the shapes
@@ -324,16 +324,16 @@ class InGraphs:
         tf, raw = self._tf, self._raw
         tensors: list[Any] = []
         ranks: list[int] = []
-        for one in tf.nest.flatten((args, kwargs), expand_composites=True):
-            rank = one.shape.rank if tf.is_tensor(one) and not one.shape.is_fully_defined() else None
+        for tensor in tf.nest.flatten((args, kwargs), expand_composites=True):
+            rank = tensor.shape.rank if tf.is_tensor(tensor) and not tensor.shape.is_fully_defined() else None
             if rank is not None and sum(ranks) + rank <= MAX_LENGTHS:
-                tensors.append(one)
+                tensors.append(tensor)
                 ranks.append(rank)
         if not tensors or not self._stopwatch.fetches():
             return
         self._create()
         call = tf.constant([float(len(self._calls))], tf.float64)
-        lengths = tf.concat([tf.shape(one) for one in tensors], 0)  # where the tensors are; no data is copied
+        lengths = tf.concat([tf.shape(tensor) for tensor in tensors], 0)  # where the tensors are; no data is copied
         with tf.device(CPU):
             table, count = self._variables()
             before = raw.ResourceCountUpTo(resource=count, limit=2**62, T=tf.int64)
@@ -385,7 +385,7 @@ def _split(lengths: list[float], ranks: list[int]) -> list[Shape]:
     """Return the shapes in a row."""
     found, at = [], 0
     for rank in ranks:
-        found.append(tuple(int(one) for one in lengths[at : at + rank]))
+        found.append(tuple(int(length) for length in lengths[at : at + rank]))
         at += rank
     return found
 
@@ -403,14 +403,14 @@ def another(function: Any, args: Any, kwargs: Any) -> str:
 
 
 def _new(known: dict[tuple[Shape, ...], None], now: tuple[Shape, ...]) -> str:
-    """Add shapes to those that are known; return how they differ from the ones before, empty unless they are new."""
+    """Add shapes to those that are known; return how they differ from the shapes before, empty unless they are new."""
     if not now or now in known or len(known) >= MAX_SHAPES:
         return ""
     before = next(reversed(known), None)
     known[now] = None
     if before is None:
         return ""
-    differs = next(((one, other) for one, other in zip(now, before, strict=False) if one != other), None)
+    differs = next(((shape, other) for shape, other in zip(now, before, strict=False) if shape != other), None)
     return "other arguments" if differs is None else f"shape is {differs[0]}, was {differs[1]}"
 
 
@@ -418,9 +418,9 @@ def shapes(value: Any, depth: int = 0) -> list[Shape]:
     """Return the shapes of the tensors and arrays in an argument, without those that are nested deeply."""
     if isinstance(value, (tuple, list, dict)):
         found: list[Shape] = []
-        for one in value.values() if isinstance(value, dict) else value:
+        for item in value.values() if isinstance(value, dict) else value:
             if depth < MAX_DEPTH and len(found) < MAX_TENSORS:
-                found += shapes(one, depth + 1)
+                found += shapes(item, depth + 1)
         return found
     shape: Any = getattr(value, "shape", None)
     if not isinstance(shape, tuple) and getattr(shape, "rank", None) is None:  # of another kind, or unknown

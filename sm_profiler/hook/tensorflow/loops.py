@@ -208,7 +208,7 @@ class Loops:
     # functions
 
     def _trains(self) -> None:
-        """Note that the functions which are being traced compute gradients."""
+        """Record that the functions which are being traced compute gradients."""
         for function in self._calls:
             function.__dict__[TRAINS] = True
 
@@ -267,7 +267,7 @@ class Loops:
             self._record_duration(function, start_ns, end_ns, self.fetched)
 
     def _called_in_graph(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Note the shapes of a call that is traced, if XLA compiles the function."""
+        """Record the shapes of a call that is traced, if XLA compiles the function."""
         if not function.__dict__.get("_jit_compile") or get_ident() != self.thread:
             return
         if self._session.quiet or self._session.guard.is_off(XLA):
@@ -279,13 +279,13 @@ class Loops:
             self._session.guard.failed(XLA, error)
 
     def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
-        """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
+        """Record that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
         if self._session.guard.is_off(XLA) or not self._eager():
             return
         try:
             name, reason = _name(function), another(function, *arguments)
             quickest = function.__dict__.get(QUICKEST)
-            if quickest is None or end_ns - start_ns >= SLOWER * quickest:  # reading takes time, too
+            if quickest is None or end_ns - start_ns >= SLOWER * quickest:  # reading takes time as well
                 inside = self._in_graphs.another(start_ns)
                 name, reason = inside if inside and not reason else (name, reason)
             if reason and not self.retracing.held:
@@ -295,7 +295,7 @@ class Loops:
             self._session.guard.failed(XLA, error)
 
     def _record_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
-        """Note how long an outermost call took, or record what was traced or compiled in it."""
+        """Keep the time of an outermost call if it is the quickest, or record what was traced or compiled in it."""
         quickest = function.__dict__.get(QUICKEST)
         retracing = self.retracing
         if not retracing.held and quickest is not None and end_ns - start_ns >= quickest:

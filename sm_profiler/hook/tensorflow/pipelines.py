@@ -65,8 +65,8 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
     Returns:
         `batches`; `prefetch` and `cache`: whether a stage does that; `partial`: whether stages are missing, since TensorFlow
         forgets what ran inside an interleave or flat_map once it has ended; `forgotten`: name, file, line and function of that
-        stage, if it is the only one; and for each of `stages`: name, `us` (microseconds
-        for one of its own elements), `batch_us` (for one batch of the loop, with its parallelism), `parallelism`,
+        stage, if it is the only such stage; and for each of `stages`: name, `us` (microseconds
+        for an element of the stage), `batch_us` (for a batch of the loop, with its parallelism), `parallelism`,
         `parallel` (whether it can be raised), and file, line and function if they are known.
     """
     nodes = dict(list(model.nodes.items())[:MAX_NODES])
@@ -84,7 +84,9 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
         name = _stage(node.name, about)
         if owner is not None:
             name = f"{_method(node.name)} inside {_stage(nodes[owner].name, about)}"
-        parallelism = next((float(one.value) for one in node.parameters if one.name == "parallelism"), 0.0)
+        parallelism = next(
+            (float(parameter.value) for parameter in node.parameters if parameter.name == "parallelism"), 0.0
+        )
         stage = stages.setdefault(
             (name, about.get("line")),
             {"stage": name, "elements": 0, "busy_us": 0.0, "parallelism": 0.0, "parallel": parallelism > 0} | about,
@@ -109,10 +111,10 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
 def _ended(node: Any, nodes: dict[int, Any]) -> float:
     """Return how many times the elements that the living pipelines inside a node produced it has passed on; 0 without any.
 
-    The living ones count for those that have ended, of which TensorFlow keeps nothing.
+    The living pipelines count for those that have ended, of which TensorFlow keeps nothing.
     """
     inside = [nodes[key] for key in list(node.inputs)[1:] if key in nodes]
-    produced = sum(one.num_elements for one in inside)
+    produced = sum(node.num_elements for node in inside)
     if node.num_elements <= 0:
         return 1.0
     return max(node.num_elements / produced, 1.0) if produced else 0.0
@@ -120,7 +122,7 @@ def _ended(node: Any, nodes: dict[int, Any]) -> float:
 
 def _forgotten(node: Any, about: dict[str, Any], dataset: Any) -> dict[str, Any]:
     """Return what TensorFlow forgot inside a stage, if its function is known."""
-    made = [_place(one) for one in _generators(dataset)]
+    made = [_place(generator) for generator in _generators(dataset)]
     if len(made) == 1 and made[0] and _method(node.name) == "flat_map":
         return {"stage": f"from_generator({made[0]['function']})", **made[0]}
     return {"stage": f"{_method(node.name)}({about['function']})", **about} if "file" in about else {}
@@ -185,7 +187,7 @@ def _functions(nodes: dict[int, Any], owners: dict[int, int], dataset: Any) -> d
 def _generators(dataset: Any) -> list[Any]:
     """Return the user's generators that a pipeline reads."""
     flat = [function for kind, function in _datasets(dataset) if kind == "flat_map"]
-    return [one for one in map(_generator, flat) if one is not None]
+    return [generator for generator in map(_generator, flat) if generator is not None]
 
 
 def _datasets(dataset: Any) -> list[tuple[str, Any]]:
@@ -193,12 +195,12 @@ def _datasets(dataset: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     waiting = [dataset]
     while waiting and len(found) < MAX_NODES:
-        one = waiting.pop(0)
-        kind = _CLASSES.get(type(one).__name__)
+        stage = waiting.pop(0)
+        kind = _CLASSES.get(type(stage).__name__)
         if kind is not None:
-            wrapper = getattr(one, "_map_func", None) or getattr(one, "_predicate", None) or getattr(one, "_scan_func", None)  # fmt: skip
+            wrapper = getattr(stage, "_map_func", None) or getattr(stage, "_predicate", None) or getattr(stage, "_scan_func", None)  # fmt: skip
             found.append((kind, getattr(wrapper, "_func", None)))
-        waiting += list(one._inputs())  # TensorFlow has no public name for it
+        waiting += list(stage._inputs())  # TensorFlow has no public name for it
     return found
 
 
@@ -331,14 +333,14 @@ class Stages(Collector):
 # Waits inside graphs, of which Python sees only the times.
 
 
-RECENT_RUNS = 3  # the shortest of their last batches is the computation of one, which other load only lengthens
+RECENT_RUNS = 3  # the shortest of their last batches is the computation of a batch, which other load only lengthens
 
 
 class Overlap:
     """Finds how much of the waiting for data is hidden behind computation.
 
-    With `steps_per_execution`, Keras requests the next batch as it begins to compute one: neither needs the other.  The
-    last batch of a run is computed with nothing beside it, which shows how long that takes.
+    With `steps_per_execution`, Keras requests the next batch as it begins to compute a batch: neither needs the other.  The
+    last batch of a run is computed while nothing is fetched, which shows how long that takes.
     """
 
     def __init__(self) -> None:
@@ -397,9 +399,9 @@ class LateWaits:
         return found
 
     def _waited(self, start_ns: int, end_ns: int) -> int:
-        """Return the nanoseconds of the waits in a step; earlier ones are those of callbacks."""
+        """Return the nanoseconds of the waits in a step; earlier waits are those of callbacks."""
         waited = 0
         while self._waits and self._waits[0].end_ns <= end_ns:
-            one = self._waits.popleft()
-            waited += max(one.end_ns - max(one.start_ns, start_ns), 0)
+            wait = self._waits.popleft()
+            waited += max(wait.end_ns - max(wait.start_ns, start_ns), 0)
         return waited
