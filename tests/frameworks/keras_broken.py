@@ -35,7 +35,7 @@ assert hook is not None
 assert keras.backend.backend()
 for name in (
     "_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count", "_compiles_again",
-    "_compiled_again", "_results_requested", "_results_read", "_apply_begins", "_apply_ends",
+    "_compiled_again", "_apply_begins", "_apply_ends",
 ):  # fmt: skip
     setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
 for kind in (adapter.Callbacks, inputs.Inputs):

@@ -168,6 +168,7 @@ class Calls(Collector):
         self._clock = perf_counter_ns
         self._thread = threading.main_thread().ident
         self._runs: Callable[[], bool] = getattr(import_module("jax._src.core"), "trace_state_clean", lambda: True)
+        self._array: type = import_module("jax._src.array").ArrayImpl  # isinstance(…, jax.Array) runs Python code
         self._run_compiled: Any = None  # JAX's own call of a function that was compiled ahead of time
         self._made: dict[Any, Compiled] = {}  # code of a function, and lines that compiled it
         self._latest: Any = None  # weak reference to a result of the last call
@@ -252,68 +253,66 @@ class Calls(Collector):
         return call
 
     def _caller(self, function: Compiled, made: Any) -> Any:
-        begin, end = functools.partial(self._call_begins, function), functools.partial(self._call_ends, function)
-        return timed(made, begin, end, self._session.fail)
+        """Return a function that reports its calls."""
+        session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
+        get_ident, clock, runs, is_compiled = threading.get_ident, self._clock, self._runs, function.is_compiled
 
-    def _call_begins(self, function: Compiled, *args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
-        if self._inside or self._session.quiet or threading.get_ident() != self._thread or not self._runs():
-            if function.gradients:  # JAX may not trace it again
-                self.differentiates()
-            return None
-        self._inside = True
-        start, compilations = self._clock(), self._compilations
-        compilations.running, compiled = (function, (args, kwargs)), compilations.finished
-        self._loop.begins(function, start, (args, kwargs))
-        behind = self._is_behind()
-        begun = self._clock()
-        if not function.is_compiled:
-            self._measures()
-        self._session.tracker.in_compiled = True
-        return start, begun, behind, compiled
+        def begin(*args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
+            if self._inside or session.quiet or get_ident() != self._thread or not runs():
+                if function.gradients:  # JAX may not trace it again
+                    self.differentiates()
+                return None
+            self._inside = True
+            start, arguments, latest = clock(), (args, kwargs), self._latest
+            compilations.running, compiled = (function, arguments), compilations.finished
+            loop.begins(function, start, arguments)
+            array = None if latest is None else latest()
+            behind = array is not None and _is_pending(array)  # this call may have to wait for the call before
+            launched = clock()
+            if not is_compiled:
+                self._measures()
+            tracker.in_compiled = True
+            return start, launched, behind, compiled
 
-    def _call_ends(
-        self, function: Compiled, begun: tuple[int, int, bool, int], result: Any, error: BaseException | None
-    ) -> None:
-        end, tracker, compilations = self._clock(), self._session.tracker, self._compilations
-        start, launched, behind, compiled = begun
-        tracker.in_compiled = False
-        compilations.running = None
-        try:
-            if error is not None:
-                self._one_by_one.failed()
-                self._loop.failed(function)
-                return
-            queued = _queued(function, end - launched, behind=behind) if compiled == compilations.finished else 0
-            self._returned(function, result, start, end, queued)
-            if tracker.metering:
-                tracker.own_ns += min(launched - start, METER_MAX_NS) + min(self._clock() - end, METER_MAX_NS)
-        finally:
-            self._inside = False
+        def end(begun: tuple[int, int, bool, int], result: Any, error: BaseException | None) -> None:
+            end_ns, (start_ns, launched_ns, behind, compiled) = clock(), begun
+            tracker.in_compiled = False
+            compilations.running = None
+            try:
+                if error is not None:
+                    self._one_by_one.failed()
+                    loop.failed(function)
+                    return
+                length_ns = end_ns - launched_ns
+                queued_ns = _queued(function, length_ns, behind=behind) if compiled == compilations.finished else 0
+                if not is_compiled:
+                    self._one_by_one.ended(end_ns - start_ns, tracker.number)
+                loop.ended(function, function.name, start_ns, end_ns - queued_ns)
+                if queued_ns:
+                    loop.queued(function, end_ns - queued_ns, end_ns)
+                self._keep(function, result)
+                if tracker.metering:
+                    tracker.own_ns += min(launched_ns - start_ns, METER_MAX_NS) + min(clock() - end_ns, METER_MAX_NS)
+            finally:
+                self._inside = False
+
+        return timed(made, begin, end, session.fail)
+
+    def _keep(self, function: Compiled, result: Any) -> None:
+        """Remember the results of a call, as far as they are needed."""
+        leaf = _first_leaf(result)
+        self._latest = weakref.ref(leaf) if type(leaf) is self._array else None
+        if not function.settled:
+            self._loop.returned(function, result)
+        if self._results is not None:
+            arrays = [leaf for leaf in self._jax.tree_util.tree_leaves(result) if isinstance(leaf, self._jax.Array)]
+            self._results = [weakref.ref(array) for array in arrays]
 
     def _measures(self) -> None:
         """Measure what the operations of this call cost, if this step's own time is measured."""
         if self._session.tracker.metering:
             self._watch(self._one_by_one)
             self._one_by_one.begins()
-
-    def _is_behind(self) -> bool:
-        """Return whether the call before is still computed: this one may have to wait for it."""
-        array = None if self._latest is None else self._latest()
-        return array is not None and _is_pending(array)
-
-    def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
-        if not function.is_compiled:
-            self._one_by_one.ended(end_ns - start_ns, self._session.tracker.number)
-        self._loop.ended(function, function.name, start_ns, end_ns - queued_ns)
-        if queued_ns:
-            self._loop.queued(function, end_ns - queued_ns, end_ns)
-        leaf = _first_leaf(result)
-        self._latest = weakref.ref(leaf) if isinstance(leaf, self._jax.Array) else None
-        if not function.settled:
-            self._loop.returned(function, result)
-        if self._results is not None:
-            arrays = [leaf for leaf in self._jax.tree_util.tree_leaves(result) if isinstance(leaf, self._jax.Array)]
-            self._results = [weakref.ref(array) for array in arrays]
 
     # compiled ahead of time
 
@@ -354,19 +353,22 @@ class Calls(Collector):
 
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
-        return timed(original, self._wait_begins, functools.partial(self._wait_ends, name), self._session.fail)
+        session, tracker, loop = self._session, self._session.tracker, self._loop
+        get_ident, clock = threading.get_ident, self._clock
 
-    def _wait_begins(self, *_args: Any, **_kwargs: Any) -> int | None:
-        if self._inside or self._session.quiet or threading.get_ident() != self._thread:
-            return None
-        self._inside = self._session.tracker.in_compiled = True
-        return self._clock()
+        def begin(*_args: Any, **_kwargs: Any) -> int | None:
+            if self._inside or session.quiet or get_ident() != self._thread:
+                return None
+            self._inside = tracker.in_compiled = True
+            return clock()
 
-    def _wait_ends(self, name: str, start_ns: int, *_outcome: Any) -> None:
-        end_ns = self._clock()
-        self._inside = self._session.tracker.in_compiled = False
-        if end_ns - start_ns >= MIN_WAIT_NS:
-            self._loop.ended(None, name, start_ns, end_ns)
+        def end(start_ns: int, _result: Any, _error: BaseException | None) -> None:
+            end_ns = clock()
+            self._inside = tracker.in_compiled = False
+            if end_ns - start_ns >= MIN_WAIT_NS:
+                loop.ended(None, name, start_ns, end_ns)
+
+        return timed(original, begin, end, session.fail)
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:

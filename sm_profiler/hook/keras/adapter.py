@@ -253,7 +253,7 @@ class KerasAdapter(FrameworkAdapter):
                 (keras.callbacks.CallbackList, "_flush_futures")
             )  # of callbacks in a pool, which read these values
         for owner, name in results:
-            self._patches.around(owner, name, self._results_requested, self._results_read)
+            self._patches.replace(owner, name, self._wrap_results)
         if self.backend == "torch":
             forwards = getattr(self.session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
@@ -347,26 +347,34 @@ class KerasAdapter(FrameworkAdapter):
         session = self.session
         return not session.quiet and session.tracker.owner == KERAS and get_ident() == self._thread
 
-    def _results_requested(self, *args: Any, **_kwargs: Any) -> int | None:
+    def _wrap_results(self, original: Any) -> Any:  # written out: it runs three times a step, and every call costs time
         """Count waiting for results as part of the steps before it: they run behind the loop until their values are read.
 
         Keras reads them for the callbacks of each batch, or, if no callback looks at batches, at the end of an epoch.
         """
-        if (len(args) == 1 and args[0] is None) or not self._owns():  # a batch begins without results
-            return None
-        self.session.tracker.in_compiled = True
-        return perf_counter_ns()
+        session, tracker = self.session, self.session.tracker
 
-    def _results_read(self, start_ns: int, _result: Any, _error: BaseException | None) -> None:
-        tracker = self.session.tracker
-        tracker.in_compiled, end_ns = False, perf_counter_ns()
-        if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS and not self.session.quiet:
-            tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+        @functools.wraps(original)
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            if (len(args) == 1 and args[0] is None) or not self._owns():  # a batch begins without results
+                return original(*args, **kwargs)
+            tracker.in_compiled, start_ns = True, perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                tracker.in_compiled, end_ns = False, perf_counter_ns()
+                if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS and not session.quiet:
+                    try:
+                        tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+                    except Exception as error:  # fail open
+                        session.fail(error)
+
+        return waits
 
     def _begin(self, mode: ModeKeys, _result: Any, _callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
-        if not self._owns():
+        session, tracker = self.session, self.session.tracker
+        if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:  # as _owns(): a call costs time
             return
-        tracker = self.session.tracker
         start_ns = perf_counter_ns()
         if tracker.is_open:
             tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
@@ -379,9 +387,9 @@ class KerasAdapter(FrameworkAdapter):
 
     def _end(self, mode: ModeKeys, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
         end_ns = perf_counter_ns()
-        if not self._owns():
+        session, tracker = self.session, self.session.tracker
+        if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:
             return
-        tracker = self.session.tracker
         if tracker.batches == 1:
             self._trained += mode is ModeKeys.TRAIN
             self._finish(end_ns)
