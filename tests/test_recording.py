@@ -156,7 +156,7 @@ class Shell:
 
 
 def test_cells_have_their_number(monkeypatch):
-    from sm_profiler.hook.cells import cell_name, file_of, shown
+    from sm_profiler.hook.caller import cell_name, file_of, shown
 
     file = "/tmp/ipykernel_6752/2794.py"
     assert cell_name(file) is None or "IPython" in sys.modules

@@ -29,8 +29,13 @@ from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.report_json import to_json
+from sm_profiler.serve.fleet_page import FleetPage, policy_of
+from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.serve.server import Guard, refuse
+from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.source.opening import is_account, split_account
 from sm_profiler.storage import LocalStorage
 

@@ -12,7 +12,7 @@ from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.job import judge_initialization
-from sm_profiler.hook.birth import birth
+from sm_profiler.hook.clock import birth
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
 from sm_profiler.monitor.host import host_id, is_shared, shared_mounts

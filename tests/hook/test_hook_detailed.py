@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm_profiler.hook.xplane_window import SESSION, Profiler, XplaneWindow
+from sm_profiler.hook.detailed import SESSION, DetailedWindow, Profiler
 
 
 class Running:
@@ -22,6 +22,7 @@ class Fake(Profiler):
 
     def __init__(self):
         self.module = SimpleNamespace(**{SESSION: Running})
+        self.entry = self.module, SESSION
         self.stopped, self.folders, self.error = [], [], None
 
     def is_busy(self):
@@ -56,7 +57,7 @@ def window(profiler):
         later=tasks.append,
         tasks=tasks,
     )
-    window = XplaneWindow(session, profiler)
+    window = DetailedWindow(session, profiler)
     window.enter(3)
     return window
 
@@ -100,8 +101,8 @@ def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, p
         return lambda path: path.write_bytes(b"")
 
     profiler.stop = stop
-    window._original = Scripts
-    window._restore()
+    window._patches.remove()
+    setattr(profiler.module, SESSION, Scripts)
     window._make_way()
     starts = getattr(profiler.module, SESSION)  # looked up by the script before the window ends
     leaving = threading.Thread(target=window.leave, args=(-1,))

@@ -1,20 +1,115 @@
-"""Threads of libraries that compute for the training thread, and how much a lack of cores delays them.
+"""Threads of this process: how many there are, how long they wait for a core, and how much that delays the training.
 
-JAX and TensorFlow compute on threads of their own, while the training thread waits for the result.  On a machine that
-others use too, these threads wait for a core, which the training thread's own statistics do not show.
+JAX and TensorFlow compute on threads of the library while the training thread waits for the result.  On a shared
+machine those threads wait for a core, which the training thread's own statistics do not show.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from sm_profiler.formats.event_names import THREADS
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.guard import pass_on
+from sm_profiler.hook.steps import Record
+from sm_profiler.limits import Limits
+
+BEATS = 5  # between two events
+THIS_THREAD = "/proc/thread-self/schedstat"
+WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for a core, slices
+STATUS = Path("/proc/self/status")
+
+
+class Threads(Collector):
+    """Records an event every few seconds, on the recorder's thread."""
+
+    name = "threads"
+
+    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._append = append
+        self._clock = clock
+        self._beats = 0
+        self._last: tuple[int, int, int] | None = None  # time, waited, switches
+        self._cores = usable_cores()  # not in start(), which may be called inside a region that torch.compile traces
+
+    def start(self) -> None:
+        """Begin a measurement."""
+        self._beats = 0
+        self._last = (self._clock(), waited_ns(), switches())
+
+    def beat(self) -> None:
+        """Record the threads of the last seconds."""
+        self._beats += 1
+        if self._beats % BEATS == 0:
+            self._record()
+
+    def close(self) -> None:
+        """Record the last seconds."""
+        self._record()
+
+    def forked(self) -> None:
+        """Forget the parent's measurement."""
+        self._last = None
+
+    def _record(self) -> None:
+        now = (self._clock(), waited_ns(), switches())
+        last, self._last = self._last, now
+        if last is None or now[0] <= last[0]:
+            return
+        torch: Any = sys.modules.get("torch")
+        args = {
+            "threads": running_threads(),
+            "library_threads": int(torch.get_num_threads()) if torch is not None else 1,
+            "cores": self._cores,
+            "waited_ns": now[1] - last[1],
+            "switches": now[2] - last[2],
+        }
+        self._append((THREADS, "threads", last[0], now[0], -1, args))
+
+
+def usable_cores() -> float:
+    """Return the cores that this process may use: those of its affinity, or the container's share if that is less."""
+    cores, quota = float(len(os.sched_getaffinity(0))), Limits().cpu_quota
+    return min(cores, quota) if quota else cores
+
+
+def waited_ns(file: str | Path | None = None) -> int:
+    """Return how long a thread, by default the main thread, has waited for a core; 0 if the kernel does not count it."""
+    try:
+        with open(file or WAITED, "rb", buffering=0) as statistics:  # a tenth of the time of Path.read_text
+            return int(statistics.read(64).split()[1])
+    except (OSError, ValueError, IndexError) as error:
+        pass_on(error)
+        return 0
+
+
+def switches() -> int:
+    """Return the context switches of all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_nvcsw + used.ru_nivcsw
+
+
+def running_threads() -> int:
+    """Return the number of threads of this process."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError as error:
+        pass_on(error)
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Threads:")), 0)
+
 
 TASKS = Path("/proc/self/task")
-SCHEDULER = "schedstat"  # of a thread: ns on a core, ns of waiting for one, slices
+SCHEDULER = "schedstat"  # of a thread: ns on a core, ns of waiting for a core, slices
 MAX_FOLLOWED = 16  # threads that are read each time, those that run most
 MAX_LISTED = 256  # threads among which these are chosen
 FIRST_NS, AGAIN_NS = 2_000_000_000, 10_000_000_000  # between choices: while threads may still start, and later
@@ -39,7 +134,7 @@ class Helpers:
     def _reset(self) -> None:
         self._main = os.getpid()
         self._last: dict[int, tuple[int, int]] = {}  # of the threads that are followed, and the main thread
-        self._active: dict[int, int] = {}  # thread → ns on a core or waiting for one, when they were last chosen
+        self._active: dict[int, int] = {}  # thread → ns on a core or waiting for a core, when they were last chosen
         self._last_ns = 0
         self._due_ns = 0
         self._choices = 0
@@ -85,7 +180,7 @@ class Helpers:
         self._choices += 1
         self._due_ns = now_ns + (FIRST_NS if self._choices <= EARLY else AGAIN_NS)
         try:
-            names = [one.name for one in islice(self._tasks.iterdir(), MAX_LISTED)]
+            names = [task.name for task in islice(self._tasks.iterdir(), MAX_LISTED)]
         except OSError:
             return
         python, before, self._active = self._python(), self._active, {}
@@ -93,8 +188,11 @@ class Helpers:
             thread = int(name) if name.isdecimal() else self._main
             if thread != self._main and thread not in python and (found := self._look(thread)) is not None:
                 self._active[thread] = sum(found)
-        busiest = sorted(self._active, key=lambda one: before.get(one, 0) - self._active[one])
-        wanted = {self._main, *(one for one in busiest[:MAX_FOLLOWED] if self._active[one] > before.get(one, 0))}
+        busiest = sorted(self._active, key=lambda thread: before.get(thread, 0) - self._active[thread])
+        wanted = {
+            self._main,
+            *(thread for thread in busiest[:MAX_FOLLOWED] if self._active[thread] > before.get(thread, 0)),
+        }
         for thread in set(self._files) - wanted:
             self._leave(thread)
         for thread in wanted - set(self._files):
@@ -131,7 +229,7 @@ class Helpers:
 
 def python_threads() -> set[int]:
     """Return the ids of the threads that Python started, ours among them."""
-    return {one.native_id for one in threading.enumerate() if one.native_id is not None}
+    return {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
 
 
 def _read(file: int) -> tuple[int, int] | None:

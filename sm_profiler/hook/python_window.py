@@ -1,49 +1,297 @@
 """The Python window: which functions take the time, from step start to forward end and on to the next step.
 
-A step that does not end closes the window.  Two more profiles cover the time around the loop: before step 0 and after the last step.  Times are wall, process or
-off-CPU time at their real resolution.  Around the loop a profile lasts a minute at most: loading data may take hours, and
-a profiler slows it down.  An interpreter runs one profiler at a time: beside a debugger, coverage or another profiler the
-window is left out, and the report lists why.
+A step that does not end closes the window.  Two more profiles cover the time around the loop: before step 0 and after the
+last step.  Times are wall, process or off-CPU time at their real resolution.  Around the loop a profile lasts a minute at
+most: loading data may take hours, and a profiler slows it down.  An interpreter runs one profiler at a time: if a
+debugger, coverage or another profiler is active, the window is left out, and the report lists why.
 """
 
 from __future__ import annotations
 
+import contextlib
+import cProfile
+import ctypes
 import importlib.util
 import itertools
+import marshal
+import operator
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from cProfile import label
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from sm_profiler.config import CollectorConfig, Profile
 from sm_profiler.formats.layout import StatsWindow, stats_path
-from sm_profiler.hook import conversion
-from sm_profiler.hook.bounded import run_bounded
+from sm_profiler.hook import convert
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND
-from sm_profiler.hook.python_profilers import RAW_SESSION, CProfile, Pyinstrument, PythonProfiler, TimeLimit
 from sm_profiler.hook.recorder import DISK_SECONDS
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
+
+
+# Statistics of cProfile, as the bytes that `dump_stats` writes.  `Profile.create_stats` makes hundreds of thousands of
+# tuples and dictionaries, which start garbage collections that the training waits for; this makes hardly any.
+
+
+PLAIN = 2  # version of marshal without references, which are written here
+REFERABLE = 0x80  # flag of a type: references may point to the object
+FIGURES_START = b"(" + struct.pack("<i", 5)  # a tuple of four numbers and the callers
+_call = struct.Struct("<iqqdd")  # number of the caller's name, calls, primitive calls, own and cumulative time
+
+
+def marshalled(entries: Sequence[Any]) -> bytes:
+    """Return the statistics of `Profile.getstats()` as marshal data: function → calls, times and callers.
+
+    Functions of the same name are merged, as in `create_stats`: the figures of the last stay.
+    """
+    names: dict[bytes, int] = {}
+    numbers: dict[int, int] = {}  # id of a function's code → number of its name
+    calls: dict[int, bytearray] = {}  # the same → its callers
+    for entry in entries:
+        key = id(entry.code)
+        numbers[key] = names.setdefault(marshal.dumps(label(entry.code), PLAIN), len(names))
+        calls[key] = bytearray()
+    for entry in entries:
+        for call in entry.calls or ():
+            into = calls.get(id(call.code))
+            if into is not None:
+                primitive = call.callcount - call.reccallcount
+                into += _call.pack(numbers[id(entry.code)], call.callcount, primitive, call.inlinetime, call.totaltime)
+    return _joined(entries, list(names), numbers, calls)
+
+
+def _joined(entries: Sequence[Any], names: list[bytes], numbers: dict[int, int], calls: dict[int, bytearray]) -> bytes:
+    written: dict[int, int] = {}  # number of a name → its reference
+    data = bytearray(b"{")
+
+    def name(number: int) -> bytes:
+        reference = written.get(number)
+        if reference is not None:
+            return b"r" + struct.pack("<i", reference)
+        written[number] = len(written)
+        return bytes((names[number][0] | REFERABLE,)) + names[number][1:]
+
+    for entry in entries:
+        key = id(entry.code)
+        data += name(numbers[key])
+        data += FIGURES_START
+        for figure in (entry.callcount - entry.reccallcount, entry.callcount, entry.inlinetime, entry.totaltime):
+            data += marshal.dumps(figure, PLAIN)
+        data += b"{"
+        for caller, figures in _merged(calls[key]):
+            data += name(caller)
+            data += figures
+        data += b"0"
+    return bytes(data + b"0")
+
+
+def _merged(calls: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Yield the callers of a function with their figures; those of the same name are added up."""
+    callers = [call[0] for call in _call.iter_unpack(calls)]
+    if len(set(callers)) == len(callers):
+        for caller, *figures in _call.iter_unpack(calls):
+            yield caller, marshal.dumps(tuple(figures), PLAIN)
+        return
+    sums: dict[int, tuple[Any, ...]] = {}
+    for caller, *figures in _call.iter_unpack(calls):
+        known = sums.get(caller, (0, 0, 0.0, 0.0))
+        sums[caller] = tuple(a + b for a, b in zip(known, figures, strict=True))
+    for caller, total in sums.items():
+        yield caller, marshal.dumps(total, PLAIN)
+
+
+# Profilers, each used for one run, and a time limit for such a run.
+
+
+# Seconds during which this process had no processor.  Not a Python function: the profiler would call it twice per call,
+# and the interpreter tends to run pending calls (see TimeLimit) inside it, where the profiler must not be stopped.
+off_cpu: Callable[[], float] = map(operator.sub, iter(time.perf_counter, None), iter(time.process_time, None)).__next__
+
+TIMERS: dict[str, Callable[[], float]] = {  # besides total_time, which cProfile measures itself, at half the cost
+    "cpu_time": time.process_time,
+    "off_cpu_time": off_cpu,
+}
+
+
+class PythonProfiler(Protocol):
+    """One run of a profiler.
+
+    Attributes:
+        name: in requests and in paths.
+    """
+
+    name: str
+
+    def start(self) -> None:
+        """Start."""
+
+    def stop(self) -> None:
+        """Stop; writes nothing."""
+
+    def files(self) -> dict[str, bytes]:
+        """Return the results: file name → content."""
+
+
+RAW_SESSION = "python_stats.session"
+
+_PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_calls: list[Any] = []  # the interpreter holds no reference to pending calls
+AGAIN_SECONDS = 0.05
+MAX_TRIES = 1000  # a few microseconds each
+
+
+def in_profiler(frame: FrameType | None) -> bool:
+    """Return whether the interpreter is inside a profiler's callback, where that profiler must not be stopped."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("pyinstrument"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class TimeLimit:
+    """Calls a function on the main thread after some time, unless cancelled.
+
+    A profiler is bound to the thread that it profiles and can only be stopped there.  A sleeping thread costs nothing
+    while the profiler runs, and leaves the script's signals alone.
+    """
+
+    def __init__(self, seconds: float, reached: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._reached = reached
+        self._done = False
+        self._over = threading.Lock()  # locks only: a fork may happen in any state
+        self._over.acquire()
+        self._answer = threading.Lock()
+        self._answer.acquire()
+        self._add = ctypes.PyDLL(None).Py_AddPendingCall  # the main thread runs pending calls between two instructions
+        self._add.argtypes = (_PENDING, ctypes.c_void_p)
+        self._tries = 0
+        self._call = _PENDING(self._answered)
+        _calls.append(self._call)
+        threading.Thread(target=self._run, name="sm-profiler-limit", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Do not call the function."""
+        with contextlib.suppress(RuntimeError):  # already cancelled
+            self._over.release()
+
+    def _run(self) -> None:
+        """Wait, then schedule the call until it has run; on a separate thread."""
+        wait = self._seconds
+        while not self._done and not self._over.acquire(timeout=wait):
+            wait = AGAIN_SECONDS
+            if self._add(self._call, None) == 0:  # otherwise too many calls are pending
+                self._answer.acquire()
+
+    def _answered(self, _: Any) -> int:
+        """Run on the main thread, as a pending call."""
+        if in_profiler(sys._getframe()):  # only the stack shows it
+            self._tries += 1  # the callback returns after a few instructions
+            if self._tries % MAX_TRIES and self._add(self._call, None) == 0:
+                return 0
+        else:
+            self._done = True
+            with contextlib.suppress(Exception):  # no caller could handle it; the function guards itself
+                self._reached()
+        self._answer.release()
+        return 0
+
+
+class _Place:
+    """The place of this thread's profiler: the script may put its own profiler there while ours runs."""
+
+    def __init__(self) -> None:
+        self._own = sys.getprofile()  # called after ours has started
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Let our profiler stop, which clears the place even of another profiler, and put the script's back."""
+        there: Any = sys.getprofile()
+        try:
+            yield
+        finally:
+            if there is not None and there is not self._own and sys.getprofile() is not there:
+                if isinstance(there, cProfile.Profile):
+                    there.enable()
+                else:
+                    sys.setprofile(there)
+
+
+class CProfile:
+    """The standard library's deterministic profiler."""
+
+    name = "cprofile"
+
+    def __init__(self, timer: str) -> None:
+        self._profile = cProfile.Profile(TIMERS[timer]) if timer in TIMERS else cProfile.Profile()
+
+    def start(self) -> None:
+        """Start."""
+        self._profile.enable()
+        self._place = _Place()
+
+    def stop(self) -> None:
+        """Stop."""
+        with self._place.cleared():
+            self._profile.disable()
+
+    def files(self) -> dict[str, bytes]:
+        """Return the statistics in the format of pstats."""
+        return {"python_stats": marshalled(self._profile.getstats())}
+
+
+class Pyinstrument:
+    """Pyinstrument, version 5 or newer."""
+
+    name = "pyinstrument"
+
+    def __init__(self) -> None:
+        from pyinstrument import Profiler  # an optional dependency
+
+        self._profiler: Any = Profiler(async_mode="disabled")
+        self._session: Any = None
+
+    def start(self) -> None:
+        """Start."""
+        self._profiler.start()
+        self._place = _Place()
+
+    def stop(self) -> None:
+        """Stop."""
+        with self._place.cleared():
+            self._session = self._profiler.stop()
+
+    def files(self) -> dict[str, bytes]:
+        """Return the raw session, which `render_pyinstrument` renders: that takes seconds for a profile of imports."""
+        return {RAW_SESSION: marshal.dumps(self._session.to_json())}
+
+
+# The collector.
+
 
 PYTHON = "python"
 ROTATION = ("total_time", "cpu_time", "off_cpu_time")
 AROUND_SECONDS = 60.0  # before step 0, and after the loop
 STEP_SECONDS = 10.0  # a profiled step may take, and as many times the usual step as follows, whichever is longer
 STEP_TIMES = 10.0
-WRITE_SECONDS = 0.02  # a beat: beside a training, rendering competes for the interpreter
-RENDERER = "sm_profiler.hook.render_pyinstrument"
+WRITE_SECONDS = 0.02  # a beat: rendering competes with the training for the interpreter
 TOOL_ID = 2  # number of profilers in sys.monitoring
 # Profilers of the time around the loop are never freed.  Their entries, some MB, lie between all objects that the imports
 # created; freed, they leave holes that the loop's objects would fill, far apart: steps with many small calls took 20 % longer.
@@ -247,7 +495,7 @@ class PythonCollector(Collector):
     def finish(self) -> None:
         """Wait for the rendering of results."""
         for child in self._children:
-            if not conversion.finish(child):
+            if not convert.finish(child):
                 self._session.note(PYTHON, "rendering took too long")
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -325,7 +573,7 @@ class PythonCollector(Collector):
                         break
                 if self._raw and (until == float("inf") or all(child.poll() is not None for child in self._children)):
                     order, self._raw = {"sessions": self._raw}, []
-                    self._children.append(conversion.start(RENDERER, order))
+                    self._children.append(convert.start(convert.PYINSTRUMENT, order))
 
     def _write_one(self, began: Point, ended: Point, profiler: PythonProfiler) -> None:
         session = self._session
