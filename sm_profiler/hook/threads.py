@@ -77,7 +77,8 @@ def usable_cores() -> float:
 def waited_ns() -> int:
     """Return how long the main thread has waited for a core; 0 if the kernel does not count it."""
     try:
-        return int(WAITED.read_text().split()[1])
+        with open(WAITED, "rb", buffering=0) as file:  # a tenth of the time of Path.read_text, in each sample
+            return int(file.read(64).split()[1])
     except (OSError, ValueError, IndexError) as error:
         pass_on(error)
         return 0

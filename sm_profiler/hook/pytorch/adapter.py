@@ -30,8 +30,10 @@ from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.thread_end import at_thread_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
+    from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
 RUNS_WHILE_TRAINING = tuple(
@@ -40,6 +42,7 @@ RUNS_WHILE_TRAINING = tuple(
         "session",
         "guard",
         "steps",
+        "rest",
         "windows",
         "own_work",
         "slowdown",
@@ -70,11 +73,19 @@ def own_code() -> Iterator[CodeType]:
                     yield from _with_inner(code)
 
 
+def _inner_code(function: Any) -> list[CodeType]:
+    return [code for code in function.__code__.co_consts if isinstance(code, CodeType)]
+
+
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _with_inner(inner)
+
+
+def _nothing(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """Do nothing, in the place of an optimizer's hook."""
 
 
 def _is_joining() -> bool:
@@ -93,7 +104,10 @@ class PyTorchAdapter(FrameworkAdapter):
         self.session = session
         self._known_optimizers: set[int] = set()
         self._handles: list[Any] = []
+        self._hooks: tuple[Any, Any] = (None, None)
+        self._phases: dict[CodeType, str] = {}  # code of torch → phase that it runs in
         self._backward: Any = None
+        self._wrapped_backward: Any = None
         self._optimizer: Any = None
         self._compilations: Any = None  # torch's callback handler
         self._iterators = 0
@@ -115,10 +129,12 @@ class PyTorchAdapter(FrameworkAdapter):
         session.add(self.loaders)
         self.loaders.install()
         self._backward = torch.autograd.backward
-        torch.autograd.backward = self._wrap_backward(self._backward)
-        before, after = self._optimizer_hooks()
+        self._wrapped_backward = torch.autograd.backward = self._wrap_backward(self._backward)
+        self._hooks = before, after = self._optimizer_hooks()
         optimizers: Any = import_module("torch.optim.optimizer")  # torch.optim hides the name
         self._optimizer = optimizers.Optimizer
+        self._phases = {self._backward.__code__: "backward", self.loaders.fetching: "wait"}
+        self._phases |= dict.fromkeys(_inner_code(self._optimizer.profile_hook_step), "optimizer")
         self._constructor = self._optimizer.__init__
         self._optimizer.__init__ = self._wrap_constructor(self._constructor)
         self._handles = [
@@ -127,6 +143,7 @@ class PyTorchAdapter(FrameworkAdapter):
         ]
         self._recursion.install()
         self.forwards.watch_compile()
+        self.forwards.watch_evaluations()
         self.forwards.discover()
         session.add(self._operators)
         session.add(self._compiled)
@@ -272,7 +289,7 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:  # flat on purpose: every call costs the training time
         session, tracker, forwards = self.session, self.session.tracker, self.forwards
-        stepped, known = self._optimizer_stepped, self._known_optimizers
+        stepped, known, operators = self._optimizer_stepped, self._known_optimizers, self._operators
         is_compiling, get_ident = compiling_check(torch), threading.get_ident
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -301,10 +318,10 @@ class PyTorchAdapter(FrameworkAdapter):
                     return
                 key = id(optimizer)
                 tracker.optimizer_ends(key, type(optimizer).__name__, end_ns)
-                if forwards.muted:
-                    forwards.unmute()
                 if forwards.discovering or key not in known:
                     stepped(key)
+                elif tracker.may_rest() and forwards.may_hide and not operators.is_due(tracker.global_step + 1):
+                    self._rest()
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # fail open
@@ -330,6 +347,51 @@ class PyTorchAdapter(FrameworkAdapter):
                 session.fail(error)
 
         return __init__
+
+    # rest
+
+    def _rest(self) -> None:
+        """Take all off the path of the steps whose phases are not recorded, except for what counts them."""
+        self.forwards.hide()
+        if torch.autograd.backward is self._wrapped_backward:
+            torch.autograd.backward = self._backward
+        rest = self.session.tracker.begin_rest(self._awake, self._phase_of)
+        self._set_hooks((_nothing, self._counting_hook(rest)))
+
+    def _awake(self) -> None:
+        self._set_hooks(self._hooks)
+        if torch.autograd.backward is self._backward:
+            torch.autograd.backward = self._wrapped_backward
+        self.forwards.show()
+
+    def _set_hooks(self, hooks: tuple[Any, Any]) -> None:
+        """Exchange the optimizers' hooks in place: another thread may be running them."""
+        for handle, hook in zip(self._handles, hooks, strict=False):
+            table = handle.hooks_dict_ref()
+            if table is not None and handle.id in table:
+                table[handle.id] = hook
+
+    def _counting_hook(self, rest: Rest) -> Any:
+        """Return the hook at rest: each object that it touched would cost as much as the rest of it."""
+        session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
+
+        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if id(optimizer) == key:
+                ends.append(clock())
+                if len(ends) > steps:
+                    try:
+                        session.tracker.end_rest()
+                    except Exception as error:  # fail open
+                        session.fail(error)
+
+        return after
+
+    def _phase_of(self, stack: Sequence[FrameType]) -> str:
+        for frame in stack:
+            phase = self._phases.get(frame.f_code) or ("forward" if self.forwards.is_call(frame) else "")
+            if phase:
+                return phase
+        return ""
 
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()
