@@ -134,11 +134,7 @@ class OverheadController:
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
         if self._over >= (OVER if window is None else OVER_IN_WINDOW):
             self._over = 0
-            if window is None:
-                self._reduce(cost_us / budget_us)
-            else:
-                self.shed.add(window)
-                self._on_shed(window)
+            self._reduce(cost_us / budget_us)
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
             self._under = 0
             self._every_for_time = max(self._every_for_time // 2, 1)
@@ -152,7 +148,11 @@ class OverheadController:
         return None
 
     def _reduce(self, factor: float) -> None:
-        """Record phases of so many fewer steps; steps are always recorded."""
+        """Shed an open window, or record phases of so many fewer steps; steps are always recorded."""
+        if (window := self._open_window()) is not None:
+            self.shed.add(window)
+            self._on_shed(window)
+            return
         every = self.every
         while factor > 1 and every < MAX_EVERY:
             every, factor = every * 2, factor / 2

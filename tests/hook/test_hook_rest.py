@@ -1,6 +1,7 @@
 """Rest: of steps whose phases are not recorded, only the optimizer's end and the arrival of the batch are noted."""
 
 import copy
+import json
 import os
 import sys
 from itertools import pairwise
@@ -8,7 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sm_profiler.formats.event_names import BACKWARD, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.config import load_profile
+from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook import entry
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.other_threads import outwards
@@ -206,6 +208,17 @@ def test_what_the_script_asks_for_ends_the_rest(loop):
         assert loop.tracker.rest is None
 
 
+def test_batches_of_a_window_are_observed(loop):
+    ranges = json.dumps({"StartStep": 0, "NumSteps": 25})
+    profile = json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})
+    loop.session.change_profile(load_profile(profile))
+    loop.tracker.every = 64
+    for x in loader(60):
+        loop.step(x)
+    assert len(loop.found(DATALOADER_ITER)) >= 20
+    assert loop.tracker.rested > 20
+
+
 def test_a_change_of_the_collectors_takes_effect_after_the_rest(loop):
     loop.rest()
     loop.session.wake()
@@ -278,6 +291,7 @@ def test_hooks_that_the_script_adds_meanwhile_stay_and_can_be_removed(loop):
     handle.remove()
     loop.run(1 << 20, 2)
     assert len(calls) == 20
+    loop.tracker.end_rest()
     assert loop.hooks() == 2
 
 

@@ -289,7 +289,7 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:  # flat on purpose: every call costs the training time
         session, tracker, forwards = self.session, self.session.tracker, self.forwards
-        stepped, known, operators = self._optimizer_stepped, self._known_optimizers, self._operators
+        stepped, known = self._optimizer_stepped, self._known_optimizers
         is_compiling, get_ident = compiling_check(torch), threading.get_ident
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -320,7 +320,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 tracker.optimizer_ends(key, type(optimizer).__name__, end_ns)
                 if forwards.discovering or key not in known:
                     stepped(key)
-                elif tracker.may_rest() and forwards.may_hide and not operators.is_due(tracker.global_step + 1):
+                elif tracker.may_rest():
                     self._rest()
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
@@ -352,6 +352,9 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _rest(self) -> None:
         """Take all off the path of the steps whose phases are not recorded, except for what counts them."""
+        due = self._operators.is_due(self.session.tracker.global_step + 1)
+        if due or not (self.forwards.may_hide and self.loaders.is_done()):
+            return
         self.forwards.hide()
         if torch.autograd.backward is self._wrapped_backward:
             torch.autograd.backward = self._backward

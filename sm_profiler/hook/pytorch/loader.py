@@ -175,6 +175,11 @@ class DataLoaderCollector(Collector):
 
         return __next__
 
+    def is_done(self) -> bool:
+        """Return whether no window needs more of a batch than its arrival."""
+        window = self._session.schedule.windows.get(DATALOADER)
+        return window is None or window.ended or not self._session.tracker.reads_loader
+
     def _next_at_rest(self, original: Any) -> Callable[[Any, Rest], Any]:
         """Return what fetches a batch while only its arrival is noted."""
         tracker = self._session.tracker
