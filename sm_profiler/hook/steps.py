@@ -532,9 +532,9 @@ class StepTracker:
         if arrived_ns is not None and isinstance(rest.stream, Stream):
             self._fetch_end, self._after_fetch = arrived_ns, True
             rest.stream.credits += 1
-        spans = rest.spans()
+        spans, append = rest.spans(), self.append
         for number, (start, end) in enumerate(spans, self.number + 1):
-            self.append((name, name, start, end, number, None))
+            append((name, name, start, end, number, None))
         if spans:
             self.step_start, self._last_end = spans[-1]
             self.number += len(spans)
