@@ -73,10 +73,6 @@ def own_code() -> Iterator[CodeType]:
                     yield from _with_inner(code)
 
 
-def _inner_code(function: Any) -> list[CodeType]:
-    return [code for code in function.__code__.co_consts if isinstance(code, CodeType)]
-
-
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
@@ -134,7 +130,7 @@ class PyTorchAdapter(FrameworkAdapter):
         optimizers: Any = import_module("torch.optim.optimizer")  # torch.optim hides the name
         self._optimizer = optimizers.Optimizer
         self._phases = {self._backward.__code__: "backward", self.loaders.fetching: "wait"}
-        self._phases |= dict.fromkeys(_inner_code(self._optimizer.profile_hook_step), "optimizer")
+        self._phases |= dict.fromkeys(_with_inner(self._optimizer.profile_hook_step.__code__), "optimizer")
         self._constructor = self._optimizer.__init__
         self._optimizer.__init__ = self._wrap_constructor(self._constructor)
         self._handles = [

@@ -341,6 +341,10 @@ class Forwards(Collector):
         self._eval = switch
         self._module.Module.eval = eval
 
+    def _restore_eval(self) -> None:
+        if self._eval is not None:
+            self._module.Module.eval, self._eval = self._eval, None
+
     def watch_wrappers(self, wrapper: Any) -> None:
         """Trace what `torch.compile(model)` returns from its first call on; discovery ends with the first compilation."""
         original, session = wrapper.__init__, self._session
@@ -445,6 +449,7 @@ class Forwards(Collector):
         """End discovery before a compilation: removing the global hook later would compile everything again."""
         self.compiled += 1
         self._session.tracker.end_rest()
+        self._restore_eval()
         self.settle(inside=True)
         if self.compiled == 1:
             self.adopt()
@@ -481,8 +486,7 @@ class Forwards(Collector):
         self._found.clear()
         self._seen.clear()
         self._restore_warning()
-        if self._eval is not None:
-            self._module.Module.eval, self._eval = self._eval, None
+        self._restore_eval()
         if self._compile is not None:
             self._module.Module.compile, self._compile = self._compile, None
         if self._wrapper is not None:
