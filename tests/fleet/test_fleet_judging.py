@@ -2,29 +2,23 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from fleet_helpers import START_S, description
 
 from sm_profiler.compact import compact
 from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.report_json import read_report
+from sm_profiler.fleet.rows import read_report
 from sm_profiler.report import build_report, write_report
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.fleets import START_S, description
+from tests.support.jobs import make_job
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made") / "profiler-output"
-    options = ["--minutes", "2", "--gpus", "1"]
-    subprocess.run([sys.executable, MAKE_JOB, "--out", folder, *options], check=True, capture_output=True)
-    return folder
+    return make_job(tmp_path_factory.mktemp("made") / "profiler-output", "--minutes 2 --gpus 1")
 
 
 def test_profiles_are_judged_by_workers_and_kept(profile, tmp_path, monkeypatch):
@@ -65,7 +59,7 @@ def test_a_job_in_json_and_in_parquet_counts_once(profile, tmp_path, monkeypatch
 
 def test_reports_have_what_a_fleet_reads(profile):
     report = build_report(open_source(profile))
-    found = read_report(json.dumps(report.as_dict(), default=str).encode())
+    found = read_report(to_json(report).encode())
     assert found.version
     assert found.job.loader is not None
     assert found.job.ranks[0].train_steps > 0

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from report_helpers import metrics_of, report_from, training
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
@@ -13,6 +12,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
 from sm_profiler.report.write import to_json
+from tests.support.reports import metrics_of, report_from, training
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sm_profiler"

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from report_helpers import metrics_of, training
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
@@ -21,6 +20,7 @@ from sm_profiler.hook import threads
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory
 from sm_profiler.source.parse import machine_bytes
+from tests.support.reports import metrics_of, training
 
 CORES = 64
 TICKS = 100  # of each core
@@ -103,7 +103,7 @@ def test_advice_and_report_count_the_containers_cores(tmp_path, container):
     loop = training(500, wait=0.1)  # loading takes ten times as long as the step
     metrics = metrics_of(loop, rows)
     assert workers_of(JudgeContext(metrics, {})).suggested <= 2
-    assert metrics.as_dict()["cpu_cores"] == {"algo-1": 2}
+    assert metrics.system.cores == {"algo-1": 2}
 
 
 REPORT = """

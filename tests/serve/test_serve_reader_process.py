@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -17,7 +16,7 @@ from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.gpu import report_traces
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.serve import reader_process
 from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.live import LiveJob
@@ -25,6 +24,7 @@ from sm_profiler.serve.reader_process import ReaderProcess, is_over
 from sm_profiler.serve.snapshot import packed_or_none, unpacked
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
+from tests.support.serving import copy_files, data_files, end, make_job, until
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,15 @@ import zlib
 
 import attrs
 import pytest
-from serve_helpers import data_files, make_job
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
-from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.snapshot import Part, Snapshot, load, save
+from tests.support.serving import data_files, make_job
 
 MAIN = Finding(Class.INPUT_BOUND, "x", (), "", 0.0)
 PARTS = {"verdict": "<p>x</p>", "glance": "", "log": "<p>y</p>"}
@@ -38,7 +37,7 @@ def test_what_is_kept_is_found_again(tmp_path):
     again = load("s3://bucket/job")
     assert (again.state, again.spark, again.files) == ("reading", (0.1, 0.2), 7)
     assert {key: part.html for key, part in again.parts.items()} == {"verdict": "<p>x</p>", "glance": ""}
-    assert (again.main, again.saved) == (None, SavedVerdict(Class.INPUT_BOUND, "x"))
+    assert (again.main, again.saved) == (None, Finding(Class.INPUT_BOUND, "x"))
     assert load("s3://bucket/other") is None
 
 
