@@ -67,7 +67,10 @@ class Hook:
 
     def set_mode(self, mode: ModeKeys) -> None:
         """Count the next steps under this mode, whether or not gradients are enabled."""
-        self.session.tracker.forced_mode = ModeKeys[mode.name]
+        tracker, forced = self.session.tracker, ModeKeys[mode.name]
+        if forced is not tracker.forced_mode:
+            tracker.end_rest()
+            tracker.forced_mode = forced
 
     def register_module(self, module: Any) -> None:
         """Do nothing; accepted for compatibility with smdebug, since models are detected when they run."""

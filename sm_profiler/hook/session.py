@@ -256,7 +256,7 @@ class Session(StepObserver):
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average; None if they were not seen."""
-        steps = self.tracker.train_number + 1
+        steps = self.tracker.counts[ModeKeys.TRAIN] - self.tracker.rested
         return round(self._samples / steps, 3) if self._samples and steps > 0 else None
 
     def saw_workers(self, count: int) -> None:

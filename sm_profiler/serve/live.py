@@ -25,7 +25,6 @@ import attrs
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module, trim_heap, wait_for, wait_for_starter
-from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.pages import log_part
 from sm_profiler.serve.reading import (
@@ -39,7 +38,7 @@ from sm_profiler.serve.reading import (
     local_folder,
     resume_check_of,
 )
-from sm_profiler.serve.snapshot import Content, Page, Part, Snapshot, load, packed_or_none, save
+from sm_profiler.serve.snapshot import Content, Page, Part, SavedVerdict, Snapshot, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little

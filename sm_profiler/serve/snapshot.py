@@ -125,10 +125,10 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: SavedVerdict | None = None
+    main: SavedVerdict | Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: Finding | None = None
+    saved: SavedVerdict | Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -141,6 +141,24 @@ class Snapshot:
     def parts_since(self, version: int) -> dict[str, str]:
         """Return the parts that changed after a version, in their order."""
         return {key: part.html for key, part in self.parts.items() if part.version > version}
+
+
+@attrs.frozen
+class SavedVerdict:
+    """Class and headline of a verdict."""
+
+    kind: Class
+    headline: str
+
+    @property
+    def label(self) -> str:
+        """Name of the class on the page."""
+        return self.kind.label
+
+    @property
+    def is_open(self) -> bool:
+        """True if it names neither a problem nor health."""
+        return self.kind is Class.INCONCLUSIVE
 
 
 class Page(msgspec.Struct):

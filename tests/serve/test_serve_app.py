@@ -13,6 +13,8 @@ from starlette.testclient import TestClient
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.serve.app import LOOK_S, MAX_WAITING, WAIT_S, Site, create_app
+from sm_profiler.serve.jobs import MAX_LIVE, Found, Jobs, find_shown
+from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.server import MAX_BODY_BYTES, clean_base, listen
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 

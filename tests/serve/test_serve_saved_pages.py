@@ -11,7 +11,7 @@ from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.snapshot import Part, Snapshot, load, save
+from sm_profiler.serve.snapshot import Part, SavedVerdict, Snapshot, load, save
 from tests.support.serving import data_files, make_job
 
 MAIN = SavedVerdict(Class.INPUT_BOUND, "x")

@@ -56,6 +56,10 @@ class OperatorCount(Collector):
         """Start over."""
         self._reset()
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the backward pass of a step must be seen."""
+        return (self._step >= 0 or step >= self.due) and not self._session.is_off(self.name)
+
     def backward_begins(self, outputs: Any) -> None:
         """Add the graph of a backward pass to the count of its step, and time some steps after it.
 
