@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.ledger import Totals
@@ -153,7 +153,7 @@ class Finding:
         ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
         stage: pipeline stage that causes it; "" if none does.
         doubt: why the confidence is not higher, in a few words; "" if it is high, or if no reason is known.
-        larger_batch: its repair is a larger batch, and its gain that of one `policy.BATCH_LARGER` times as large.
+        larger_batch: its repair is a larger batch, and its gain that of one `limits.BATCH_LARGER` times as large.
     """
 
     kind: Class
@@ -280,7 +280,7 @@ class Report:
     def profiling_alarm(self) -> str | None:
         """Advice about a profiler that slowed the job noticeably; None if it did not."""
         share = self.metrics.overhead or 0.0
-        if not share >= policy.PROFILING_COST:
+        if not share >= limits.PROFILING_COST:
             return None
         text = f"Profiling cost {100 * share:.2g} % of the training loop."
         if PROFILING not in self.metrics.records:
@@ -291,7 +291,7 @@ class Report:
     def load_alarm(self) -> str | None:
         """A warning that other programs stretched all times; None if they did not, or if the headline has it."""
         main, share = self.verdict.main, self.verdict.shared_wait
-        if share < policy.SHARED or main.kind is Class.BALANCED:
+        if share < limits.SHARED or main.kind is Class.BALANCED:
             return None
         return (
             f"Other programs kept the training waiting for a CPU core {percent(share)} of the loop. On an idle machine, all times "

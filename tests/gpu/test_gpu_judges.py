@@ -12,7 +12,7 @@ from gpu_events import call, event, kernel
 from test_gpu_report import CASES, STEP_US, busy, communicating, copying, training
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.metrics.gpu.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
 from sm_profiler.report.gpu import report_traces

@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
@@ -136,7 +136,7 @@ def report_from(event_rows=(), system_rows=(), rules=None, **options):
     """Return a whole report from rows."""
     metrics = metrics_of(event_rows, system_rows, **options)
     rules = rules or {}
-    return report_of(metrics, decide(JudgeContext(metrics, rules)), rules, source="/data/profiler-output")
+    return report_of(metrics, decide(Case(metrics, rules)), rules, source="/data/profiler-output")
 
 
 def verdict_of(event_rows=(), system_rows=(), rules=None, **options):

@@ -13,13 +13,13 @@ from test_report_turns import in_step, jitter
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.decide import decide
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.gain_ranking import possible, priced, rank_by_gain
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.judges.workers import Workers
-from sm_profiler.diagnosis.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.loop import Saving
-from sm_profiler.diagnosis.loop_table import EVALUATION, loop_table, row_keys
+from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
+from sm_profiler.diagnosis.profile.loop import Saving
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, loop_table, row_keys
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Verdict
 from sm_profiler.diagnosis.repairs import _left
 from sm_profiler.metrics import thresholds
@@ -35,7 +35,7 @@ def gain_of(rows, kind, system_rows=(), *, workers=None, **options):
     metrics = metrics_of(rows, system_rows, **options)
     if workers is not None:
         metrics = attrs.evolve(metrics, loader=LoaderSettings(workers, 0))
-    context = JudgeContext(metrics, {})
+    context = Case(metrics, {})
     verdict = decide(context)
     return next(one.gain for one in (verdict.main, *verdict.also) if one.kind is kind)
 
@@ -120,7 +120,7 @@ def test_dollars_need_a_price():
 def test_gains_do_not_depend_on_the_order_of_the_findings():
     rows = training(400, optimizer=0.013)
     rows += [("GC", "GC", 1.01 + 0.0222 * step, 0.01, "algo-1-0", step) for step in range(400)]
-    context = JudgeContext(metrics_of(rows), {})
+    context = Case(metrics_of(rows), {})
     cause, symptom = (Finding(kind, "", (), "", 0.5) for kind in (Class.GC_BOUND, Class.OPTIMIZER_BOUND))
     gains = [
         {one.finding.kind: one.finding.gain.share_of_loop for one in rank_by_gain(pair, context)}
@@ -137,7 +137,7 @@ def test_recorded_calls_are_saved_at_the_steps_in_which_they_happened():
         ("sm_profiler/save", "torch.save", start, 0.1, "algo-1-0", 20 * number, {"bytes": 10**6})
         for number, start in enumerate(at)
     ]
-    context = JudgeContext(metrics_of(rows), {})
+    context = Case(metrics_of(rows), {})
     assert decide(context).kind is Class.CHECKPOINTING
     gain = gain_of(rows, Class.CHECKPOINTING)
     assert contains(gain.seconds_per_step, 0.005)
@@ -162,7 +162,7 @@ def test_sums_of_many_short_calls_are_saved_at_all_steps():
         )
         for at in np.arange(0, duration - 0.5, 1.0)
     ]
-    context = JudgeContext(metrics_of(rows + calls), {})
+    context = Case(metrics_of(rows + calls), {})
     assert Class.LOGGING in {one.kind for one in (decide(context).main, *decide(context).also)}
     gain = gain_of(rows + calls, Class.LOGGING)
     assert contains(gain.share_of_loop, 0.5 * len(calls) / duration)
@@ -232,7 +232,7 @@ def test_collections_at_different_steps_are_saved_on_the_slowest_rank():
 
 
 def test_pauses_of_the_job_inside_the_loop_are_gains_of_the_job():
-    context = JudgeContext(metrics_of(training(400, wait=0.02)), {})
+    context = Case(metrics_of(training(400, wait=0.02)), {})
     waits = decide(context).main
     pauses = Finding(Class.IDLE, "", (), "", 0.9, of="job", confidence="high")
     seconds = [one.finding.gain.seconds.value for one in rank_by_gain([pauses, waits], context)]
@@ -243,7 +243,7 @@ def test_pauses_of_the_job_inside_the_loop_are_gains_of_the_job():
 def test_waits_and_stalls_in_waits_are_not_claimed_twice():
     rows = training(600, wait=0.01)
     late = [(*row[:3], row[3], *row[4:]) for row in rows]
-    context = JudgeContext(metrics_of(late), {})
+    context = Case(metrics_of(late), {})
     finding = decide(context).main
     again = attrs.evolve(finding, kind=Class.PERIODIC_STALL)
     ranked = rank_by_gain([again, finding], context)
@@ -349,7 +349,7 @@ LOOPS = [
     training(40, wait=0, forward=0, backward=0, optimizer=0, outside=0.0),
     [],
 ]
-CONTEXTS = [JudgeContext(metrics_of(rows), {}) for rows in LOOPS]
+CONTEXTS = [Case(metrics_of(rows), {}) for rows in LOOPS]
 
 
 @settings(max_examples=60, deadline=None)
@@ -404,7 +404,7 @@ def test_steps_that_the_profiler_slowed_are_no_gain():
 
 
 def test_long_jobs_are_cut_into_few_blocks():
-    context = JudgeContext(metrics_of(training(100, wait=0.02)), {})
+    context = Case(metrics_of(training(100, wait=0.02)), {})
     rank = context.ranks[0]
     repeat = 2000
 
@@ -419,7 +419,7 @@ def test_long_jobs_are_cut_into_few_blocks():
     from sm_profiler.metrics.job_metrics import measure_rank
 
     long = measure_rank(rank.name, steps, (start[0], start[-1]), rank.attempts)
-    context = JudgeContext(attrs.evolve(context.metrics, ranks=(long,)), {})
+    context = Case(attrs.evolve(context.metrics, ranks=(long,)), {})
     assert len(check(decide(context))) == 1
 
 

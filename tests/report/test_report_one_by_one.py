@@ -6,8 +6,8 @@ from report_helpers import metrics_of
 from test_report_compiled import JAX, compiled
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.policy import ONE_BY_ONE
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
@@ -30,7 +30,7 @@ def verdict(  # one argument a part, each with a default
         place = Place("train.py", 12, "train")
         stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=200)
         metrics = attrs.evolve(metrics, samples=Samples((stack,), {("train.py", 12): "grads = tx.update(grads)"}))
-    context = JudgeContext(metrics, {})
+    context = Case(metrics, {})
     return decide(context).main
 
 

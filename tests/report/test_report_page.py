@@ -14,8 +14,8 @@ from axe_playwright_python.sync_playwright import Axe
 from browser_page import page_of
 from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
@@ -302,7 +302,7 @@ def test_page_of_a_day_long_job_is_small():
     ]
     day = metrics_of((), samples, window_s=3600)
     metrics = attrs.evolve(metrics, system=day.system, start=START_S, end=START_S + seconds)
-    html = render_html(report_of(metrics, decide(JudgeContext(metrics, {})), {}))
+    html = render_html(report_of(metrics, decide(Case(metrics, {})), {}))
     assert len(html.encode()) < 1_000_000
 
 

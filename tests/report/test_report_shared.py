@@ -6,8 +6,8 @@ import pytest
 from report_helpers import START_S, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.judges.stalls import judge_outliers
 from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.formats import event_names
@@ -42,7 +42,7 @@ def judged(rows, *stacks, waiting=0.0, cores=1.0, **changes):
     ticks = np.linspace(rank.start, rank.end, 30)
     usage = Usage(ticks, cores * ticks, np.zeros(30), waiting * (ticks - ticks[0]))
     samples = Samples(tuple(stacks), dict(SOURCES))
-    return JudgeContext(attrs.evolve(metrics, samples=samples, usage={NAME: usage}, **changes), {})
+    return Case(attrs.evolve(metrics, samples=samples, usage={NAME: usage}, **changes), {})
 
 
 def by_hand(outside=0.005):
@@ -217,7 +217,7 @@ def test_memory_that_other_programs_take_is_not_the_jobs(own, workers, found):
     seconds = np.arange(20) + START_S + 1.0
     memory = None if own is None else {NAME: (seconds, 1e9 + own * 0.01 * 16e9 * np.arange(20))}
     metrics = metrics_of(training(2000), used(1.0), memory=memory, metadata=({"memory_total": 16e9},))
-    verdict = decide(JudgeContext(attrs.evolve(metrics, loader=LoaderSettings(workers, 0)), {}))
+    verdict = decide(Case(attrs.evolve(metrics, loader=LoaderSettings(workers, 0)), {}))
     assert (Class.MEMORY_GROWTH in {verdict.kind, *(one.kind for one in verdict.also)}) is found
 
 
@@ -244,7 +244,7 @@ def test_a_log_that_is_flushed_to_disk_is_no_checkpoint():
     context = judged([*rows, *saves], stack("outside", 6.0, 21, (9, "note")))
     assert decide(context).kind is Class.CHECKPOINTING
     samples = attrs.evolve(context.metrics.samples, sources={("train.py", 9): "log.write(json.dumps(row))"})
-    verdict = decide(JudgeContext(attrs.evolve(context.metrics, samples=samples), {}))
+    verdict = decide(Case(attrs.evolve(context.metrics, samples=samples), {}))
     assert (verdict.kind, verdict.also) == (Class.LOGGING, ())
     assert "mostly in note()" in verdict.main.headline
 

@@ -4,8 +4,8 @@ import attrs
 import pytest
 from report_helpers import gpu_samples, metrics_of, training
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.judges.loop import judge_host
 from sm_profiler.diagnosis.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
@@ -22,7 +22,7 @@ def context_of(line=READ, *, rows=None, framework="jax", leaf="", system=()):
     metrics = attrs.evolve(
         metrics, samples=Samples(tuple(found), {("train.py", 9): line}), metadata=({"framework": framework},)
     )
-    return JudgeContext(metrics, {})
+    return Case(metrics, {})
 
 
 def test_steps_that_read_what_others_compute_are_no_stall():

@@ -145,6 +145,12 @@ class Loop:
         """Return the share that some activities have of the loop as it was."""
         return float(self.of_activity(*names).sum() / self.length.sum())
 
+    def named(self, part: str) -> tuple[str, ...]:
+        """Return the activities of a part of a step."""
+        if part == "declared":
+            return tuple(name for name in self.left if name.startswith("phase "))
+        return {"wait": ("waiting for data",), "outside": ("other code", "unseen"), "between": ("other code", "unseen")}.get(part, (part,))
+
     def placed(self, index: Ints, values: Floats) -> Floats:
         """Return values of numbered steps at their rows, 0 elsewhere and for what is not finite and positive."""
         found = np.zeros(len(self.index))
