@@ -8,7 +8,7 @@ import pytest
 from framework_helpers import events
 from test_keras import HERE, PYTHON, QUIET
 
-from sm_profiler.diagnosis.judges.tf_data import known, slowest
+from sm_profiler.diagnosis.profile.inputs import known, slowest
 
 NAMES = [
     "slow_map", "slow_filter", "slow_generator", "slow_batch", "slow_readers", "python_function", "shuffled", "cached",

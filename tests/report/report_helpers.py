@@ -8,8 +8,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.profile.verdict import decide
-from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.causes import CAUSES
+from sm_profiler.diagnosis.profile.verdict import Candidate, decide, rank_by_gain, worded
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
@@ -130,6 +131,25 @@ def metrics_of(  # one argument a part, each with a default
         description=description,
         facts=facts,
     )
+
+
+def cause_found(kind, case):
+    """Return what one cause finds in a case, as a finding; None if it finds nothing."""
+    cause = next(cause for cause in CAUSES if cause.kind.value == kind)
+    found = cause.find(case)
+    if found is None:
+        return None
+    return worded(cause.kind, found, case, case.confidence(found, found.share), points=cause.points)
+
+
+def ranked(findings, case):
+    """Return findings in the order of their gains, each with what the cause of its kind saves in the case."""
+    candidates = []
+    for finding in findings:
+        cause = next(cause for cause in CAUSES if cause.kind is finding.kind)
+        found = cause.find(case) or Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
+        candidates.append(Candidate(cause, found, finding))
+    return rank_by_gain(candidates, case)
 
 
 def report_from(event_rows=(), system_rows=(), rules=None, **options):

@@ -6,8 +6,8 @@ import attrs
 import pytest
 from report_helpers import metrics_of, training, verdict_of
 
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class

@@ -5,8 +5,8 @@ import pytest
 from report_helpers import metrics_of, training
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob

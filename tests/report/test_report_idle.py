@@ -3,11 +3,10 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, gpu_samples, metrics_of, training
+from report_helpers import START_S, cause_found, gpu_samples, metrics_of, training
 
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.idle import judge_idle
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.system_fold import Usage, UsageFold
 from sm_profiler.report import Class
 
@@ -24,7 +23,7 @@ def used(seconds, cores):
 
 
 def judged(rows, samples=(), usage=None):
-    return judge_idle(Case(attrs.evolve(metrics_of(rows, samples), usage=usage or {}), {}))
+    return cause_found("IDLE", Case(attrs.evolve(metrics_of(rows, samples), usage=usage or {}), {}))
 
 
 def test_finds_an_idle_end():

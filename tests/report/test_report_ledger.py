@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from report_helpers import metrics_of, training
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.ledger import ledger_of, rows_of_rank, totals_of
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
-from sm_profiler.diagnosis.profile.ledger import ledger_of, totals_of
-from sm_profiler.diagnosis.profile.ledger import rows_of_rank
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 

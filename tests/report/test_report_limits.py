@@ -16,7 +16,7 @@ from report_helpers import metrics_of, training
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis.profile.inputs import workers_of
 from sm_profiler.hook import threads
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory

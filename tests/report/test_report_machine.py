@@ -4,9 +4,9 @@ import attrs
 import pytest
 from report_helpers import gpu_samples, metrics_of, training, verdict_of
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.report import Class
 
 NEW = {Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL}
@@ -37,8 +37,8 @@ def test_page_faults_replace_the_pressure_on_old_kernels():
 @pytest.mark.parametrize(
     "values",
     [
-        {"SwapInBytesPerSecond": 0.9 * policy.SWAPPED, "MemoryPressurePercent": 40},
-        {"SwapInBytesPerSecond": 3e7, "MemoryPressurePercent": 100 * 0.9 * policy.SWAPPING},
+        {"SwapInBytesPerSecond": 0.9 * limits.SWAPPED, "MemoryPressurePercent": 40},
+        {"SwapInBytesPerSecond": 3e7, "MemoryPressurePercent": 100 * 0.9 * limits.FLOOR},
         {"MajorFaultsPerSecond": 5000, "IOPressurePercent": 90},  # a memory-mapped dataset is read
     ],
 )

@@ -5,10 +5,10 @@ import pytest
 from report_helpers import metrics_of
 from test_report_compiled import JAX, compiled
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.policy import ONE_BY_ONE
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 
@@ -42,7 +42,7 @@ def test_gradients_that_are_not_compiled_are_named_with_their_cost():
     assert "jax.jit(step)" in found.next_step
 
 
-@pytest.mark.parametrize(("fixed_us", "kind"), [(100 * ONE_BY_ONE * 1.1, Class.HOST_BOUND), (20, Class.BALANCED)])
+@pytest.mark.parametrize(("fixed_us", "kind"), [(100 * limits.LAUNCHES * 1.1, Class.HOST_BOUND), (20, Class.BALANCED)])
 def test_operations_that_compute_for_long_are_no_finding(fixed_us, kind):
     assert verdict(fixed_us=fixed_us).kind is kind
 

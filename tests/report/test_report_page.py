@@ -14,9 +14,9 @@ from axe_playwright_python.sync_playwright import Axe
 from browser_page import page_of
 from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
-from sm_profiler.diagnosis.profile.verdict import decide
-from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of

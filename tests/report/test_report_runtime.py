@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from report_helpers import START_S, gpu_samples, metrics_of, training
 
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings

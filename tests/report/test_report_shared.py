@@ -3,13 +3,12 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, metrics_of, training, verdict_of
+from report_helpers import START_S, cause_found, metrics_of, training, verdict_of
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.stalls import judge_outliers
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.stalls import find_period
@@ -142,7 +141,7 @@ def test_every_finding_warns_that_others_stretched_its_times(waiting, warned):
 def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
-    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= policy.MOSTLY_SHARED)
+    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= limits.MAJORITY)
 
 
 @pytest.mark.parametrize(("busy", "blamed"), [(90, True), (55, False)], ids=["others", "its own threads"])
@@ -181,8 +180,8 @@ def test_long_steps_that_the_machine_may_have_caused_are_a_guess():
     for step in range(400):
         one = training(1, forward=0.2 if step in chosen else 0.003, at=now, number=step)
         rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
-    assert judge_outliers(judged(rows)).confidence == "high"
-    assert judge_outliers(judged(rows, waiting=0.5)).confidence == "low"
+    assert cause_found("STEP_OUTLIERS", judged(rows)).confidence == "high"
+    assert cause_found("STEP_OUTLIERS", judged(rows, waiting=0.5)).confidence == "low"
 
 
 def test_long_waits_are_not_listed_a_second_time_as_waiting():

@@ -7,12 +7,11 @@ import time
 
 import attrs
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
+from report_helpers import START_S, cause_found, metrics_of, report_from, training
 
 from sm_profiler.container import INPUT_CONFIG
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.job import judge_initialization
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.hook.birth import birth
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
@@ -73,7 +72,7 @@ def test_compilation_is_part_of_the_first_steps():
 
 def judged(rows, metadata=(), description=None):
     metrics = metrics_of(rows, SAMPLES, metadata=metadata)
-    return judge_initialization(Case(attrs.evolve(metrics, description=description or {}), {}))
+    return cause_found("INITIALIZATION_BOUND", Case(attrs.evolve(metrics, description=description or {}), {}))
 
 
 def test_the_verdict_names_the_largest_part():
@@ -135,7 +134,7 @@ def test_packages_installed_before_the_profile_begins_count():
     earlier, imports = before_profile(metrics)
     assert earlier == pytest.approx(90.5, abs=0.01)
     assert imports == pytest.approx(0.3, abs=0.01)
-    found = judge_initialization(Case(metrics, {}))
+    found = cause_found("INITIALIZATION_BOUND", Case(metrics, {}))
     assert "installing packages" in found.headline
 
 
@@ -218,7 +217,7 @@ def test_compiling_for_longer_than_all_other_steps_needs_no_allowance(compiled, 
     rows = training(1, at=5.0, forward=3.1) + training(steps, at=8.2, forward=0.1, number=1)
     rows.append(("sm_profiler/compile", "step", 5.05, compiled, "algo-1-0", 0, {}))
     metrics = metrics_of(rows, SAMPLES[:16], metadata=process(4.0, started=0.5))
-    found = judge_initialization(Case(metrics, {}))
+    found = cause_found("INITIALIZATION_BOUND", Case(metrics, {}))
     assert (found is not None) == slow
     if found is not None:
         assert "most of the excess is compiling in the first steps (3 s)" in found.headline

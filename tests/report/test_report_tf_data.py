@@ -1,10 +1,9 @@
 """The slow stage of a tf.data pipeline, from made-up records."""
 
 import pytest
-from report_helpers import metrics_of, training, verdict_of
+from report_helpers import cause_found, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.inputs import judge_input
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
 
@@ -58,7 +57,7 @@ def test_a_small_wait_counts_if_the_pipeline_takes_as_long_to_make_a_batch(made_
     args = {"batches": 300, "stages": [BATCH, SLOW | {"us": made_us, "batch_us": made_us}]}
     rows = training(300, wait=0.0009, forward=0.001, backward=0.0015, optimizer=0.0002)
     rows.append((event_names.DATA_STAGES, "tf.data", 1.0, 0.0, "algo-1-0", 50, args))
-    assert (judge_input(Case(metrics_of(rows), {})) is not None) is found
+    assert (cause_found("INPUT_BOUND", Case(metrics_of(rows), {})) is not None) is found
 
 
 def test_the_record_with_the_most_batches_counts():

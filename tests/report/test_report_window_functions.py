@@ -8,8 +8,8 @@ import time
 import attrs
 from report_helpers import metrics_of, training
 
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.left_out import FunctionTime, own_seconds, read_functions
 from sm_profiler.report import Class
 

@@ -4,9 +4,9 @@ import attrs
 import pytest
 from report_helpers import metrics_of, training
 
-from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.step_fold import LoaderSettings
 
 

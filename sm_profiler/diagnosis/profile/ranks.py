@@ -90,11 +90,16 @@ def straggler(case: Case) -> Found | None:
     }
     advice = {"wait": "straggler_input", "outside": "straggler_outside"}.get(part, "straggler_work")
     # other processes on the machine may hit any rank, and another one the next time
-    low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else ""
+    low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else shared(case, share)
     return Found(
         "straggler", words, tuple(evidence), share, advice, partial(_as_others, case, slowest, share),
         where=lines_of_rank(case.metrics, rank.name), ranks=(rank.name,), low=low,
     )  # fmt: skip
+
+
+def shared(case: Case, share: float) -> str:
+    """Return why ranks may differ by chance: other programs keep them waiting for a core as long as they differ."""
+    return "other programs use the cores" if case.shared_wait >= max(share, limits.SHARED) else ""
 
 
 def _of_others(values: Floats, which: int) -> float:
@@ -271,6 +276,7 @@ def turns(case: Case) -> Found | None:
     return Found(
         "turns", {"share": percent(delays.share), "during": parts.during(delays.part)}, evidence, delays.share, advice, saves,
         where=lines_of_samples(case.metrics, lambda one: in_loop(one) and one.phase != "backward"),  # in which ranks meet
+        low=shared(case, delays.share),
     )  # fmt: skip
 
 

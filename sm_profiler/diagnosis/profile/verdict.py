@@ -46,7 +46,7 @@ LATE = (Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE)
 
 
 @attrs.frozen
-class _Candidate:
+class Candidate:
     """A cause that was recognized, or a finding of another package."""
 
     cause: ProfileCause
@@ -75,7 +75,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
     ranked = rank_by_gain(found, case)
     if not ranked:
         busy = next((one.found for one in found if one.cause.kind is Class.COMPUTE_BOUND), None)
-        main = _worded(Class.COMPUTE_BOUND, busy, case, Confidence("high" if case.ranks else "medium")) if busy else None
+        main = worded(Class.COMPUTE_BOUND, busy, case, Confidence("high" if case.ranks else "medium")) if busy else None
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
@@ -84,12 +84,12 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
     return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
 
 
-def _recognized(case: Case, broken: dict[str, str] | None) -> list[_Candidate]:
+def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
     """Return all causes that are recognized, but for those of a loop that did not train."""
     found = []
     trained = not case.metrics.ranks or any(rank.train_steps for rank in case.metrics.ranks)
 
-    def tried(name: str, find: Callable[[], _Candidate | None]) -> None:
+    def tried(name: str, find: Callable[[], Candidate | None]) -> None:
         try:
             candidate = find()
         except Exception as error:
@@ -107,20 +107,20 @@ def _recognized(case: Case, broken: dict[str, str] | None) -> list[_Candidate]:
     return found
 
 
-def _candidate(cause: ProfileCause, case: Case) -> _Candidate | None:
+def _candidate(cause: ProfileCause, case: Case) -> Candidate | None:
     found = cause.find(case)
-    return _Candidate(cause, found) if found is not None else None
+    return Candidate(cause, found) if found is not None else None
 
 
-def _foreign(finding: Finding | None) -> _Candidate | None:
+def _foreign(finding: Finding | None) -> Candidate | None:
     """Return a finding of another package as a candidate: its repair saves the share of the time that it names."""
     if finding is None:
         return None
     found = Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
-    return _Candidate(ProfileCause(finding.kind, lambda _: None), found, finding)
+    return Candidate(ProfileCause(finding.kind, lambda _: None), found, finding)
 
 
-def rank_by_gain(found: Sequence[_Candidate], case: Case) -> list[Ranked]:
+def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     """Return the findings that are worth a repair, the one that certainly saves most first, with their gains."""
     found = [one for one in found if not one.cause.kind.is_healthy]
     stopped = [Ranked(_finding(one, case, 1.0), math.inf) for one in found if one.cause.stops]
@@ -137,7 +137,7 @@ def rank_by_gain(found: Sequence[_Candidate], case: Case) -> list[Ranked]:
     return [*stopped, *sorted(ranked, key=lambda one: -one.certain)]
 
 
-def _repaired(candidates: Sequence[_Candidate], case: Case) -> list[Ranked]:
+def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
     """Repair the best candidate, ask the others again, until none saves enough."""
     loop, ranked, left = case.loop, [], list(candidates)
     if loop is None:  # no steps to repair: the share of the time has to do
@@ -165,7 +165,7 @@ def _repaired(candidates: Sequence[_Candidate], case: Case) -> list[Ranked]:
     return ranked
 
 
-def _exceptions(loop: Loop, candidates: Sequence[_Candidate], case: Case) -> Loop:
+def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:
     """Return the loop with what is known about exceptions: rare long rows, rows that are slower, ranks that are late."""
     slow = None
     kinds = {one.cause.kind for one in candidates}
@@ -177,7 +177,7 @@ def _exceptions(loop: Loop, candidates: Sequence[_Candidate], case: Case) -> Loo
     return attrs.evolve(loop, long=long_rows(case, loop), slow=slow, least=least)
 
 
-def _saving_of(one: _Candidate, case: Case, loop: Loop) -> Saving:
+def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     """Return what the repair of a candidate saves: on the host, no more than the time in which the device is idle."""
     saving = one.found.saves(loop) if one.found.saves else None
     if saving is None:
@@ -195,7 +195,7 @@ def _saving_of(one: _Candidate, case: Case, loop: Loop) -> Saving:
     return attrs.evolve(saving, certain=min(certain, bound))
 
 
-def _possible(share: Any, one: _Candidate) -> Interval:
+def _possible(share: Any, one: Candidate) -> Interval:
     """Return what a repair saves: of a larger batch, no more than a step costs for each sample."""
     most = 1 - 1 / limits.BATCH_LARGER if one.found.larger_batch else 1.0
     return Interval(*(min(part, most) for part in (share.low, share.value, share.high)))
@@ -208,7 +208,7 @@ def _gain(found: Interval, loop: Loop) -> Gain:
     return Gain(_times(found, per_step), found, speedup, None, _times(found, loop.whole))
 
 
-def _of_job(one: _Candidate, case: Case, left: float) -> Ranked:
+def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     """Return a finding about the whole job with what its repair saves of it."""
     whole, share = case.metrics.duration, one.found.share
     least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
@@ -245,14 +245,15 @@ def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _finding(one: _Candidate, case: Case, certain: float) -> Finding:
+def _finding(one: Candidate, case: Case, certain: float) -> Finding:
     """Return a candidate as a finding, without its gain."""
     if one.foreign is not None:
         return one.foreign
-    return _worded(one.cause.kind, one.found, case, case.confidence(one.found, certain), points=one.cause.points)
+    return worded(one.cause.kind, one.found, case, case.confidence(one.found, certain), points=one.cause.points)
 
 
-def _worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, points: bool = False) -> Finding:
+def worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, points: bool = False) -> Finding:
+    """Return what was found, in words."""
     words = {**found.words, "stack": case.stack}
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, found.where))
