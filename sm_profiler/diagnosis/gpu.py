@@ -92,7 +92,7 @@ def _mean(ranks: Sequence[RankTime], of: _Seconds) -> float:
 
 def _confidence(ranks: Sequence[RankTime], share: float, least: float) -> Confidence:
     # even if they launch little, three whole steps show what usual steps do
-    if not all(rank.launches >= limits.TRACE_LAUNCHES or rank.steps >= limits.REPEATS for rank in ranks):
+    if not all(rank.launches >= 10 * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks):
         return Confidence("low", "few launches and steps in the traces")
     return Confidence("high") if share >= 1.5 * least else Confidence("medium", "close to what is usual")
 

@@ -8,11 +8,10 @@ from sm_profiler.metrics import thresholds
 FLOOR = thresholds.FLOOR  # the share of the time that a repair must certainly save to be worth naming
 
 # How sure a number is.
-SURELY = 2  # times the floor; what is closer to it may not be worth it in another run
+SURELY = 2  # times: the floor, since what is closer may not be worth it in another run; a slowdown that no other load explains
 MIN_STEPS = 10  # of a table; fewer give no median that a single odd step cannot move
 STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires
 SAMPLES = 10  # of a kind; fewer are chance
-LINE_SAMPLES = 5  # of a line; with fewer, the line seen most often may be there by chance
 SURE_SIGMAS = 3  # standard errors above the floor; chance does not reach this far in a thousand jobs
 BEYOND_CHANCE = 4  # standard errors of a mean; among thousands of ranks none is beyond it by chance
 CHANCE = 1e-4  # that some moment of a steady loop looks like a change; neighbouring steps resemble each other
@@ -28,7 +27,6 @@ SEEN = 2 / 3  # of the time that must be known before a training is called healt
 MAJORITY = 0.5  # what accounts for most of something is its cause
 MOST = 0.9  # nearly all: of a gain, of gaps that agree, of steps with a record
 SHOWN = 0.05  # of a whole; smaller parts are not shown
-RARE = 0.25  # of the steps: exceptions; more are how the loop works
 REPEATS = 3  # occurrences before they are called regular
 TOGETHER = 0.8  # correlation from which two quantities have the same cause; it explains 64 % of the variance
 SAME_RANKS = 8  # most ranks that are named as slow; more are a property of the job
@@ -45,19 +43,13 @@ KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % 
     "COMMUNICATION_BOUND": (0.3, 0.55, 0.8), "TRANSFER_BOUND": (0.5, 0.8, 1.0), "TENSOR_CORES_UNUSED": (0.4, 0.6, 0.85),
     "MEMORY_BANDWIDTH_BOUND": (0.3, 0.5, 0.9), "DOMINANT_KERNEL": (0.2, 0.4, 0.7), "STRAGGLER": (0.7, 0.9, 1.0),
 }  # fmt: skip
-HEALTHY_REST = 0.15  # of a step outside the model; logging, metrics and the loss of a healthy loop take no more
+HEALTHY = 0.15  # of the time; waiting for data, or code outside the model, of a healthy loop takes no more
+NOTICEABLE = 0.2  # of the time; from here on what is inferred counts: counted launches, idle time, waits for a core
+USUAL = 0.25  # of the time, or of the steps: evaluation, a start, late launches, exceptions of a healthy job are no more
+HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
 USUAL_REST = 0.02  # of a step; zero_grad and the loop's own Python
-HEALTHY_WAIT = 0.15  # of the loop; a loader that just keeps up costs a few percent, and from here on workers pay off
-HEALTHY_OPTIMIZER = 0.35  # of a step; fused and foreach optimizers take 2 to 15 %, those of small models more
-USUAL_EVALUATION = 0.25  # of the loop
-LAUNCHES = 0.2  # of a step; a lower bound, since what a script's operators cost is twice what was calibrated
-LAUNCHES_LATE = 0.25  # of the loop in which a GPU is idle; less is the lateness of a host that launches ahead
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
 PREPARED_ONCE = 0.35  # of the waiting, that preparing less for each batch saves on any machine
-IDLE_USUAL = 0.10  # of the loop in which the GPU of a healthy job is idle, between kernels and steps
-LATE_START = 0.25  # of the paid time before training runs at full speed
-IDLE = 0.2  # of the job; ends and pauses of a few seconds are part of every job
-GROWTH_WEIGHT = 0.15  # of the time; growth costs none until the job dies, this ranks it between small and large losses
 
 # Times, in seconds.
 COLLATING_S = 1.5e-3  # collating a small batch in the training process takes less, however small the step
@@ -70,28 +62,20 @@ SHORT_RUN_S = 120.0  # a trial run: its start is the price of trying, and is pai
 
 # The machine. Use is in percent.
 WORKERS = 8  # to try first; more start slowly, take memory, and are rarely needed
-BUSY = 80.0  # percent; a GPU is the limit, and CPU cores have nothing left to prepare batches with
+BUSY = 75.0  # percent; a GPU is the limit, and CPU cores have nothing left to prepare batches with
 IDLE_GPU = 50.0  # percent; a GPU that is idle more than half of the time is not used well
-MEMORY_ROOM = 45.0  # percent of GPU memory; below, a batch twice as large fits, with a reserve
 UNEVEN = 30.0  # percentage points between the most and the least used GPU of a node
-SHARED = 0.2  # of the loop without a core; the job would be a fifth faster on a machine of its own
 SLOWER = 1.25  # times as long; clocks, caches and neighbours change steps by a tenth
-SLOWER_BY_OTHERS = 2.0  # times as long, if others began to use the CPU: the load of a shared machine varies
-UNSEEN_WAITS = 0.3  # of the loop in lines that hand arrays of JAX to numpy; Python and launches leave less to wait for
 IDLE_CORES = 0.25  # a thread that works occupies a core, a waiting process with its hook a few hundredths
-IO_WAIT = 20.0  # percent; with a fifth of the time in I/O wait the loader is limited by the disk, not the CPU
 NETWORK_BUSY = 50e6  # bytes a second received throughout the loop: data is streamed during training
 LOCAL_READS = 5e6  # bytes a second from local disks; what the loader waits for comes from elsewhere then
 SWAPPED = 1e6  # bytes a second read back from swap throughout the loop; single pages return now and then
 SWITCHES = 500.0  # context switches a second and core; threads that fit onto the cores switch some ten times
 GROWTH_BYTES = 50e6  # caches, allocator arenas and late imports gain some tens of megabytes in a healthy job
 HOST_GROWTH = 5.0  # percentage points of a node's memory, and a third of what a GPU's must gain
-THROTTLED = 0.1  # of the time; a GPU that is cooled well is never throttled by heat or hardware
-CLOCK_LOST = 0.08  # of the usual clock; clocks vary by a few percent with temperature
 PLAIN_BUSY = 40.0  # percent of the time of the units for single or double precision; products reach 75 %
 TENSOR_IDLE = 5.0  # percent; tensor cores work a fifth of the time and more in usual training in half precision
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %
-TRACE_LAUNCHES = 200  # fewer launches are a fraction of a step, which may be unusual
 TRACE_KERNELS = 20  # fewer kernels are not a step of any training
 PROFILING_COST = 0.05  # of the loop; a job that the profiler slows by more is not the job that was to be judged
-HALF_EMPTY = 45.0  # percent; the next smaller instance has about half of everything, so all use must stay below half
+HALF_EMPTY = 45.0  # percent; twice as much fits, with a reserve: a batch into memory, a job into the next smaller instance

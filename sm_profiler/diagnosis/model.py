@@ -291,7 +291,7 @@ class Report:
     def load_alarm(self) -> str | None:
         """A warning that other programs stretched all times; None if they did not, or if the headline has it."""
         main, share = self.verdict.main, self.verdict.shared_wait
-        if share < limits.SHARED or main.kind is Class.BALANCED:
+        if share < limits.NOTICEABLE or main.kind is Class.BALANCED:
             return None
         return (
             f"Other programs kept the training waiting for a CPU core {percent(share)} of the loop. On an idle machine, all times "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 HEADLINES: Mapping[str, str] = {
     # input
     "waiting": "The loop waits for data {share} of the time: {wait} of an average training step of {step}{clause}.",
-    "waiting_in_steps": "Training waits for data {share} of the loop ({of_step} of a training step: {wait} of {step}){clause}.",
+    "waiting_in_steps": "Training waits for data {share} of the loop ({of_step} of a training step: {of}){clause}.",
     "workers_restart": "Training waits for data {share} of the loop, {first} for the first batch after an evaluation, while {workers} {start}.",
     "own_iterator": "The loop waits {share} of the time for its next batch, which {function}() makes in the training process: {time} of a typical step of {step}.",
     "idle_gpus_wait": "The GPUs wait for data: they are idle while {cores} {share} of the time.",
@@ -212,7 +212,7 @@ FRAGMENTS: Mapping[str, str] = {
     "operation_takes": "; an operation takes {time}",
     "workers_few": "About {needed} {are} needed to load a batch in the other {rest} of a step.",
     "workers_idle": "About {needed} are needed to load a batch in the other {rest} of a step. More workers than the {cores} are fine here: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
-    "workers_many": "More workers alone cannot suffice: about {needed} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder.",
+    "workers_many": "More workers alone cannot suffice: about {count} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder.",
     "stage_python": "{name} runs Python code, one element at a time: read with TensorFlow's own datasets (TFRecord), or interleave several generators with num_parallel_calls.",
     "stage_serial": "Give {name} num_parallel_calls=tf.data.AUTOTUNE.",
     "stage_one": "Give {name} num_parallel_calls (tf.data.AUTOTUNE, or the number of cores).",

@@ -75,7 +75,7 @@ def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
             if share < MIN_NAMED:
                 continue
         value, text = percent(share), note(share)
-        if part.key == "wait" and not waits_recorded(loops) and share < limits.HEALTHY_WAIT:
+        if part.key == "wait" and not waits_recorded(loops) and share < limits.HEALTHY:
             value = NOT_RECORDED
             text = NO_LOADER if watched else "no dataloader window either"
             text = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from report_helpers import START_S, cause_found, gpu_samples, metrics_of, ranked, report_from, training, verdict_of
 
-from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
@@ -216,20 +216,23 @@ def test_without_steps_the_surer_of_two_findings_leads():
 
 
 def test_a_verdict_with_a_close_second_is_not_certain():
-    verdict = verdict_of(training(200, wait=0.02, outside=0.019))
+    verdict = verdict_of(training(200, wait=0.02, outside=0.022))
     assert {verdict.kind, verdict.also[0].kind} == {Class.INPUT_BOUND, Class.SYNC_BOUND}
     assert verdict.main.confidence == "medium"
     assert verdict_of(training(200, wait=0.02, outside=0.008)).main.confidence == "high"
 
 
-def test_chance_above_the_threshold_is_no_certainty():
-    metrics = metrics_of(training(60))
-    context = Case(metrics, {})
-    assert context.confidence(0.16, 0.15, error=0.02) == "low"
-    assert context.confidence(0.18, 0.15, error=0.02) == "medium"
-    assert context.confidence(0.40, 0.15, error=0.02) == "medium"  # in 60 steps
-    assert Case(metrics_of(training(200)), {}).confidence(0.40, 0.15, error=0.02) == "high"
-    assert Case(metrics_of(training(200)), {}).confidence(0.40, 0.15, error=0.1) == "medium"
+def test_chance_above_the_floor_is_no_certainty():
+    few, many = (Case(metrics_of(training(steps)), {}) for steps in (60, 200))
+
+    def confidence(case, certain, error):
+        return case.confidence(Found("", {}, (), 0.3, error=error), certain)
+
+    assert confidence(few, 0.06, 0.02) == "low"
+    assert confidence(few, 0.08, 0.02) == "medium"
+    assert confidence(few, 0.30, 0.02) == "medium"  # in 60 steps
+    assert confidence(many, 0.30, 0.02) == "high"
+    assert confidence(many, 0.30, 0.1) == "medium"
 
 
 def test_healthy_is_not_certain_close_to_a_finding_or_with_unexplained_time():

@@ -155,7 +155,7 @@ def test_only_other_programs_that_run_can_keep_a_core_busy(busy, blamed):
 
 @pytest.mark.parametrize(
     ("wait", "waiting", "confidence"),
-    [(0.006, 0.0, "medium"), (0.006, 0.7, "low"), (0.06, 0.7, "high")],
+    [(0.006, 0.0, "high"), (0.006, 0.7, "low"), (0.06, 0.7, "high")],
 )
 def test_other_programs_may_move_a_share_across_its_threshold_but_not_far(wait, waiting, confidence):
     main = decide(judged(training(400, wait=wait, forward=0.02), waiting=waiting)).main

@@ -328,7 +328,7 @@ def evaluation(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Leave what an evaluation usually takes; half as often is the least that 'less often' means."""
         seconds = loop.of_activity(EVALUATION)
-        least = 1 - min(limits.USUAL_EVALUATION / max(share, 1e-9), 1.0)
+        least = 1 - min(limits.USUAL / max(share, 1e-9), 1.0)
         scenarios = [seconds * part for part in (min(least, 0.5), 0.75, 1.0)]
         return Saving.of_scenarios(scenarios, (EVALUATION,))
 

@@ -57,7 +57,7 @@ class Found:
     text: str
     words: dict[str, Any]
     evidence: tuple[Evidence, ...]
-    share: float
+    share: float = attrs.field(converter=lambda share: min(max(float(np.nan_to_num(share)), 0.0), 1.0))
     advice: str = attrs.field(default=attrs.Factory(lambda self: self.text, takes_self=True))
     saves: Callable[[Loop], Saving | None] | None = None
     doubt: str = ""
@@ -228,11 +228,13 @@ class Case:
         if error is None:
             error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = certain - limits.FLOOR
-        far, steady = certain >= limits.SURELY * limits.FLOOR, beyond >= limits.SURE_SIGMAS * error
+        # waits for a core shift the shares of the parts
+        far = certain >= limits.SURELY * limits.FLOOR * (1 + 2 * self.shared_wait)
+        steady = beyond >= limits.SURE_SIGMAS * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
             return Confidence("high")
-        if not clear and self.shared_wait >= limits.MAJORITY:  # which shifts the shares of the parts
+        if not clear and self.shared_wait >= limits.MAJORITY:
             return Confidence("low", "other programs use the cores")
         level = "medium" if beyond >= error and (sure or clear) else "low"
         if not sure:

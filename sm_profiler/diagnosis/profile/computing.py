@@ -33,7 +33,7 @@ from sm_profiler.diagnosis.profile.lines import (
     outside_phases,
     window_functions,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats import event_names
@@ -83,15 +83,14 @@ def outside(case: Case) -> Found | None:
     kept, own = _models_own(case, update)
     share, step = outside_share(case) * case.unnamed() * own, usual_length(case)
     spent = share * step
-    if spent < limits.HANDOVER_S or _is_small_for_trainer(case):
+    if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
 
     def saves(loop: Loop) -> Saving:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
-        rest = loop.usual(*REST) * own
-        inner = float(np.median(loop.training - loop.of_activity(*REST)))
-        scenarios = [np.maximum(rest - part * inner, 0.0) for part in (kept, limits.USUAL_REST, 0.0)]
-        return Saving.of_scenarios(scenarios, REST)
+        inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
+        others = float((inner.training - inner.of_activity(*REST)).sum())
+        return all_but(loop.usual(*REST) * own, others, (kept, limits.USUAL_REST, 0.0), REST)
 
     words = {
         "share": percent(share),
@@ -151,7 +150,7 @@ def _waits_for_gpu(case: Case) -> Found | None:
     total, count = sum(one.seconds for one in inside), sum(one.count for one in inside if reads(one))
     waits = sum(one.seconds for one in inside if reads(one)) / total if total > 0 else 0.0
     share = min(waits, spare)
-    if share < limits.HEALTHY_REST or count < limits.SAMPLES:
+    if share < limits.HEALTHY or count < limits.SAMPLES:
         return None
     evidence = (
         Evidence("time of the training thread in these lines", round(waits, 4), unit="share"),
@@ -168,8 +167,8 @@ def _models_own(case: Case, update: float | None) -> tuple[float, float]:
 
     Without the optimizer's phase, and unless samples show the update, it may be the update of the parameters.
     """
-    kept = limits.HEALTHY_REST if update is not None else 2 * limits.HEALTHY_REST
-    return kept / (1 - kept), (1 - (update or 0.0)) * (1 - _gradients_by_hand(case))
+    kept = limits.HEALTHY if update is not None else limits.HEALTHY_PHASE + limits.FLOOR
+    return kept, (1 - (update or 0.0)) * (1 - _gradients_by_hand(case))
 
 
 def _update_by_hand(case: Case) -> float | None:
@@ -212,7 +211,7 @@ def own_phase(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving:
         found = tuple(key for key in loop.left if key.startswith(PHASE))
-        return part_of_share(loop, share, found, kept=limits.HEALTHY_REST)
+        return part_of_share(loop, share, found, kept=limits.HEALTHY)
 
     evidence = (
         Evidence(f"time in the phase “{shown}”", round(share, 4), unit="share"),
@@ -304,12 +303,14 @@ def host(case: Case) -> Found | None:
     """Find steps dominated by Python and operator launches, and GPUs that the host does not keep busy."""
     if not case.ranks:
         return None
-    return _never_used(case) or _one_by_one(case) or _launches(case) or _idle_in_phases(case)
+    idle = _idle_in_phases(case)
+    too_small = idle if idle is not None and idle.text in OF_BATCH else None
+    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
 
 
 def _launches(case: Case) -> Found | None:
     gpu = case.gpu_mean
-    if gpu is not None and gpu > thresholds.GPU_NEVER and case.gpu_spare < limits.LAUNCHES_LATE:
+    if gpu is not None and gpu > thresholds.GPU_NEVER and case.gpu_spare < limits.USUAL:
         return None
     launches = launches_of(case)
     if launches is None:
@@ -326,7 +327,7 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
     step = launches.step or case.typical("length")
     share = min(launches.seconds / step, 1.0) if step > 0 else 0.0
-    if share < limits.LAUNCHES / (1 if step > limits.TINY_STEP_S else 1.6):  # in tiny steps, all else is Python, too
+    if share < limits.NOTICEABLE / (1 if step > limits.TINY_STEP_S else 1.6):  # in tiny steps, all else is Python, too
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
@@ -355,7 +356,7 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     step, own = case.typical("length"), _models_own(case, _update_by_hand(case))
     share, spent = outside_share(case) * own[1], case.typical("outside") * own[1]
     tiny, of_trainer = tiny_step(case), _is_small_for_trainer(case)
-    if tiny < limits.TINY_STEP_S or share < own[0] / (1 + own[0]) + limits.FLOOR or step <= 0:
+    if tiny < limits.TINY_STEP_S or share < own[0] + limits.FLOOR or step <= 0:
         return None
     if not of_trainer and (step > tiny or spent >= limits.HANDOVER_S):
         return None
@@ -384,7 +385,7 @@ def _tiny_steps(case: Case) -> Found | None:
     spent = case.typical("outside") * (1 - _gradients_by_hand(case))
     if step > tiny or case.typical("wait") >= limits.COLLATING_S or spent >= limits.HANDOVER_S:
         return None
-    if waits_unseen(case) >= limits.UNSEEN_WAITS:  # steps end long before they have run
+    if waits_unseen(case) >= limits.USUAL:  # steps end long before they have run
         return None
     rate = case.metrics.steps_per_second or 1 / max(step, 1e-9)
     lost = 1 - case.mean(lambda rank: rank.share_of_iterations("backward"))
@@ -444,9 +445,9 @@ OF_BATCH = ("batch_too_small", "batch_does_not_fit")
 def _idle_in_phases(case: Case) -> Found | None:
     """Find GPUs that are idle although the loop is nearly always in its phases."""
     gpu, idle = case.gpu_mean, case.gpu_idle
-    if gpu is None or idle is None or case.wait >= limits.HEALTHY_REST or outside_share(case) >= limits.HEALTHY_REST:
+    if gpu is None or idle is None or case.wait >= limits.HEALTHY or outside_share(case) >= limits.HEALTHY:
         return None
-    if gpu >= limits.IDLE_GPU and idle < limits.LAUNCHES_LATE:
+    if gpu >= limits.IDLE_GPU and idle < limits.USUAL:
         return None
     best: dict[str, float] = {}
     for device in case.metrics.gpus:
@@ -468,17 +469,18 @@ def _idle_in_phases(case: Case) -> Found | None:
     text = "idle_gpu_launches" if explained else "idle_gpu_host"
     words = {"gpu": f"{gpu:.0f}", "first": "", "times": 1, "memory": 0.0}
     advice = "idle_gpu_host" if not explained else "idle_gpu_check"
-    has_room = memory is not None and memory <= limits.MEMORY_ROOM and explained
+    has_room = memory is not None and memory <= limits.HALF_EMPTY and explained
     if memory is not None:
-        evidence.append(Evidence("most GPU memory in use", round(memory, 1), limits.MEMORY_ROOM, unit="percent"))
+        evidence.append(Evidence("most GPU memory in use", round(memory, 1), limits.HALF_EMPTY, unit="percent"))
         words |= {"memory": memory, "times": int(90 / max(memory, 1.0))}
     if has_room:
         text = advice = "batch_too_small"
         if case.metrics.batch_size:
             evidence.append(Evidence("batch size", case.metrics.batch_size))
-    elif memory is not None and memory >= limits.BUSY and explained:
+    elif memory is not None and memory >= 100 * limits.MOST and explained:
         text = advice = "batch_does_not_fit"
-    found = Found(text, words, tuple(evidence), 1 - gpu / 100, advice, doubt="" if has_room else "seen in GPU samples only")
+    low = "" if has_room else "what the host does meanwhile is unknown"
+    found = Found(text, words, tuple(evidence), 1 - gpu / 100, advice, low=low)
     return _small_steps(case, found) if has_room else found
 
 
@@ -523,7 +525,7 @@ def _one_by_one(case: Case) -> Found | None:
     compiled = case.mean(lambda rank: rank.share_of_iterations("compiled", without_stalls=True))
     sampled, count = _dispatched(case)
     share = min((compiled * calls[2] if calls else 0.0) + sampled, 1.0)
-    if share < limits.LAUNCHES:
+    if share < limits.NOTICEABLE:
         return None
     # compiling fuses what the operations compute, too
     most = min(compiled + sampled, 1.0) / share if calls else 1.0
@@ -540,7 +542,7 @@ def _one_by_one(case: Case) -> Found | None:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
 
     def saves(loop: Loop) -> Saving:
-        saving = part_of_share(loop, share, kept=limits.LAUNCHES - limits.FLOOR, sure=calls is not None)
+        saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
         return attrs.evolve(saving, high=saving.high * max(most, 1.0))
 
     return Found(
@@ -631,14 +633,12 @@ def optimizer(case: Case) -> Found | None:
     if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
         return None  # launches its operators from Python, as all of the step
     # in steps of a millisecond or two, launching the optimizer usually takes a third
-    kept = limits.HEALTHY_OPTIMIZER * (1.5 if case.typical("length") <= tiny_step(case) else 1.0)
+    kept = limits.HEALTHY_PHASE * (1.5 if case.typical("length") <= tiny_step(case) else 1.0)
 
     def saves(loop: Loop) -> Saving:
         """All but what a fused optimizer takes of a step."""
         spent = loop.usual("optimizer")
-        others = loop.training - spent
-        scenarios = [np.maximum(spent - others * rest / (1 - rest), 0.0) for rest in (kept, 0.06, 0.02)]
-        return Saving.of_scenarios(scenarios, ("optimizer",))
+        return all_but(spent, float((loop.training - spent).sum()), (kept, 0.06, 0.02), ("optimizer",))
 
     spent = case.typical("optimizer")
     evidence = (

@@ -59,7 +59,7 @@ class Workers:
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
         words = {
-            "rest": duration(self.rest), "needed": plural(self.needed, "worker"), "cores": plural(self.cores, "core"),
+            "rest": duration(self.rest), "needed": plural(self.needed, "worker"), "count": f"{self.needed:,}", "cores": plural(self.cores, "core"),
             "are": "is" if self.needed == 1 else "are",
         }  # fmt: skip
         few = not self.cores or self.needed <= self.cores
@@ -112,7 +112,7 @@ def storage(case: Case) -> Found | None:
     stalled, read = (metrics.mean_of("io_pressure") or 0.0) / 100, metrics.mean_of("disk_read")
     mounts, least = _shared_mounts(metrics), limits.MAJORITY * wait
     evidence = [Evidence("time in the training loop spent waiting for data", round(wait, 4), unit="share")]
-    if wait < limits.HEALTHY_WAIT:
+    if wait < limits.HEALTHY:
         return None
     if in_progress is not None and in_progress >= least:
         busy = min(in_progress, 1.0)
@@ -135,7 +135,7 @@ def storage(case: Case) -> Found | None:
     sure = in_progress is not None
     return Found(
         "storage", {"share": percent(wait), "took": took}, tuple(evidence), share,
-        saves=lambda loop: part_of_share(loop, share, (WAIT,), limits.HEALTHY_WAIT, sure=sure),
+        saves=lambda loop: part_of_share(loop, share, (WAIT,), limits.HEALTHY, sure=sure),
         doubt="" if sure else "inferred from the machine's I/O waits", where=_lines(case),
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _by_restarts(case: Case) -> Found | None:
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")
     if not case.metrics.average_share("evaluation"):  # what is left are waits at the start of an attempt
         return None
-    if workers <= 0 or first < limits.HEALTHY_WAIT or first < limits.MAJORITY * share or not case.waits_known:
+    if workers <= 0 or first < limits.HEALTHY or first < limits.MAJORITY * share or not case.waits_known:
         return None
     words = {
         "share": percent(share),
@@ -189,7 +189,7 @@ def _by_waits(case: Case) -> Found | None:
     late = case.metrics.loader.num_workers > 0 or (mean > 0 and batch_seconds(case) >= mean)
     least = limits.HANDOVER_S if late else limits.COLLATING_S
     # handing over a ready batch takes longer if others have the cores
-    if wait < limits.HEALTHY_WAIT or mean * (1 - case.shared_wait) < least:
+    if wait < limits.HEALTHY or mean * (1 - case.shared_wait) < least:
         return None
     share = case.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
@@ -202,8 +202,10 @@ def _by_waits(case: Case) -> Found | None:
         Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3, unit="ms"),
         *cause.evidence,
     )
+    (short, unit), length = duration(mean).split(" "), duration(step)
     words = {
         **cause.words, "share": percent(share), "of_step": percent(mean / step if step > 0 else 0.0), "wait": duration(mean),
+        "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
         "step": duration(step), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
     same = abs(mean / max(step, 1e-12) - share) < 0.02  # shares of the loop and of a step this close are one
@@ -254,8 +256,8 @@ def _cause(case: Case) -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
         return _Cause(clause, f"input_{advice or name}", tuple(evidence), (), words, more)
 
-    if io_wait is not None and io_wait > limits.IO_WAIT:
-        evidence.append(Evidence("mean I/O wait in the loop", round(io_wait, 1), limits.IO_WAIT, unit="percent"))
+    if io_wait is not None and io_wait > 100 * limits.NOTICEABLE:
+        evidence.append(Evidence("mean I/O wait in the loop", round(io_wait, 1), 100 * limits.NOTICEABLE, unit="percent"))
         return cause("disk")
     if received is not None and received > limits.NETWORK_BUSY:
         evidence.append(
@@ -291,7 +293,7 @@ def _by_own_iterator(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving | None:
         seconds = loop.of_activity(MAKING)
         least, value = limits.PART_SAVED
-        rest = max(1 - limits.HEALTHY_WAIT / max(share, 1e-9), 0.0)
+        rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
         return Saving.of_scenarios([seconds * min(least, rest), seconds * value, seconds], (MAKING,))
 
     evidence = (
@@ -316,7 +318,7 @@ def _by_system(case: Case) -> Found | None:
     idle, cpu, disk = case.gpu_idle, case.busy_cores, case.rule_share("IOBottleneck")
     share = max(cpu, disk)
     # a GPU that is idle in all samples is unused; it does not wait for data
-    if idle is None or not limits.LAUNCHES_LATE <= idle < 1 or share < limits.MAJORITY:
+    if idle is None or not limits.USUAL <= idle < 1 or share < limits.MAJORITY:
         return None
     cores = "CPU cores are saturated" if cpu >= disk else "CPU cores wait for the disk"
     evidence = (

@@ -121,7 +121,7 @@ def start(case: Case) -> Found | None:
     """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
     metrics = case.metrics
     found = beginning_of(metrics)
-    if found is None or found.excess < limits.LATE_START * found.judged:
+    if found is None or found.excess < limits.USUAL * found.judged:
         return None
     late, share = found.late, found.seconds / found.whole
     # what is normal is no cause
@@ -133,7 +133,7 @@ def start(case: Case) -> Found | None:
         what = FRAGMENTS["most_of_start" if late else "most_of_excess"]
         most = what.format(part=main.label, time=duration(main.seconds))
     evidence = (
-        Evidence("job time before the first step", round(share, 4), limits.LATE_START, unit="share"),
+        Evidence("job time before the first step", round(share, 4), limits.USUAL, unit="share"),
         Evidence("initialization", round(found.seconds, 2), found.allowance if late else None, unit="s"),
         *(
             Evidence(part.label, round(part.seconds, 2), unit="s")
@@ -147,7 +147,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= 1.5 * limits.LATE_START * found.judged and not metrics.running
+    clear = found.excess >= 1.5 * limits.USUAL * found.judged and not metrics.running
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
@@ -179,9 +179,9 @@ def idle(case: Case) -> Found | None:
     paused = sum(end - begin for begin, end in pauses)
     share = (tail + paused) / metrics.duration
     beyond = (max(tail - start_allowance(metrics), 0.0) + paused) / metrics.duration  # a usual end is in each job
-    if beyond < limits.IDLE:
+    if beyond < limits.NOTICEABLE:
         return None
-    where, evidence = [], [Evidence("idle time of the job", round(share, 4), limits.IDLE, unit="share")]
+    where, evidence = [], [Evidence("idle time of the job", round(share, 4), limits.NOTICEABLE, unit="share")]
     if tail:
         where.append(FRAGMENTS["idle_tail"].format(time=duration(tail)))
         evidence.append(Evidence("idle after the last step", round(tail, 2), start_allowance(metrics), unit="s"))
@@ -193,7 +193,7 @@ def idle(case: Case) -> Found | None:
     if cores is not None:
         evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), limits.IDLE_CORES))
     advice = "idle_pauses" if tail < paused else "idle_running" if metrics.running else "idle_tail"
-    clear = beyond >= 1.5 * limits.IDLE and cores is not None
+    clear = beyond >= 1.5 * limits.NOTICEABLE and cores is not None
     return Found(
         "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
         partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
@@ -404,7 +404,7 @@ def _grows(
 ) -> Found:
     """Return the finding about memory: it costs no time until the job dies, which leads only if it is about to."""
     fatal = left is not None and left < 900.0
-    share = 1.0 if fatal else limits.GROWTH_WEIGHT
+    share = 1.0 if fatal else limits.HEALTHY
     return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
 
 

@@ -345,7 +345,7 @@ class SeenCode:
                 spent[one.leaf == _LAUNCH] += one.seconds
         blocked = frozenset(
             place for place, (python, launch) in lines.items()
-            if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_MS / 1e3
+            if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
         return cls(metrics.samples, bool(metrics.gpus), loops, blocked, event_names.CALLBACK in metrics.records)
 

@@ -67,7 +67,7 @@ class Lines:
         return {place: line.seconds for place, line in self.lines.items()}
 
     def locations(
-        self, weights: Weights, metrics: JobMetrics, least: float = limits.LINE_SAMPLES
+        self, weights: Weights, metrics: JobMetrics, least: float = limits.SAMPLES // 2
     ) -> tuple[Location, ...]:
         """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)

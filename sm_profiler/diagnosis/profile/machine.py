@@ -70,8 +70,8 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
     usual = max(float(np.median(peers)) if peers else 0.0, (possible or 0.0) * 0.8)
     if usual <= 0:
         return None
-    lost, throttled = 1 - clock / usual, max(heat, hardware) >= limits.THROTTLED
-    if lost < (limits.CLOCK_LOST if throttled else 3 * limits.CLOCK_LOST):  # power limits cost about a tenth
+    lost, throttled = 1 - clock / usual, max(heat, hardware) >= limits.SURELY * limits.FLOOR
+    if lost < ((limits.FLOOR + limits.REPEAT) if throttled else 3 * (limits.FLOOR + limits.REPEAT)):  # power limits cost about a tenth
         return None
     where = f"{gpu.node} {gpu.name}"
     if throttled:
@@ -80,8 +80,8 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
         why = "by_power" if power >= limits.MAJORITY else "by_setting"
     evidence = [
         Evidence("mean GPU clock in the loop", round(clock), round(usual), where, "MHz", "usually"),
-        Evidence("time throttled by heat", round(heat, 4), limits.THROTTLED, where, "share"),
-        Evidence("time throttled by hardware", round(hardware, 4), limits.THROTTLED, where, "share"),
+        Evidence("time throttled by heat", round(heat, 4), limits.SURELY * limits.FLOOR, where, "share"),
+        Evidence("time throttled by hardware", round(hardware, 4), limits.SURELY * limits.FLOOR, where, "share"),
         Evidence("time at the power limit", round(power, 4), limits.MAJORITY, where, "share"),
     ]
     temperature = _gpu_mean(metrics, "gpu_temperature", gpu)

@@ -88,8 +88,8 @@ def _lines(rank: Rank, case: Case) -> tuple[Location, ...]:
 def periodic(case: Case) -> Found | None:
     """Find long steps at a fixed interval."""
     rank = worst_stalls(case)
-    if rank is None or rank.stalls.period is None or long_steps_may_wait(rank, case):
-        return None
+    if rank is None or rank.stalls.period is None or rank.stall_share < limits.FLOOR or long_steps_may_wait(rank, case):
+        return None  # without a period, or long only because of collections
     stalls, restarted = rank.stalls, _restarted(rank, case)
     where = "wait" if restarted else stalls.where
     if _between_epochs(rank, case):
@@ -199,7 +199,7 @@ def outliers(case: Case) -> Found | None:
         _duration(rank),
     )
     # A thread that holds the interpreter may wait for the core in place of the training thread.
-    shared = case.shared_wait >= max(rank.stall_share, limits.SHARED)
+    shared = case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE)
     return Found(
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
@@ -283,7 +283,7 @@ def find_change(lengths: Floats) -> Change | None:
     if before <= 0 or after < limits.SLOWER * before:
         return None
     # a change, not noise that grew; blocks of a busy machine may be long, too
-    together = 0.95 if after < limits.SLOWER_BY_OTHERS * before else 0.85
+    together = 0.95 if after < limits.SURELY * before else 0.85
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
@@ -335,7 +335,7 @@ def slowdown(case: Case) -> Found | None:
     if own < limits.SLOWER * change.before:
         return None  # the script does the same, and waits for a core that others use
     together = agreement < thresholds.SAME_PART or _grew_alike(rank, change)
-    if busier and together and own < limits.SLOWER_BY_OTHERS * change.before:
+    if busier and together and own < limits.SURELY * change.before:
         return None  # all parts are slower together, as on a machine that others use, too
     alone = _alone(case.ranks, change)
     moment, step = float(rank.iterations.start[change.at]), int(rank.iterations.index[change.at])

@@ -99,7 +99,7 @@ def straggler(case: Case) -> Found | None:
 
 def shared(case: Case, share: float) -> str:
     """Return why ranks may differ by chance: other programs keep them waiting for a core as long as they differ."""
-    return "other programs use the cores" if case.shared_wait >= max(share, limits.SHARED) else ""
+    return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
 
 
 def _of_others(values: Floats, which: int) -> float:
@@ -337,13 +337,15 @@ def communication(case: Case) -> Found | None:
         if rows.sum() >= thresholds.MIN_STEPS:
             shares.append(float(spent[rows].sum() / (rank.steps.duration[rows].sum() / 1e6)))
     share = min(float(np.mean(shares)), 1.0) if shares else 0.0
-    if share < 2 * limits.HEALTHY_REST:  # they overlap the backward pass up to a third of the step
+    if share < limits.HEALTHY_PHASE:  # they overlap the backward pass up to a third of the step
         return None
     evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
     return Found(
         "communication", {"share": percent(share)}, (evidence,), share,
-        saves=lambda loop: part_of_share(loop, share, ("backward", "optimizer"), sure=False),
-        doubt="how much of it computation hides is unknown", where=lines_of_collectives(case.metrics),
+        saves=lambda loop: part_of_share(
+            loop, share, ("backward", "optimizer"), limits.HEALTHY_PHASE, sure=False
+        ),
+        doubt="computation may hide some of it", where=lines_of_collectives(case.metrics),
     )  # fmt: skip
 
 

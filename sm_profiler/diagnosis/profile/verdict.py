@@ -144,7 +144,8 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         for one in left:
             certain = one.found.share * limits.PART_SAVED_INDIRECT[0]
             if one.found.of == "loop" and certain >= limits.FLOOR:
-                ranked.append(Ranked(_finding(one, case, certain), certain))
+                finding = _finding(one, case, certain)
+                ranked.append(Ranked(finding, certain * limits.PROBABILITY[finding.confidence]))
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
@@ -191,7 +192,7 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
         saving = saving.at_most(loop.idle + limits.FLOOR * loop.total)  # use is sampled, short pauses count as use
     total = float(saving.seconds.sum())
     certain = saving.low if saving.certain is None else saving.certain
-    bound = max(loop.idle - limits.IDLE_USUAL * float(loop.length.sum()), 0.0) / total if total > 0 else 0.0
+    bound = max(loop.idle - limits.SURELY * limits.FLOOR * float(loop.length.sum()), 0.0) / total if total > 0 else 0.0
     return attrs.evolve(saving, certain=min(certain, bound))
 
 
@@ -260,7 +261,7 @@ def worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, poi
     first = _first_place(where) if points else ""
     return Finding(
         kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
-        min(max(float(np.nan_to_num(found.share)), 0.0), 1.0), found.of, confidence, where, ranks=found.ranks,
+        found.share, found.of, confidence, where, ranks=found.ranks,
         larger_batch=found.larger_batch,
     )  # fmt: skip
 
@@ -324,16 +325,16 @@ def _healthy(case: Case) -> Finding | None:
     }  # fmt: skip
     text, label, where = "healthy", Class.BALANCED.label, ()
     confidence = _confidence_in_health(case, unexplained)
-    if unexplained >= limits.RARE:
+    if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
         where = lines_of_samples(case.metrics, outside_phases_of_loop)
-    if unseen >= limits.UNSEEN_WAITS:
+    if unseen >= limits.USUAL:
         text = "unseen_waits"
     headline, advice = HEADLINES[text].format_map(words), ADVICE[text].format_map(words)
     if case.shared_wait >= limits.MAJORITY:
         headline, advice = HEADLINES["shared_machine"].format_map(words), ADVICE["shared_machine"]
         label = SHARED
-    elif case.shared_wait >= limits.SHARED:
+    elif case.shared_wait >= limits.NOTICEABLE:
         headline += FRAGMENTS["shared_besides"].format_map(words)
         advice = f"{ADVICE['shared_machine']} {advice}"
     gpu = case.gpu_mean
@@ -351,9 +352,9 @@ def _healthy(case: Case) -> Finding | None:
 def _why_not_waiting(case: Case) -> str:
     """Return why waiting for data is not named as the cause although it is long; "" if it is not."""
     share = case.metrics.average_share("wait")
-    if not case.waits_known or share < limits.HEALTHY_WAIT:
+    if not case.waits_known or share < limits.HEALTHY:
         return ""
-    name = "rare_waits" if case.wait < limits.HEALTHY_WAIT else "hidden_waits"
+    name = "rare_waits" if case.wait < limits.HEALTHY else "hidden_waits"
     return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait))
 
 
@@ -363,25 +364,25 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
     Other programs that take the cores stretch what computes, and so hide what waits.
     """
     much = "much of the loop is unexplained"
-    if case.shared_wait >= limits.SHARED:
+    if case.shared_wait >= limits.NOTICEABLE:
         return Confidence("low", "other programs use the cores")
     if unexplained >= limits.MAJORITY:
         return Confidence("low", much)
     blind = not case.waits_known and not case.metrics.gpus and not any(rank.waits_seen for rank in case.ranks)
     others = case.shared_wait >= limits.FLOOR or largest_slowdown(case) is not None  # that is none of the script's
     near = (
-        (case.wait, limits.HEALTHY_WAIT),
-        (outside_share(case), limits.HEALTHY_REST + limits.FLOOR),
+        (case.wait, limits.HEALTHY),
+        (outside_share(case), limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
         (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
-        (case.metrics.average_share("evaluation"), limits.USUAL_EVALUATION + limits.FLOOR),
-        (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_OPTIMIZER + limits.FLOOR),
+        (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
+        (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
     )
     reasons = (
         (case.steps < limits.STEADY_STEPS, few_steps(case.steps)),
         (blind, "waits for data were not recorded"),
         (others, "something else slows the steps"),
-        (unexplained >= limits.RARE, much),
+        (unexplained >= limits.USUAL, much),
         (launches_unknown(case), "the cost of launches is unknown"),
         (any(value >= limits.CLOSE * most for value, most in near), "a part of the loop is close to what is usual"),
     )
