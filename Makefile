@@ -16,6 +16,9 @@ PYTEST_ARGS ?=
 FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
 MEASURED := --reruns 1
+# Long tests, newest and riskiest first: CI runs as many as begin in time.
+FIRST := $(addprefix tests/,hook frameworks libraries launchers local serve report chaos)
+LONG := $(FIRST) $(filter-out $(FIRST),$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: help demo test test-all test-long lint format types docs coverage versions fuzz bench image sbom changelog release-check clean
 help: ## this list
@@ -26,15 +29,15 @@ demo: $(ENVS)/dev.done $(if $(filter keras,$(FRAMEWORK)),$(ENVS)/frameworks.done
 
 test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks.done ## the test suite
 	@echo "first what measures real time, one test after the other; then everything else, two at a time"
-	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
 	@$(BIN)/python -m pytest -m 'not alone and not long' -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
 test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done $(ENVS)/launchers.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
+	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(LONG)
 
 fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
 	@SM_PROFILER_FUZZ=100000 $(BIN)/python -m pytest tests/fuzz --timeout 20000 $(PYTEST_ARGS)
@@ -89,104 +92,41 @@ release-check: $(ENVS)/release.done ## build, check the metadata, install the wh
 clean: ## remove the environments and everything built
 	rm -rf $(ENVS) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# --- environments: one for the project with SDK v2 and PyTorch; SDK v3 and smdebug each need their own -------------
-$(ENVS)/dev.done: pyproject.toml packaging/sm_profiler_auto.pth
-	@echo "preparing $(ENVS)/dev: sm-profiler, sagemaker SDK v2, PyTorch (CPU), test tools; a minute or two …"
-	@$(PYTHON) -m venv $(ENVS)/dev
-	@$(BIN)/pip install $(PIP_QUIET) --upgrade pip
-	@$(BIN)/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
-	@$(BIN)/pip install $(PIP_QUIET) -e '.[all,sagemaker2]' --group dev
+# --- environments, one a line: what pip installs into it ---------------------------------------------------------
+# TORCH.NAME comes before, from PyTorch's index; THEN.NAME is a command after it; PYTHON.NAME is its Python.
+INSTALL.dev            := -e '.[all,sagemaker2]' --group dev
+INSTALL.docs           := -e . --group docs
+INSTALL.frameworks     := -e '.[all]' --group frameworks
+INSTALL.frameworks-old := -e '.[analysis]' --group frameworks-old
+INSTALL.launchers      := -e . --group launchers
+INSTALL.libraries      := -e '.[rules]' --group libraries
+INSTALL.mlflow         := -e '.[mlflow]' --group mlflow
+INSTALL.release        := --group release
+INSTALL.sdk3           := -e '.[local,sagemaker3]' pytest
+INSTALL.smdebug        := smdebug==1.0.34 requests psutil pyarrow 'pandas<2' 'numpy<1.25' 'bokeh<3' 'setuptools<70'
+INSTALL.toolkit        := --group toolkit
+$(foreach name,dev frameworks launchers toolkit,$(eval TORCH.$(name) := torch==$(TORCH_VERSION)))
+# torchvision requires the release of torch that it was built for, and its build: where there is one for the CPU of torch
+# alone, torchvision's operators do not load, so torch is installed for CUDA, too
+TORCH.libraries := torch==$(TORCH_VERSION) torchvision==$(TORCHVISION_VERSION)
+THEN.libraries = $1/python -c "import torchvision" 2>/dev/null || $1/pip install $(PIP_QUIET) torch===$(TORCH_VERSION)
+# DeepSpeed's build imports torch
+THEN.launchers = DS_ACCELERATOR=cpu $1/pip install $(PIP_QUIET) --no-build-isolation deepspeed || echo "without DeepSpeed: it cannot be built here"
+PYTHON.frameworks-old = $(KERAS_PYTHON)
+PYTHON.smdebug = $(OLD_PYTHON)
+
+TOO_NEW := $(if $(OLD_PYTHON),,smdebug) $(if $(KERAS_PYTHON),,frameworks-old)
+ENVIRONMENTS := $(filter-out $(TOO_NEW),$(patsubst INSTALL.%,%,$(filter INSTALL.%,$(.VARIABLES))))
+
+$(ENVIRONMENTS:%=$(ENVS)/%.done): $(ENVS)/%.done: pyproject.toml packaging/sm_profiler_auto.pth
+	@$(info preparing $(ENVS)/$*: $(strip $(TORCH.$*) $(INSTALL.$*)); some minutes …)
+	@$(or $(PYTHON.$*),$(PYTHON)) -m venv $(ENVS)/$*
+	@$(ENVS)/$*/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(if $(TORCH.$*),$(ENVS)/$*/bin/pip install $(PIP_QUIET) $(TORCH.$*) $(TORCH_INDEX))
+	@$(ENVS)/$*/bin/pip install $(PIP_QUIET) $(INSTALL.$*)
+	@$(call THEN.$*,$(ENVS)/$*/bin)
 	@touch $@
 
-$(ENVS)/docs.done: pyproject.toml
-	@echo "preparing $(ENVS)/docs: MkDocs …"
-	@$(PYTHON) -m venv $(ENVS)/docs
-	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) -e . --group docs
-	@touch $@
-
-# apart from dev, since the SDK pins an older packaging than twine needs
-$(ENVS)/release.done: pyproject.toml
-	@echo "preparing $(ENVS)/release: build, twine, towncrier …"
-	@$(PYTHON) -m venv $(ENVS)/release
-	@$(ENVS)/release/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/release/bin/pip install $(PIP_QUIET) --group release
-	@touch $@
-
-$(ENVS)/sdk3.done: pyproject.toml
-	@echo "preparing $(ENVS)/sdk3: sagemaker SDK v3 …"
-	@$(PYTHON) -m venv $(ENVS)/sdk3
-	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) -e '.[local,sagemaker3]' pytest
-	@touch $@
-
-# the newest TensorFlow, Keras and JAX, and the ones in SageMaker Studio's image
-$(ENVS)/frameworks.done: pyproject.toml packaging/sm_profiler_auto.pth
-	@echo "preparing $(ENVS)/frameworks: TensorFlow (CPU), Keras, JAX, PyTorch (CPU); some minutes …"
-	@$(PYTHON) -m venv $(ENVS)/frameworks
-	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
-	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) -e '.[all]' --group frameworks
-	@touch $@
-
-$(ENVS)/frameworks-old.done: pyproject.toml packaging/sm_profiler_auto.pth
-ifeq ($(KERAS_PYTHON),)
-	@echo "no Python 3.12 or older found: TensorFlow 2.18 and Keras 3.10 are not tested"
+$(TOO_NEW:%=$(ENVS)/%.done):
+	@echo "$(@:.done=): no Python is old enough for it (3.11 for smdebug, 3.12 for TensorFlow 2.18); its tests do not run"
 	@mkdir -p $(ENVS) && touch $@
-else
-	@echo "preparing $(ENVS)/frameworks-old: TensorFlow 2.18 (CPU), Keras 3.10 …"
-	@$(KERAS_PYTHON) -m venv $(ENVS)/frameworks-old
-	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) -e '.[analysis]' --group frameworks-old
-	@touch $@
-endif
-
-# libraries that train with PyTorch; torchvision requires the one release of torch that it was built for, and its build:
-# where there is one for the CPU of torch alone, torchvision's operators do not load, so torch is installed for CUDA, too
-$(ENVS)/libraries.done: pyproject.toml packaging/sm_profiler_auto.pth
-	@echo "preparing $(ENVS)/libraries: transformers, TRL, PEFT, Lightning, timm, torchvision …; two minutes"
-	@$(PYTHON) -m venv $(ENVS)/libraries
-	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) torchvision==$(TORCHVISION_VERSION) $(TORCH_INDEX)
-	@$(ENVS)/libraries/bin/python -c "import torchvision" 2>/dev/null || $(ENVS)/libraries/bin/pip install $(PIP_QUIET) torch===$(TORCH_VERSION)
-	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) -e '.[rules]' --group libraries
-	@touch $@
-
-# MLflow's server pins packages of its own
-$(ENVS)/mlflow.done: pyproject.toml
-	@echo "preparing $(ENVS)/mlflow: an MLflow server …"
-	@$(PYTHON) -m venv $(ENVS)/mlflow
-	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) -e '.[mlflow]' --group mlflow
-	@touch $@
-
-# AWS's training toolkit, which starts scripts in AWS's containers; what sm-profiler's wheel needs, but not sm-profiler
-$(ENVS)/toolkit.done: pyproject.toml
-	@echo "preparing $(ENVS)/toolkit: sagemaker-training, PyTorch (CPU) …"
-	@$(PYTHON) -m venv $(ENVS)/toolkit
-	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
-	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --group toolkit
-	@touch $@
-
-# what starts trainings: accelerate, DeepSpeed, Lightning, Ray, uv, notebooks; DeepSpeed's build imports torch
-$(ENVS)/launchers.done: pyproject.toml packaging/sm_profiler_auto.pth
-	@echo "preparing $(ENVS)/launchers: PyTorch (CPU), accelerate, DeepSpeed, Lightning, Ray …"
-	@$(PYTHON) -m venv $(ENVS)/launchers
-	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
-	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) -e . --group launchers
-	@DS_ACCELERATOR=cpu $(ENVS)/launchers/bin/pip install $(PIP_QUIET) --no-build-isolation deepspeed || echo "without DeepSpeed: it cannot be built here"
-	@touch $@
-
-$(ENVS)/smdebug.done: pyproject.toml
-ifeq ($(OLD_PYTHON),)
-	@echo "no Python 3.11 or older found: the tests that compare with smdebug 1.0.34 will say that they did not run"
-	@mkdir -p $(ENVS) && touch $@
-else
-	@echo "preparing $(ENVS)/smdebug: smdebug 1.0.34, the library we are measured against …"
-	@$(OLD_PYTHON) -m venv $(ENVS)/smdebug
-	@$(ENVS)/smdebug/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/smdebug/bin/pip install $(PIP_QUIET) smdebug==1.0.34 requests psutil pyarrow 'pandas<2' 'numpy<1.25' 'bokeh<3' 'setuptools<70'
-	@touch $@
-endif

@@ -14,10 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package `tests`
 from sm_profiler.formats.xplane_reader import read_xplane
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "formats"))
-from xplane_maker import large
+from tests.support.xplane import large
 
 
 def main() -> None:

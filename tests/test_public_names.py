@@ -169,7 +169,7 @@ def check(messages, errors, program):
     assert errors == set(missing), [lines[line - 1] for line in errors - set(missing)]
 
 
-@pytest.mark.slow
+@pytest.mark.long  # pyright sees them in `make test`
 def test_mypy_sees_the_type_of_every_export(program):
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--no-pretty"]
     ran = subprocess.run([*command, str(program[0])], cwd=ROOT, capture_output=True, text=True, check=False)

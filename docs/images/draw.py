@@ -1,6 +1,5 @@
 """Draws the pictures in this folder: python docs/images/draw.py [report|fleet] (needs Chromium and playwright)."""
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -9,9 +8,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "report")]
-
-from report_helpers import gpu_samples, report_from, training  # found in the line above
+sys.path.insert(0, str(ROOT))  # for the packages `benchmarks` and `tests`
 
 from benchmarks.fleet import write_fleet
 from sm_profiler.fleet.building import build_fleet
@@ -19,19 +16,15 @@ from sm_profiler.fleet.page import render_html as render_fleet
 from sm_profiler.render.page import render_html
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
+from tests.support.reports import gpu_samples, report_from, training
 
 NASTY = "</script><img src=x onerror=alert(1)>"
 
 
 def job(folder: Path, name: str, *options: str) -> str:
     """The page of a synthetic job."""
-    where = folder / name
-    subprocess.run(
-        [sys.executable, str(ROOT / "tests/tools/make_job.py"), "--out", str(where), *options],
-        check=True,
-        capture_output=True,
-    )
-    return render_html(build_report(open_source(where, cache=False)))
+    return render_html(build_report(open_source(make_job(folder / name, *options), cache=False)))
 
 
 def hostile() -> str:

@@ -11,12 +11,12 @@ from playwright.sync_api import Playwright, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "tests/serve"))
-
-from browser_helpers import Proxy, served  # of the tests
-from local_job import start_job
+sys.path.insert(0, str(ROOT))  # for the package `tests`
 
 from sm_profiler.local import LocalSageMaker
+from tests.support.jobs import make_job
+from tests.support.local import start_job
+from tests.support.proxy import Proxy, served
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}\u202etxt.exe"
 JOBS = {
@@ -63,10 +63,9 @@ if sys.argv[1:] == ["local"]:
     sys.exit()
 with tempfile.TemporaryDirectory() as scratch:
     for name, options in JOBS.items():
-        begin = str(int(time.time()) - 60 * MINUTES - 5)
-        command = [sys.executable, str(ROOT / "tests/tools/make_job.py"), "--out", f"{scratch}/{name}/profiler-output"]
-        timing = ("--minutes", str(MINUTES), "--start-epoch", begin, "--no-end-marker")
-        subprocess.run([*command, *timing, *options], check=True, capture_output=True)
+        begin = int(time.time()) - 60 * MINUTES - 5
+        timing = ("--minutes", MINUTES, "--start-epoch", begin, "--no-end-marker")
+        make_job(Path(scratch, name, "profiler-output"), *timing, *options)
     serve = [sys.executable, "-m", "sm_profiler", "serve", scratch, "--port", "0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as play:
         address = server.stdout.readline().strip()

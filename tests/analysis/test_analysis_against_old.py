@@ -11,7 +11,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +18,12 @@ import pandas as pd
 import pytest
 
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, PT_dataloader_analysis, Resource, StatsBy
+from tests.support.jobs import make_job
+from tests.tools.make_job import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 OLD_PYTHON = ROOT / ".envs/smdebug/bin/python"
 SAMPLES = ROOT / "tests/data/formats"
-MAKE_JOB = ROOT / "tests/tools/make_job.py"
-SCENARIOS = (
-    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase", "unbalanced",
-    "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
-)  # fmt: skip
 # folder → arguments of make_job.py
 JOBS = {
     **{
@@ -45,7 +41,7 @@ def random_job(seed):
     """Return the arguments of a small random job."""
     draw = random.Random(seed)  # the same jobs every time
     arguments = {
-        "scenario": draw.choice(SCENARIOS),
+        "scenario": draw.choice(list(SCENARIOS)),
         "nodes": draw.randint(1, 2),
         "gpus": draw.randint(1, 3),
         "cpus": draw.randint(1, 6),
@@ -82,7 +78,7 @@ pytestmark = [pytest.mark.smdebug, pytest.mark.slow]
 def folders(tmp_path_factory):
     base = tmp_path_factory.mktemp("jobs")
     for name, arguments in JOBS.items():
-        subprocess.run([sys.executable, MAKE_JOB, "--out", base / name, *arguments], check=True, capture_output=True)
+        make_job(base / name, *arguments)
     return {name: base / name for name in JOBS}
 
 

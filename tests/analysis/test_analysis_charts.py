@@ -1,8 +1,6 @@
 """Charts: their data, their figures, and that saved pages are standalone."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +27,11 @@ from sm_profiler.analysis.charts import (
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 END_US = 1_700_000_090_000_000
 START_US = 1_700_000_000_000_000
-
-
-def make_job(folder, *arguments):
-    make = ROOT / "tests/tools/make_job.py"
-    subprocess.run([sys.executable, make, "--out", folder, *arguments], check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,5 @@
 """Frames as Dask DataFrames hold the rows of the pandas frames."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import dask
 import pandas as pd
 import pytest
@@ -12,15 +8,13 @@ from sm_profiler.analysis import PandasFrame
 from sm_profiler.compact import compact
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.jobs import make_job
 
 
 @pytest.mark.parametrize("parquet", [False, True])
 def test_to_dask_has_the_rows_of_the_frames(tmp_path, parquet):
     job = tmp_path / "job"
-    options = ["--minutes", "3", "--nodes", "2", "--start-epoch", "1700002710"]
-    subprocess.run([sys.executable, MAKE_JOB, "--out", job, *options], check=True, capture_output=True)
+    make_job(job, "--minutes 3 --nodes 2 --start-epoch 1700002710")
     if parquet:
         compact(open_source(job, cache=False), LocalStorage(tmp_path / "out"), job="j")
     frame = PandasFrame(str(tmp_path / "out") if parquet else str(job))

@@ -1,8 +1,6 @@
 """DataFrames: their use in notebooks, and results that differ from the old library's because those were wrong."""
 
 import json
-import subprocess
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from sm_profiler.analysis.text_columns import text_time, text_times
 from sm_profiler.analysis.times import TimeUnits, convert_utc_timestamp_to_microseconds, microseconds
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 START_US = 1_700_000_000_000_000
@@ -213,23 +212,10 @@ def test_steps_come_before_events_inside_them():
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job") / "job"
-    arguments = [
-        "--scenario",
-        "cpu-bottleneck",
-        "--minutes",
-        "1.5",
-        "--gpus",
-        "2",
-        "--cpus",
-        "2",
-        "--steps-per-second",
-        "2",
-    ]
-    subprocess.run(
-        [sys.executable, ROOT / "tests/tools/make_job.py", "--out", folder, *arguments], check=True, capture_output=True
+    return make_job(
+        tmp_path_factory.mktemp("job") / "job",
+        "--scenario cpu-bottleneck --minutes 1.5 --gpus 2 --cpus 2 --steps-per-second 2",
     )
-    return folder
 
 
 def test_latest_data_grows_with_the_job(job, tmp_path):

@@ -13,6 +13,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 from nbclient import NotebookClient
 
+from tests.support.jobs import make_job
+
 ROOT = Path(__file__).parents[2]
 CELLS = json.loads((ROOT / "tests/data/analysis/bottleneck_notebook.json").read_text())
 JOB = "profiler-gpu-2020-07-01-02-31-58-560"  # the job that the notebook names
@@ -74,20 +76,7 @@ def run(cells, folder):
 @pytest.mark.parametrize("way", ["install_as_smdebug", "imports"])
 def test_bottleneck_notebook_runs(way, service, tmp_path):
     job = tmp_path / "job"
-    arguments = [
-        "--scenario",
-        "cpu-bottleneck",
-        "--minutes",
-        "2",
-        "--gpus",
-        "2",
-        "--cpus",
-        "2",
-        "--steps-per-second",
-        "2",
-    ]
-    make_job = ROOT / "tests/tools/make_job.py"
-    subprocess.run([sys.executable, make_job, "--out", job, *arguments], check=True, capture_output=True)
+    make_job(job, "--scenario cpu-bottleneck --minutes 2 --gpus 2 --cpus 2 --steps-per-second 2")
     start_job(job)
     cells = [cell for cell in CELLS if not cell.startswith("!")]
     assert len(cells) == len(CELLS) - 1  # pip install

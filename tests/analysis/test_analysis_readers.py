@@ -1,7 +1,6 @@
 """Readers and parsers of single files: the old library's own expectations, on the same real files, under its names."""
 
 import shutil
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ from sm_profiler.analysis import TrainingJob
 from sm_profiler.analysis.events import event_arguments
 from sm_profiler.analysis.smdebug_alias import _MODULES, install_as_smdebug
 from sm_profiler.errors import SourceError
+from tests.support.jobs import make_job
 
 SAMPLES = Path(__file__).parents[1] / "data/formats"
 ROOT = Path(__file__).parents[2]
@@ -230,12 +230,7 @@ def test_properties_in_file_names():
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job") / "job"
-    arguments = ["--minutes", "1.5", "--gpus", "1", "--steps-per-second", "2"]
-    subprocess.run(
-        [sys.executable, ROOT / "tests/tools/make_job.py", "--out", folder, *arguments], check=True, capture_output=True
-    )
-    return folder
+    return make_job(tmp_path_factory.mktemp("job") / "job", "--minutes 1.5 --gpus 1 --steps-per-second 2")
 
 
 def test_readers_return_events_of_a_step_range(job):

@@ -1,8 +1,6 @@
 """The merged timeline, checked against the trace-event format."""
 
 import json
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -17,6 +15,7 @@ from sm_profiler.analysis.merged_timeline import timeline_records
 from sm_profiler.analysis.timeline_events import MAX_LANES, Clock, clock_record, nesting_lanes, read_clocks
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 MIDDLE = (1_700_000_030_000_000, 1_700_000_060_000_000)
@@ -26,23 +25,8 @@ NUMBER = (int, float)
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job") / "job"
-    arguments = [
-        "--minutes",
-        "1.5",
-        "--nodes",
-        "2",
-        "--gpus",
-        "2",
-        "--cpus",
-        "3",
-        "--steps-per-second",
-        "2",
-        "--horovod",
-        "--scenario",
-        "fluctuating-gpu",
-    ]
-    subprocess.run(
-        [sys.executable, ROOT / "tests/tools/make_job.py", "--out", folder, *arguments], check=True, capture_output=True
+    make_job(
+        folder, "--minutes 1.5 --nodes 2 --gpus 2 --cpus 3 --steps-per-second 2 --horovod --scenario fluctuating-gpu"
     )
     stats = (
         folder

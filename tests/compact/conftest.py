@@ -1,35 +1,15 @@
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.jobs import shared_job
 
 
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")
-
-
-@pytest.fixture(scope="session")
-def make_job(tmp_path_factory):
-    """A synthetic job with these options, made once."""
-    made = {}
-
-    def make(*options: str) -> Path:
-        if options not in made:
-            made[options] = tmp_path_factory.mktemp("jobs") / f"job-{len(made)}" / "profiler-output"
-            made[options].parent.mkdir()
-            subprocess.run(
-                [sys.executable, MAKE_JOB, "--out", made[options], *options], check=True, capture_output=True
-            )
-        return made[options]
-
-    return make
 
 
 @pytest.fixture
@@ -45,9 +25,9 @@ def damaged(two_nodes, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def two_nodes(make_job):
+def two_nodes():
     """A job whose reductions begin in one file and end in the next, over the border of an hour."""
-    return make_job("--minutes", "3", "--nodes", "2", "--gpus", "2", "--horovod", "--start-epoch", "1700002710")
+    return shared_job("--minutes", "3", "--nodes", "2", "--gpus", "2", "--horovod", "--start-epoch", "1700002710")
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import runpy
 import shutil
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -26,8 +24,9 @@ from sm_profiler.source import open_source
 from sm_profiler.source.parquet.paths import Part, split_job
 from sm_profiler.source.parquet.schema import SCHEMAS
 from sm_profiler.storage import LocalStorage, open_storage
+from tests.support.jobs import shared_job
+from tests.tools.make_job import SCENARIOS
 
-SCENARIOS = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "make_job.py"))["SCENARIOS"]
 QUICK = ("healthy", "dataloader-slow", "cpu-only", "no-framework", "step-outliers")
 SMALL = ("--minutes", "2", "--gpus", "2", "--cpus", "4")
 
@@ -58,8 +57,8 @@ def assert_same_rows(one, other):
 @pytest.mark.parametrize(
     "scenario", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS]
 )
-def test_report_from_parquet_equals_the_one_from_json(make_job, tmp_path, scenario):
-    job = make_job(*SMALL, "--scenario", scenario)
+def test_report_from_parquet_equals_the_one_from_json(tmp_path, scenario):
+    job = shared_job(*SMALL, "--scenario", scenario)
     compacted(job, tmp_path)
     for options in ({}, {"compat": "service"}):
         assert report_text(tmp_path, **options) == report_text(job, **options)
@@ -88,8 +87,8 @@ def test_batches_hold_the_same_rows(two_nodes, tmp_path):
         assert_same_rows(one.events, other.events)
 
 
-def test_takes_at_most_a_tenth_of_the_bytes(make_job, tmp_path):
-    done = compacted(make_job("--minutes", "5", "--gpus", "4", "--cpus", "16"), tmp_path)
+def test_takes_at_most_a_tenth_of_the_bytes(tmp_path):
+    done = compacted(shared_job("--minutes", "5", "--gpus", "4", "--cpus", "16"), tmp_path)
     assert done.written_bytes * 10 <= done.read_bytes
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.*")) == done.written_bytes
 
@@ -136,9 +135,9 @@ def test_keeps_what_has_left_the_profile(two_nodes, tmp_path):
     assert report_text(tmp_path / "out") == expected
 
 
-def test_several_jobs_in_one_dataset(make_job, two_nodes, tmp_path):
+def test_several_jobs_in_one_dataset(two_nodes, tmp_path):
     compacted(two_nodes, tmp_path, "one")
-    compacted(make_job(*SMALL, "--scenario", "healthy"), tmp_path, "another/with a slash")
+    compacted(shared_job(*SMALL, "--scenario", "healthy"), tmp_path, "another/with a slash")
     with pytest.raises(SourceError, match="contains 2 jobs: name one, as in"):
         open_source(tmp_path)
     assert report_text(f"{tmp_path}/job=one") == report_text(two_nodes)
@@ -158,10 +157,10 @@ def test_names_are_taken_as_they_are_and_escaped(two_nodes, tmp_path):
         assert report_text(place) == expected
 
 
-def test_another_job_of_the_same_name_is_refused(make_job, two_nodes, tmp_path):
+def test_another_job_of_the_same_name_is_refused(two_nodes, tmp_path):
     out = tmp_path / "out"
     compacted(two_nodes, out)
-    other = make_job(*SMALL, "--scenario", "healthy", "--seed", "5")
+    other = shared_job(*SMALL, "--scenario", "healthy", "--seed", "5")
     with pytest.raises(SourceError, match=r"holds another job, of .*--job"):
         compacted(other, out)
     assert report_text(out) == report_text(two_nodes)
@@ -194,8 +193,8 @@ def test_damaged_parquet_is_counted(two_nodes, tmp_path, where):
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.booleans())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_damage_is_noticed(make_job, tmp_path, seed, count, cut):
-    job = make_job(*SMALL, "--scenario", "healthy")
+def test_damage_is_noticed(tmp_path, seed, count, cut):
+    job = shared_job(*SMALL, "--scenario", "healthy")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     compacted(job, tmp_path / "out")
     draw = np.random.default_rng(seed)
@@ -333,8 +332,8 @@ def test_part_names_survive(job):
     assert split_job(f"s3://profiles-here/p/job={job.replace('/', '%2F')}") == ("s3://profiles-here/p", job)
 
 
-def test_python_statistics_come_back(make_job, tmp_path):
-    job = shutil.copytree(make_job(*SMALL, "--scenario", "healthy"), tmp_path / "profiler-output")
+def test_python_statistics_come_back(tmp_path):
+    job = shutil.copytree(shared_job(*SMALL, "--scenario", "healthy"), tmp_path / "profiler-output")
     key = "framework/pytorch/cprofile/0-algo-1/prestepzero-*-start-1700000000000000_train-3-stepend-1700000009000000/python_stats"
     (job / key).parent.mkdir(parents=True)
     (job / key).write_bytes(b"stats")

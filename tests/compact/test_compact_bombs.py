@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from traced_memory import peak_of
 
 from sm_profiler.formats.parquet_pages import unpacked_size
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents, header, paths, schema
 from sm_profiler.source.parquet.contents import Contents, TableWriter
 from sm_profiler.source.parquet.header import Header, SourceFile
+from tests.support.memory import peak_of
 
 AT_S = 1_700_002_800
 KEY = f"system/incremental/2023111423/{AT_S}.algo-1.json"

@@ -5,7 +5,6 @@ import shutil
 
 import attrs
 import pytest
-from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
@@ -14,6 +13,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
+from tests.support.executors import ShuffledExecutor
 
 START_US = 1_700_000_000_000_000
 

@@ -18,8 +18,8 @@ with warnings.catch_warnings():
     import sagemaker.debugger as theirs
     from sagemaker.debugger import metrics_config as their_metrics
 
-MANY = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
-SOME = settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Timer(enum.Enum):

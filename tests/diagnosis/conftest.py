@@ -1,11 +1,6 @@
 """Report verdicts that were right only in a second run."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for the package `benchmarks`
 
 RETRIED = pytest.StashKey[list[str]]()
 

@@ -1,17 +1,15 @@
 """Both benchmarks of diagnosis keep their runs and judge them again."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.diagnosis import __main__ as diagnosis
 from benchmarks.diagnosis import adapters, keeping
 from benchmarks.strangers import __main__ as strangers
+from tests.support.jobs import make_job
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 DIARY = {"loop": 4.0, "samples": 100, "step": 0.02, "shares": {"loading": 0.5}}
 
 
@@ -29,9 +27,7 @@ def runs(monkeypatch):
         if "sm_profiler" in command:
             if Runs.fails:
                 raise adapters.FailedRunError("exit code -11")
-            out = folder / "sm-profiler" / "train"
-            make = [sys.executable, MAKE_JOB, "--out", out, "--scenario", "dataloader-slow", "--minutes", "2"]
-            subprocess.run(make, check=True, capture_output=True)
+            make_job(folder / "sm-profiler" / "train", "--scenario", "dataloader-slow", "--minutes", "2")
         return f"training took {2.0 if variables.get('REPAIRED') else 4.0} s"
 
     monkeypatch.setattr(adapters, "execute", execute)

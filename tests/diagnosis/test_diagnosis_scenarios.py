@@ -1,15 +1,11 @@
 """Verdicts on synthetic jobs of all scenarios, in two sizes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
+from tests.support.jobs import shared_job
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 EXPECTED = {
     "healthy": {Class.COMPUTE_BOUND, Class.BALANCED},
     "cpu-bottleneck": {Class.INPUT_BOUND},
@@ -26,38 +22,19 @@ EXPECTED = {
     "no-framework": {Class.INCONCLUSIVE},
 }
 SIZES = {
-    "small": ("--minutes", "4", "--gpus", "2"),
-    "two-nodes": (
-        "--minutes",
-        "7",
-        "--gpus",
-        "4",
-        "--nodes",
-        "2",
-        "--steps-per-second",
-        "2",
-        "--cpus",
-        "8",
-        "--seed",
-        "5",
-    ),
+    "small": "--minutes 4 --gpus 2",
+    "two-nodes": "--minutes 7 --gpus 4 --nodes 2 --steps-per-second 2 --cpus 8 --seed 5",
 }
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scenario", EXPECTED)
-def test_verdict_of_scenario(scenario, size, tmp_path):
-    command = [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", scenario, *SIZES[size]]
-    subprocess.run(command, check=True, capture_output=True)
-    verdict = build_report(open_source(tmp_path / "job", cache=False)).verdict
+def test_verdict_of_scenario(scenario, size):
+    job = shared_job("--scenario", scenario, SIZES[size])
+    verdict = build_report(open_source(job, cache=False)).verdict
     assert verdict.kind in EXPECTED[scenario], verdict.main.headline
 
 
-def test_headline_states_the_period(tmp_path):
-    subprocess.run(
-        [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", "step-outliers"],
-        check=True,
-        capture_output=True,
-    )
-    verdict = build_report(open_source(tmp_path / "job", cache=False)).verdict
+def test_headline_states_the_period():
+    verdict = build_report(open_source(shared_job("--scenario step-outliers"), cache=False)).verdict
     assert "Every 12 steps" in verdict.main.headline

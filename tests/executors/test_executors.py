@@ -1,12 +1,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +12,7 @@ from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.executors import open_pool, run_tasks
 from sm_profiler.executors.pools import LocalExecutor, worker_version
 from sm_profiler.metrics.scaling.part import decode_answer, fold_part
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.jobs import make_job
 
 
 @pytest.mark.parametrize("name", ["", "locals", "local:0", "local:x", "dask", "dask:http://h:1", "local:99999"])
@@ -51,9 +47,7 @@ def test_task_that_kills_its_process_fails_after_some_attempts(monkeypatch):
 
 def test_scheduler_that_cannot_be_reached_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sm_profiler.executors.pools.CONNECT_S", 0.5)
-    subprocess.run(
-        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "0.5"], check=True, capture_output=True
-    )
+    make_job(tmp_path / "job", "--minutes", "0.5")
     assert main(["report", str(tmp_path / "job"), "--executor", "dask:tcp://127.0.0.1:9"]) == 2
     shown = capsys.readouterr().err
     assert len(shown.splitlines()) == 1
@@ -83,11 +77,7 @@ def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_
 
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")
     monkeypatch.setattr(engine, "SLICE_WINDOWS", 3)
-    subprocess.run(
-        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "60", "--gpus", "2"],
-        check=True,
-        capture_output=True,
-    )
+    make_job(tmp_path / "job", "--minutes", "60", "--gpus", "2")
 
     def text(**options):
         found = json.loads(to_json(build_report(open_source(tmp_path / "job"), **options)))
@@ -148,11 +138,7 @@ def test_scheduler_that_dies_ends_in_one_line():
 
 @pytest.mark.long
 def test_report_through_a_scheduler_on_the_command_line(dask_pool, tmp_path, capsys):
-    subprocess.run(
-        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "130", "--interval-ms", "8000", "--gpus", "1"],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
+    make_job(tmp_path / "job", "--minutes", "130", "--interval-ms", "8000", "--gpus", "1")
     address = dask_pool.executor._client.scheduler.address
     for name, more in (("here", []), ("there", ["--executor", f"dask:{address}"])):
         assert main(["report", str(tmp_path / "job"), "--out", str(tmp_path / name), *more]) == 0

@@ -13,7 +13,6 @@ import attrs
 import boto3
 import pytest
 from moto import mock_aws
-from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
@@ -23,6 +22,8 @@ from sm_profiler.exporters.destination import KINDS, Ledger, open_destination
 from sm_profiler.exporters.message import message_of
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
+from tests.support.jobs import make_job
+from tests.support.reports import report_from, training
 
 HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
 

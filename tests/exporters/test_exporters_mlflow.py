@@ -8,9 +8,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from report_helpers import make_job
 
 from sm_profiler.local.training import free_port
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".envs" / "mlflow" / "bin" / "python"

@@ -8,7 +8,6 @@ import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, EndpointConnectionError
-from fleet_helpers import START_S, finding, report_json
 from moto import mock_aws
 
 from sm_profiler.cli import main
@@ -20,6 +19,7 @@ from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, Account
 from sm_profiler.storage import LocalStorage, open_storage
 from sm_profiler.storage.s3_client import unknown_region
+from tests.support.fleets import START_S, finding, report_json
 
 REGION = "us-east-1"
 BUCKET = "jobs"

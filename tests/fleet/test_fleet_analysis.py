@@ -1,7 +1,6 @@
 """Bills, groups, hosts, regressions: findings about many rows together."""
 
 import pytest
-from fleet_helpers import HOUR, START_S, description, finding, priced, report_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from sm_profiler.fleet.policy import CHANCE
 from sm_profiler.fleet.sanitize import stem
 from sm_profiler.fleet.significance import EXACT, at_least, drawn_at_least
 from sm_profiler.report.prices import Prices, built_in
+from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
 PRICE = 1.408  # of ml.g5.xlarge
 DAY = 86400

@@ -3,14 +3,11 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fleet_helpers import HOUR, START_S, description, finding, report_json
 
 from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
@@ -24,6 +21,8 @@ from sm_profiler.report import prices
 from sm_profiler.report.prices import built_in
 from sm_profiler.report.write import HTML
 from sm_profiler.storage import LocalStorage
+from tests.support.fleets import HOUR, START_S, description, finding, report_json
+from tests.support.jobs import make_job
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "fleet.schema.json"
 
@@ -177,9 +176,7 @@ def test_the_second_run_reads_only_what_is_new(jobs, tmp_path, monkeypatch):
 
 
 def test_a_relative_folder_is_judged_by_workers(tmp_path, monkeypatch):
-    tool = Path(__file__).parents[1] / "tools" / "make_job.py"
-    options = ["--out", tmp_path / "runs/slow", "--scenario", "dataloader-slow", "--minutes", "2", "--gpus", "1"]
-    subprocess.run([sys.executable, tool, *options], check=True, capture_output=True)
+    make_job(tmp_path / "runs/slow", "--scenario", "dataloader-slow", "--minutes", "2", "--gpus", "1")
     monkeypatch.chdir(tmp_path)
     (job,) = build_fleet(["runs"], progress=False).jobs
     assert (job.name, job.error, job.verdict) == ("slow", "", "INPUT_BOUND")

@@ -4,7 +4,6 @@ import json
 from html import unescape
 
 import pytest
-from fleet_helpers import HOUR, START_S, description, finding, priced, report_json
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError, SourceError
@@ -15,6 +14,7 @@ from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.fleet.terminal import summary
+from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
 PRICES = {"ml.g5.xlarge": 2.0}
 

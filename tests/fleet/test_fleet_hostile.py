@@ -9,7 +9,6 @@ import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fleet_helpers import START_S, description, finding, report_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from sm_profiler.fleet.terminal import summary
 from sm_profiler.fleet.writing import to_parquet
 from sm_profiler.report.prices import Prices
 from sm_profiler.storage import LocalStorage
+from tests.support.fleets import START_S, description, finding, report_json
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/fleet.schema.json").read_text())
 PRICES = Prices.of(None)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
-from fleet_helpers import START_S, description, finding, priced, report_json
 
 from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
@@ -27,6 +26,7 @@ from sm_profiler.monitor.sampler import Owner
 from sm_profiler.report.build import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
+from tests.support.fleets import START_S, description, finding, priced, report_json
 
 SLURM = {
     "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "resnet",

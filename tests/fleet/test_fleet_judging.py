@@ -2,12 +2,8 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from fleet_helpers import START_S, description
 
 from sm_profiler.compact import compact
 from sm_profiler.fleet.building import build_fleet
@@ -16,16 +12,13 @@ from sm_profiler.report import build_report, write_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.fleets import START_S, description
+from tests.support.jobs import make_job
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made") / "profiler-output"
-    options = ["--minutes", "2", "--gpus", "1"]
-    subprocess.run([sys.executable, MAKE_JOB, "--out", folder, *options], check=True, capture_output=True)
-    return folder
+    return make_job(tmp_path_factory.mktemp("made") / "profiler-output", "--minutes 2 --gpus 1")
 
 
 def test_profiles_are_judged_by_workers_and_kept(profile, tmp_path, monkeypatch):

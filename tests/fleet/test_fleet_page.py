@@ -7,12 +7,12 @@ from html import unescape
 import attrs
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser_page import page_of
 from fleet_pages import fleet_of, made_up_fleet, made_up_job
 
 from sm_profiler.fleet.model import Fleet, Totals
 from sm_profiler.fleet.page import link, render_html
 from sm_profiler.fleet.wording import hours, monday, money
+from tests.support.browser import page_of
 
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
 

@@ -1,16 +1,11 @@
 """Planted facts in a made-up fleet are found, in fleet.json and on the page."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from sm_profiler.cli import main
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for the package `benchmarks`
-
 from benchmarks.fleet import write_fleet
+from sm_profiler.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xplane_maker import Plane, content, large, number, program, space, varint
 
 from sm_profiler.formats.xplane_events import DamagedMessageError, fields
 from sm_profiler.formats.xplane_reader import op_names, read_xplane
+from tests.support.xplane import Plane, content, large, number, program, space, varint
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 SAMPLES = ("jax", "tensorflow", "tensorflow_xla")

@@ -5,8 +5,9 @@ import os
 import subprocess
 
 import pytest
-from framework_helpers import events
-from test_keras import BACKENDS, HERE, PYTHON, QUIET
+
+from tests.support.frameworks import BACKENDS, HERE, PYTHON, QUIET
+from tests.support.profiles import events
 
 COLUMNS = [pytest.param((one, "keras"), id=f"keras-{one}") for one in BACKENDS if isinstance(one, str)]
 COLUMNS += [

@@ -8,7 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import PYTHON, events
+
+from tests.support.frameworks import PYTHON
+from tests.support.profiles import events
 
 ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).with_name("jax_loops.py")

@@ -4,20 +4,15 @@ import json
 import os
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from framework_helpers import ENVIRONMENT, PYTHON, events
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from tests.support.frameworks import BACKENDS, ENVIRONMENT, HERE, INSTALLED, PYTHON, QUIET
+from tests.support.profiles import events
+
 OLD = ENVIRONMENT == "frameworks-old"
-INSTALLED = any(PYTHON.parents[1].glob("lib/python*/site-packages/torch"))  # not beside the oldest TensorFlow
-TORCH = pytest.param("torch", marks=pytest.mark.skipif(not INSTALLED, reason="no PyTorch in this environment"))
-BACKENDS = ("tensorflow", "jax", TORCH)
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: make {PYTHON.parents[1]}.done")
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
 
 
 def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):

@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import events
-from test_keras import INSTALLED, PYTHON, QUIET, ROOT
+
+from tests.support.frameworks import INSTALLED, PYTHON, QUIET, ROOT
+from tests.support.profiles import events
 
 PLACES = (*(Path(__file__).parent / "keras_scripts").glob("*.py"), *(ROOT / "examples").glob("keras_*.py"))
 SCRIPTS = {path.stem: path for path in sorted(PLACES, key=lambda path: path.stem)}

@@ -5,10 +5,10 @@ import os
 import subprocess
 
 import pytest
-from framework_helpers import events
-from test_keras import HERE, PYTHON, QUIET
 
 from sm_profiler.diagnosis.judges.tf_data import known, slowest
+from tests.support.frameworks import HERE, PYTHON, QUIET
+from tests.support.profiles import events
 
 NAMES = [
     "slow_map", "slow_filter", "slow_generator", "slow_batch", "slow_readers", "python_function", "shuffled", "cached",

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import PYTHON
 
 from sm_profiler.source import open_source
+from tests.support.frameworks import PYTHON
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")

@@ -5,9 +5,9 @@ import os
 import subprocess
 
 import pytest
-from test_keras import PYTHON, QUIET, ROOT
 
 from sm_profiler.source import open_source
+from tests.support.frameworks import PYTHON, QUIET, ROOT
 
 SCRIPT = """
 import json, sys

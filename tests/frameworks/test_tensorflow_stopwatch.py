@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from framework_helpers import PYTHON
 
 from sm_profiler.hook.tensorflow.stopwatch import BLOCK, COLUMNS, FETCH, NOTHING, PATIENCE, ROWS, Stopwatch
+from tests.support.frameworks import PYTHON
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,6 +26,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.profile import Options
 from sm_profiler.storage import FileInfo, MissingFileError
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("analysis_worker.py")
@@ -65,10 +66,8 @@ def base(tmp_path_factory):
         "horovod": ["--horovod", "--gpus", "1"],
     }
     for name, arguments in jobs.items():
-        command = [sys.executable, ROOT / "tests/tools/make_job.py", "--out", folder / name, "--minutes", "0.3"]
-        command += ["--steps-per-second", "2", "--cpus", "2", *arguments]
-        subprocess.run(command, check=True, capture_output=True)
-        python_statistics(folder / name)
+        job = make_job(folder / name, "--minutes", "0.3", "--steps-per-second", "2", "--cpus", "2", *arguments)
+        python_statistics(job)
     return folder
 
 

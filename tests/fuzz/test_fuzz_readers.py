@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("readers_worker.py")
@@ -36,8 +37,7 @@ def folder(tmp_path_factory):
             target = folder / "corpus" / path.relative_to(ROOT / "tests/data/formats")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    make = [sys.executable, str(ROOT / "tests/tools/make_job.py"), "--out", str(folder / "job")]
-    subprocess.run([*make, "--minutes", "1", "--gpus", "1", "--horovod"], check=True, capture_output=True)
+    make_job(folder / "job", "--minutes", "1", "--gpus", "1", "--horovod")
     return folder
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,10 @@ from sm_profiler.formats.trace_fold import NUMBERS as NUMBERS_OF_PROCESS
 from sm_profiler.formats.trace_fold import TEXTS as TEXTS_OF_PROCESS
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
-from sm_profiler.report.report_json import to_json
+from sm_profiler.report.write import to_json
+from tests.support.reports import gpu_samples, report_from, training
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/report"))
-
-from report_helpers import gpu_samples, report_from, training  # found by the line above
 
 COUNT = min(int(os.environ.get("SM_PROFILER_FUZZ", "60")), 20_000)
 SEED = int(os.environ.get("SM_PROFILER_FUZZ_SEED", "0"))

@@ -12,10 +12,7 @@ import shutil
 import string
 import subprocess
 import sys
-from contextlib import redirect_stdout
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from unittest.mock import patch
 
 import attrs
 import pytest
@@ -28,6 +25,8 @@ from sm_profiler.rules.parameters import build
 from sm_profiler.rules.profiler_report import RULES, ReportParameters
 from sm_profiler.rules.settings import RUNNER_PARAMETERS, read_settings
 from sm_profiler.settings import POLL_S
+from tests.support import rules as jobs
+from tests.support.jobs import make_job
 
 REPO = Path(__file__).parents[2]
 INPUTS = int(os.environ.get("SM_PROFILER_FUZZ", "500"))
@@ -48,11 +47,8 @@ REAL = ("test_traces", "merge_traces", "model_timeline_traces", "horovod_timelin
 def base(tmp_path_factory):
     """Intact jobs: generated ones, and real files."""
     folder = tmp_path_factory.mktemp("base")
-    make_job = load("fuzz_make_job", REPO / "tests/tools/make_job.py")
     for number, words in enumerate(JOBS):
-        arguments = ["make_job.py", "--out", str(folder / f"generated-{number}"), *map(str, words)]
-        with patch.object(sys, "argv", arguments), redirect_stdout(None):
-            make_job.main()
+        make_job(folder / f"generated-{number}", *words)
     for name in REAL:
         shutil.copytree(REPO / "tests/data/formats" / name, folder / name)
     return folder
@@ -125,13 +121,6 @@ EAGER = {
 }
 
 
-def load(name, path):
-    spec = spec_from_file_location(name, path)
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def hostile_source(draw):
     """Return a source of columns with extreme values, durations, numbers and names."""
     rows = jobs.samples(
@@ -154,9 +143,6 @@ def hostile_source(draw):
         durations[draw.randrange(len(durations))] = draw.choice([*HOSTILE, 1e12, 1e15, 1e17])
     batches[0].events = attrs.evolve(events, duration_us=durations)
     return jobs.MemorySource(batches)
-
-
-jobs = load("fuzz_rules_jobs", REPO / "tests/rules/rules_jobs.py")
 
 
 @given(st.integers(0, 2**40))

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.formats.kineto_reader import read_kineto
+from tests.support.gpu_events import call, event, kernel
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 EPOCH_US = 1.7e15

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from gpu_events import call, event, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from sm_profiler.analysis.gpu import GpuTraces, kernels
 from sm_profiler.analysis.gpu import launches as nesting
 from sm_profiler.analysis.gpu.gpu_traces import _TABLES
 from sm_profiler.analysis.gpu.table import Groups
+from tests.support.gpu_events import call, event, kernel
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Findings on made-up traces, each with its line and its gain; healthy neighbours stay unnamed."""
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -8,26 +7,15 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
-from gpu_events import call, event, kernel
-from test_gpu_report import CASES, STEP_US, busy, communicating, copying, training
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.diagnosis.gpu_judge import decide_traces
 from sm_profiler.metrics.gpu.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
 from sm_profiler.report.gpu import report_traces
+from tests.support.gpu_events import CASES, STEP_US, busy, call, communicating, copying, event, kernel, training, write
 
-A100, V100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}, {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
-
-
-def write(folder, *ranks, device=A100):
-    folder.mkdir(exist_ok=True)
-    for rank, events in enumerate(ranks):
-        found = {
-            "schemaVersion": 1, "distributedInfo": {"rank": rank}, "deviceProperties": [device], "traceEvents": events,
-        }  # fmt: skip
-        (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    return folder
+V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
 
 
 def findings(folder):

@@ -6,100 +6,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
 from sm_profiler.metrics.gpu.measure import measure
 from sm_profiler.report import Class, terminal_summary, write_report
 from sm_profiler.report.gpu import report_traces
+from tests.support.gpu_events import (
+    CASES,
+    STEP_US,
+    busy,
+    call,
+    copying,
+    event,
+    kernel,
+    late,
+    training,
+    waiting,
+    write,
+)
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"
-STEPS, STEP_US = 100, 1000.0
-
-
-def write(folder, *ranks):
-    folder.mkdir(exist_ok=True)
-    for rank, events in enumerate(ranks):
-        device = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}
-        found = {
-            "schemaVersion": 1,
-            "distributedInfo": {"rank": rank},
-            "deviceProperties": [device],
-            "traceEvents": events,
-        }
-        (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    return folder
-
-
-def training(step, steps=STEPS):
-    """Return the events of a number of steps; `step(start, number)` returns those of one."""
-    return [one for number in range(steps) for one in step(STEP_US * number, number)]
-
-
-def busy(start, number, *, name="sm80_xmma_gemm_f16f16_tensor16x8x16", kernels=4, queued=True):
-    """Return a step whose kernels run without a gap."""
-    length = STEP_US / kernels
-    found = []
-    for index in range(kernels):
-        at = start + index * length
-        found += [
-            call(max(at - (STEP_US if queued else 0), 0), 5, number * kernels + index),
-            kernel(name, at + 10, length, correlation=number * kernels + index),
-        ]  # fmt: skip
-    return found
-
-
-def late(start, number, *, gap=600.0, doing=()):
-    """Return a step in which the GPU idles, and what the host does meanwhile."""
-    at = start + gap
-    return [*doing, call(at, 5, number), kernel("tensorop_gemm", at + 6, STEP_US - gap - 6, correlation=number)]
-
-
-def loading(start, number):
-    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    return late(start, number, doing=[event("user_annotation", name, start + 1, 590)])
-
-
-def waiting(start, number):
-    wait = call(start - 300, 305, name="cudaStreamSynchronize")
-    return late(start, number, doing=[
-        event("python_function", "train.py(42): log_loss", start - 310, 330), event("cpu_op", "aten::item", start - 305, 315), wait,
-    ])  # fmt: skip
-
-
-def communicating(start, number):
-    return [
-        call(start, 5, 2 * number), kernel("tensorop_gemm", start + 10, 600, correlation=2 * number),
-        call(start + 5, 5, 2 * number + 1),
-        kernel("ncclDevKernel_AllReduce", start + 610, 390, stream=20, correlation=2 * number + 1),
-    ]  # fmt: skip
-
-
-def copying(start, number, name="Memcpy HtoD (Pageable -> Device)"):
-    copy = event("gpu_memcpy", name, start, 300, thread=7, stream=7, bytes=1000, correlation=2 * number)
-    return [
-        call(max(start - 500, 0), 5, 2 * number), copy,
-        call(max(start - 490, 0), 5, 2 * number + 1), kernel("tensorop_gemm", start + 300, 700, correlation=2 * number + 1),
-    ]  # fmt: skip
-
-
-CASES = {
-    "loading": (loading, Class.INPUT_BOUND),
-    "waiting": (waiting, Class.SYNC_BOUND),
-    "launching": (late, Class.HOST_BOUND),
-    "communicating": (communicating, Class.COMMUNICATION_BOUND),
-    "copying": (copying, Class.TRANSFER_BOUND),
-    "no tensor cores": (
-        lambda start, number: busy(start, number, name="ampere_sgemm_32x32_tn"),
-        Class.TENSOR_CORES_UNUSED,
-    ),
-    "elementwise": (
-        lambda start, number: busy(start, number, name="vectorized_elementwise_kernel"),
-        Class.MEMORY_BANDWIDTH_BOUND,
-    ),
-    "healthy": (busy, Class.COMPUTE_BOUND),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

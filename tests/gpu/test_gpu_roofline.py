@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.analysis.gpu.kernels import peaks_of
 from sm_profiler.analysis.gpu.roofline import bytes_of, flops_of
 from sm_profiler.formats.kineto_reader import Inputs
+from tests.support.gpu_events import call, event, kernel
 
 CONVOLUTION = [[8, 3, 32, 32], [16, 3, 3, 3], [16], [], [], [], [], [], []]
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8}

@@ -6,7 +6,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.metrics.gpu.step_view import COLUMNS, MAX_STREAMS, longest_step
@@ -15,6 +14,7 @@ from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import write_report
 from sm_profiler.report.gpu import report_traces
+from tests.support.gpu_events import call, event, kernel
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "tests" / "data" / "gpu_traces"

@@ -7,11 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.report.gpu.timeline import export_traces
+from tests.support.gpu_events import call, event, kernel
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"
 EPOCH_US = 1.7e15

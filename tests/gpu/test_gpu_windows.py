@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from gpu_events import call, event, kernel
 
 from sm_profiler.analysis.gpu.callers import Callers, Frame
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
@@ -22,6 +21,7 @@ from sm_profiler.report.build import build_report
 from sm_profiler.report.gpu.windows import join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
+from tests.support.gpu_events import call, event, kernel
 
 LENGTH_US = 15_000.0  # of a kernel: five of them take most of a step
 EPOCH_US = 1_700_000_000_000_000

@@ -1,12 +1,8 @@
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from sm_profiler.hook import entry
-
-sys.path.append(str(Path(__file__).parents[1] / "formats"))  # for the maker of xplane traces
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_hook_training import environment, events
 
 from sm_profiler.formats.layout import DetailedTrace, PythonStats, TraceMetadata, parse_path
 from sm_profiler.hook.convert import operators
@@ -18,6 +17,8 @@ from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import KernelClock, judge
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.timebase import Timebase
+from tests.support.hook import environment
+from tests.support.profiles import events
 
 PROGRAM = """
 import json, sys

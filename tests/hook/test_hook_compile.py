@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_hook_training import environment, events
+
+from tests.support.hook import environment
+from tests.support.profiles import events
 
 SCRIPT = Path(__file__).with_name("compiled_graphs.py")
 

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from xplane_maker import Plane, space
 
 from sm_profiler.formats.xplane_reader import read_xplane
 from sm_profiler.hook import conversion
 from sm_profiler.hook.convert_xplane import convert, operators, phase_of
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
+from tests.support.xplane import Plane, space
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 

@@ -10,8 +10,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from fake_cuda import FakeGpu
-from test_hook_promises import config
-from test_hook_training import environment, events
 
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.cuda import Boundaries, CudaCollector
@@ -19,6 +17,8 @@ from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
 from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
+from tests.support.hook import config, environment
+from tests.support.profiles import events
 
 MS = 1_000_000
 

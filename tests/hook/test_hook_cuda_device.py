@@ -5,8 +5,9 @@ import statistics
 import subprocess
 
 import pytest
-from test_hook_promises import LAUNCH, config
-from test_hook_training import environment, events
+
+from tests.support.hook import LAUNCH, config, environment
+from tests.support.profiles import events
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="did not run: there is no CUDA device here")

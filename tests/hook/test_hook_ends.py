@@ -7,13 +7,13 @@ import sys
 import textwrap
 
 import pytest
-from test_hook_training import environment
 
 from sm_profiler.formats.layout import EXIT_FOLDER
 from sm_profiler.formats.process_end import MAX_ERROR, error_line
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.run_state import RunState, read_state, write_state
+from tests.support.hook import environment
 
 WATCH = """
 import atexit, json, multiprocessing, multiprocessing.util, os, sys

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hook_training import environment
+
+from tests.support.hook import environment
 
 SCRIPT = Path(__file__).with_name("forking_training.py")
 DETAILED = {"DetailedProfilingConfig": '{"StartStep": 2, "NumSteps": 4}'}

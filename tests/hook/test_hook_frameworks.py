@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from profile_events import WINDOWS, recorded
-from test_hook_training import PHASES, environment
+
+from tests.support.hook import PHASES, environment
+from tests.support.profiles import WINDOWS, recorded
 
 SCRIPT = Path(__file__).with_name("framework_loops.py")
 TRANSFORMERS = ["transformers_trainer", "transformers_resumed", "transformers_workers"]

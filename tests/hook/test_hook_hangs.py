@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_hook_training import environment
 
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook.dead_threads import DeadThreads
@@ -23,6 +22,7 @@ from sm_profiler.report.build import build_report
 from sm_profiler.settings import JOB
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
+from tests.support.hook import environment
 
 SCRIPT = Path(__file__).with_name("planted_hangs.py")
 SECONDS = 2  # of the shortest stop to report

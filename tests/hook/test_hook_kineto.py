@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from test_hook_training import environment
 
 from sm_profiler.hook.pytorch.kineto import quiet, severity_level
+from tests.support.hook import environment
 
 PROGRAM = """
 import sys

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_hook_training import environment
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.hook.thread_end import at_thread_end
+from tests.support.hook import environment
 
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
 

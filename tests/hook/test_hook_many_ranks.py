@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hook_training import environment
 
 from sm_profiler.report import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
+from tests.support.hook import environment
 
 RANKS, STEPS = 32, 40
 SCRIPT = Path(__file__).with_name("many_ranks.py")

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hook_training import environment
 
 from sm_profiler.formats.event_names import STEP_TRAIN
 from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.source import open_source
+from tests.support.hook import environment
 
 TRAINING = """
 import torch

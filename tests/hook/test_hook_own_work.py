@@ -5,13 +5,13 @@ import json
 import threading
 
 import pytest
-from test_hook_session import Adapter, Recording, profile
 
 from sm_profiler.hook.garbage import GarbageCollector, full_is_due
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND, STALL, OwnWork
 from sm_profiler.hook.python_collector import PythonCollector
 from sm_profiler.hook.session import Session
+from tests.support.sessions import Adapter, Recording, profile
 
 MS = 1_000_000
 

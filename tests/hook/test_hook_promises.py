@@ -7,30 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from test_hook_training import environment, events
 
 from sm_profiler.formats.trace_recovery import recover_traces
-
-SCRIPT = Path(__file__).with_name("small_training.py")
-LAUNCH = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT]
-
-
-def config(folder: Path, **parameters: str) -> str:
-    return json.dumps({"ProfilingParameters": {"LocalPath": str(folder), **parameters}})
-
-
-def train(what: str = "", *, profile: str | None = None, **options) -> subprocess.CompletedProcess:
-    more = {"SM_PROFILER_CONFIG": profile} if profile else {}
-    return subprocess.run(
-        [*LAUNCH, what], capture_output=True, text=True, check=False, timeout=120, env=environment(**more), **options
-    )
-
-
-def steps(folder: Path) -> list[dict]:
-    return [event for event in events(folder) if event["phase"] == "Step:ModeKeys.TRAIN"]
+from tests.support.hook import LAUNCH, SCRIPT, config, environment, steps, train
+from tests.support.profiles import events
 
 
 @pytest.fixture(scope="module")

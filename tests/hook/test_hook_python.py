@@ -12,8 +12,6 @@ import weakref
 from functools import partial
 
 import pytest
-from test_hook_promises import config
-from test_hook_training import environment
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import PythonStats, parse_path
@@ -23,6 +21,7 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.python_collector import AROUND_SECONDS, Point, PythonCollector, other_profiler
 from sm_profiler.hook.python_profilers import CProfile, TimeLimit
+from tests.support.hook import config, environment
 
 needs_no_other_profiler = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
 

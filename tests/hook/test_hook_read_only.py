@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hook_promises import SCRIPT, steps
-from test_hook_training import environment
 
 import sm_profiler
+from tests.support.hook import SCRIPT, environment, steps
 
 PTH = Path(__file__).parents[2] / "packaging" / "sm_profiler_auto.pth"
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'

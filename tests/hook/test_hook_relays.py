@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from test_hook_training import PHASES, events
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.hook import PHASES
+from tests.support.profiles import events
 
 COUNT = 30
 

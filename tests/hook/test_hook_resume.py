@@ -8,8 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from test_hook_promises import SCRIPT
-from test_hook_training import environment, events
 
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.metrics.attempts import evaluation_seconds, find_attempts
@@ -17,6 +15,8 @@ from sm_profiler.metrics.step_fold import StepRows, columns
 from sm_profiler.report import build_report, terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
+from tests.support.hook import SCRIPT, environment
+from tests.support.profiles import events
 
 STEP = "Step:ModeKeys.TRAIN"
 

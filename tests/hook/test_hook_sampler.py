@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_hook_training import environment, events
 
 from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
@@ -33,6 +32,8 @@ from sm_profiler.hook.stacks import (
     to_args,
 )
 from sm_profiler.metrics import thresholds
+from tests.support.hook import environment
+from tests.support.profiles import events
 
 LIBRARY = "/opt/lib/python3/site-packages/torch/nn/modules.py"
 STANDARD = os.__file__.replace("os.py", "queue.py")

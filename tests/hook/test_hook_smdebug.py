@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_hook_promises import config, train
+
+from tests.support.hook import config, train
 
 PYTHON = Path(__file__).parents[2] / ".envs" / "smdebug" / "bin" / "python"
 READ = """

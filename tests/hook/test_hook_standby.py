@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
-from test_hook_training import environment
 
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, standby
 from sm_profiler.hook.settings import ConfigText, read_config
 from sm_profiler.hook.standby import Standby, in_framework
+from tests.support.hook import environment
 
 OFF = [{"ProfilingIntervalInMilliseconds": 1000}, {"ProfilingParameters": {}}, {"DisableProfiler": True}]
 PATIENCE = 60.0  # seconds, on a busy machine

@@ -3,7 +3,6 @@ the bit with the hook off, on, and failing at every call."""
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hook import PHASES, environment
+from tests.support.profiles import events
+
 MATRIX = Path(__file__).with_name("training_matrix.py")
-PHASES = {
-    "train": "Step:ModeKeys.TRAIN",
-    "eval": "Step:ModeKeys.EVAL",
-    "forward": "Forward",
-    "backward": "Backward(post-forward)",
-    "optimizer": "Optimizer",
-    "wait": "DataLoaderWait",
-}
 SCENARIOS = [
     "plain",
     "workers",
@@ -40,20 +34,6 @@ SCENARIOS = [
     "model_in_the_dataset",
     "compiled",
 ]
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_PROFILER", "SMPROFILER"))}
-    return {**kept, "PYTHONPATH": str(MATRIX.parents[2]), "PYTHONWARNINGS": "ignore", **more}
-
-
-def events(folder: Path) -> list[dict]:
-    found = []
-    for file in sorted(folder.glob("framework/pevents/*/*_pythontimeline.json")):
-        records = json.loads(file.read_text())
-        phases = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name" and "name" in r["args"]}
-        found += [{**record, "phase": phases[record["pid"]]} for record in records if record["ph"] != "M"]
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from test_hook_promises import SCRIPT
-from test_hook_training import environment
 
 from sm_profiler.folding import engine
 from sm_profiler.formats.layout import END_MARKERS
@@ -18,6 +16,7 @@ from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
 from sm_profiler.source import open_source
 from sm_profiler.storage import MissingFileError
+from tests.support.hook import SCRIPT, environment
 
 LATER_S = 90
 # The hook takes the time from time.time_ns(); this node's clock is shifted.

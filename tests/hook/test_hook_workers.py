@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_hook_training import environment, events
 
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
 from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
+from tests.support.hook import environment
+from tests.support.profiles import events
 
 SCRIPT = """
 import json, os, sys

@@ -4,10 +4,10 @@ import os
 
 import measure
 import pytest
-from profile_events import recorded
 
 from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
+from tests.support.profiles import recorded
 
 pytestmark = pytest.mark.long
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_bench import Bench
 
 from sm_profiler.local import LocalSageMaker
+from tests.support.local import Bench
 
 
 @pytest.fixture(scope="session")

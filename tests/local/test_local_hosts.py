@@ -1,15 +1,12 @@
 """Processing jobs of several instances: each host a process, and the rule image with Dask on all of them."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from sm_profiler.cli.main import main
+from tests.support.jobs import make_job
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 RULES_IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/sm-profiler-rules:1"
 OUTPUT = "/opt/ml/processing/output"
 CODE = "/opt/ml/processing/input/code"
@@ -97,8 +94,7 @@ def long_job(bench, tmp_path):
     """A training job with a profile of two hours."""
     name = bench.start("print('done')")
     bench.wait(name)
-    shape = ["--minutes", "135", "--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "--cpus", "2"]
-    subprocess.run([sys.executable, MAKE_JOB, "--out", tmp_path / "job", *shape], check=True, capture_output=True)
+    make_job(tmp_path / "job", "--minutes 135 --interval-ms 8000 --steps-per-second 0.6 --gpus 2 --cpus 2")
     for file in (tmp_path / "job").rglob("*"):
         if file.is_file():
             key = f"out/{name}/profiler-output/{file.relative_to(tmp_path / 'job')}"

@@ -8,13 +8,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from local_bench import Bench
-from test_local_training import SHOW, output_of
 from toolkit_helpers import toolkit
 
 from sm_profiler.local import LocalSageMaker
 from sm_profiler.local.command import copy_commands, create_overlay
 from sm_profiler.local.host import as_text, as_variable, user_hyperparameters
+from tests.support.local import SHOW, Bench, output_of
 
 REPOSITORY = Path(__file__).parents[2]
 HYPERPARAMETERS = {

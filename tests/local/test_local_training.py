@@ -4,22 +4,7 @@ import json
 
 import pytest
 
-SHOW = """
-import json, os, sys
-from pathlib import Path
-root = Path(os.environ["SM_PROFILER_ROOT"])
-config = {path.stem: json.loads(path.read_text()) for path in (root / "input" / "config").glob("*.json")}
-found = {"arguments": sys.argv[1:], "environment": dict(os.environ), "config": config, "folder": os.getcwd()}
-Path(os.environ["SM_OUTPUT_DATA_DIR"], "found.json").write_text(json.dumps(found))
-Path(os.environ["SM_MODEL_DIR"], "model.bin").write_bytes(b"weights")
-print("first line")
-print("loss: 0.75")
-print("loss: 0.5")
-"""
-
-
-def output_of(bench, job):
-    return bench.archive(job["ModelArtifacts"]["S3ModelArtifacts"].replace("model.tar.gz", "output.tar.gz"))
+from tests.support.local import SHOW, output_of
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,13 @@
 """An S3 endpoint on this machine, and the environment that clients need."""
 
+import os
+import signal
+
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+
+from tests.support.monitor import Job
 
 BUCKET = "profiles"
 
@@ -37,3 +42,15 @@ def s3(aws):
         client.delete_object(Bucket=BUCKET, Key=item["Key"])
     client.delete_bucket(Bucket=BUCKET)
     client.close()
+
+
+@pytest.fixture
+def job(tmp_path, aws):
+    made = Job(tmp_path, aws)
+    yield made
+    for process in made.processes:
+        process.kill()
+    for pid in made.agents():
+        os.kill(pid, signal.SIGKILL)
+    for process in made.processes:
+        process.communicate()

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_monitor_agent import MARKERS, job, kinds, uploaded  # noqa: F401 - a fixture
 
 from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor.exit_link import ExitDesk, ExitLink
+from tests.support.monitor import kinds, uploaded
 
 TRAIN = """
 import os, sys
@@ -27,7 +27,7 @@ print(os.getpid(), flush=True)
 
 
 @pytest.fixture
-def train(job, tmp_path):  # noqa: F811 - the fixture
+def train(job, tmp_path):
     """Start a single process that trains, and then executes a statement."""
     script = tmp_path / "train.py"
 
@@ -68,7 +68,7 @@ def test_the_exit_code_of_a_single_process_is_uploaded_before_it_is_gone(train, 
     assert (process.returncode, end.state, end.exit_code or 0) == (code, state, code)
 
 
-def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):  # noqa: F811 - the fixture
+def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
     process = train("import time; time.sleep(2); sys.exit(7)")
     process.stdout.readline()
     job.until(job.agents)

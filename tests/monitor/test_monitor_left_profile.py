@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from test_monitor_agent import Job, job, kinds, uploaded  # noqa: F401 - a fixture
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.process_end import UNKNOWN
@@ -21,6 +20,7 @@ from sm_profiler.monitor.task import Task
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
 from sm_profiler.storage.base import UnavailableError
+from tests.support.monitor import kinds, uploaded
 
 TRACE = "framework/pevents/2023111422/1700000000000005_0-algo-1_pythontimeline.json"
 MINUTE = "system/incremental/2023111422/1700000040.algo-1.json"
@@ -160,7 +160,7 @@ def test_another_process_may_start_it_first(tmp_path, monkeypatch, caplog):
     lock.release()
 
 
-def test_a_job_whose_monitor_is_killed_is_complete(job, s3):  # noqa: F811
+def test_a_job_whose_monitor_is_killed_is_complete(job, s3):
     process = job.start("sys.stdin.readline(); writer.close()", RANK="0")
     (first,) = job.until(job.agents)
     job.until(job.rows)
@@ -171,7 +171,7 @@ def test_a_job_whose_monitor_is_killed_is_complete(job, s3):  # noqa: F811
     assert kinds(uploaded(s3)) == {"system", "framework", "marker"}
 
 
-def test_the_command_prints_what_it_did(job, s3):  # noqa: F811
+def test_the_command_prints_what_it_did(job, s3):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
     del config["S3OutputPath"]
     job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)

@@ -1,7 +1,6 @@
 """Two jobs in one container, one after another, and a job that is interrupted and goes on."""
 
 import pytest
-from test_monitor_agent import Job, job  # noqa: F401 - a fixture
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
@@ -18,7 +17,7 @@ def keys(s3, name):
     return {item["Key"].removeprefix(prefix): item["LastModified"] for item in listed}
 
 
-def test_a_second_job_in_the_same_container_has_a_profile_of_its_own(job, s3):  # noqa: F811
+def test_a_second_job_in_the_same_container_has_a_profile_of_its_own(job, s3):
     assert job.start("time.sleep(0.5); writer.close()", RANK="4").wait(60) == 0
     first = keys(s3, "job-1")
     assert job.start("writer.close()", TRAINING_JOB_NAME="job-2", RANK="7").wait(60) == 0
@@ -33,7 +32,7 @@ def test_a_second_job_in_the_same_container_has_a_profile_of_its_own(job, s3):  
     assert len(kept) == 1  # nothing of the first job is deleted
 
 
-def test_an_attempt_of_the_same_job_goes_on_with_its_profile(job, s3):  # noqa: F811
+def test_an_attempt_of_the_same_job_goes_on_with_its_profile(job, s3):
     process = job.start("time.sleep(60)", RANK="1")
     job.until(job.rows)
     process.kill()

@@ -12,6 +12,7 @@ import pytest
 from sm_profiler import plugins
 from sm_profiler.rules.profiler_report import all_rules
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/plugins"
@@ -50,12 +51,7 @@ def command(site, *words, **variables):
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
-    out = tmp_path_factory.mktemp("job") / "job"
-    subprocess.run(
-        [sys.executable, ROOT / "tests/tools/make_job.py", "--out", out, "--minutes", "4", "--scenario", "low-gpu"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return out
+    return make_job(tmp_path_factory.mktemp("job") / "job", "--minutes", "4", "--scenario", "low-gpu")
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from report_helpers import make_job
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis import decide as verdict
 from sm_profiler.metrics.memory_fold import MemoryFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.rules import CPUBottleneck
+from tests.support.jobs import make_job
 
 
 def fail(*_):

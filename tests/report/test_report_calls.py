@@ -4,13 +4,13 @@ import re
 
 import attrs
 import pytest
-from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class
+from tests.support.reports import metrics_of, training, verdict_of
 
 LINE = {"file": "/code/train.py", "line": 31, "function": "main"}
 

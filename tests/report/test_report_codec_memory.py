@@ -6,11 +6,11 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
-from traced_memory import peak_of
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.elements import check_elements
 from sm_profiler.metrics.scaling import codec, part
+from tests.support.memory import peak_of
 
 ARRAYS, LENGTH = 16, 1 << 17
 

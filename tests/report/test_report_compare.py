@@ -5,7 +5,6 @@ import json
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError
@@ -20,6 +19,8 @@ from sm_profiler.report.compare import (
     summarize_comparison,
     terminal_comparison,
 )
+from tests.support.jobs import make_job
+from tests.support.reports import START_S, report_from, training
 
 
 def noisy(rng, factor=1.0, steps=300):

@@ -2,28 +2,11 @@
 
 import numpy as np
 import pytest
-from report_helpers import metrics_of, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.policy import TINY_COMPILED_MS, TINY_GRAPH_MS
 from sm_profiler.formats import event_names
-
-JAX = ({"framework": "jax"},)
-
-
-def compiled(steps, *, call=0.0001, read=0.0, every=20, outside=0.0):
-    """Return a loop that calls a function a step and, every few steps, waits `read` seconds for its results."""
-    rows, now = [], 1.0
-    for step in range(steps):
-        begin = now
-        rows.append((event_names.COMPILED_STEP, "train_step", now, call, "algo-1-0", step))
-        now += call
-        if read and step % every == every - 1:
-            rows.append((event_names.RESULTS, "copy to the host", now, read, "algo-1-0", step))
-            now += read
-        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
-        now += outside
-    return rows
+from tests.support.reports import JAX, compiled, metrics_of, verdict_of
 
 
 def test_waiting_for_results_is_divided_among_the_steps_that_computed_them():

@@ -4,7 +4,6 @@ import html
 import json
 
 import pytest
-from report_helpers import verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import damage_of, doubted
@@ -18,6 +17,7 @@ from sm_profiler.report.build import data_quality
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.profile import FileQuality
+from tests.support.reports import verdict_of
 
 START = 1_700_000_000
 STEP = "Step:ModeKeys.TRAIN"

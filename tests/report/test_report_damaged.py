@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_helpers import make_job
+
+from tests.support.jobs import make_job
 
 TOOLS = Path(__file__).parents[1] / "tools"
 FORMATS = Path(__file__).parents[1] / "data" / "formats"

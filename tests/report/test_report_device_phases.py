@@ -2,13 +2,22 @@
 
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, gpu_samples, metrics_of, report_from, training, verdict_of
 
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import report_json
+from tests.support.reports import (
+    START_S,
+    FakeWindow,
+    events,
+    gpu_samples,
+    metrics_of,
+    report_from,
+    training,
+    verdict_of,
+)
 
 DEVICE = ("Forward", 0.015), ("Backward", 0.030), ("Optimizer", 0.002)  # 47 ms a step
 

@@ -4,7 +4,6 @@ import json
 from argparse import Namespace
 
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
@@ -15,6 +14,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source.open_files import closes_in
+from tests.support.reports import START_S, metrics_of, report_from, training
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
 

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from report_helpers import metrics_of, report_from, training
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
-from sm_profiler.report.report_json import to_json
+from sm_profiler.report.write import to_json
+from tests.support.reports import metrics_of, report_from, training
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sm_profiler"

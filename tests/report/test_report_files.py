@@ -6,7 +6,6 @@ from pathlib import Path
 import attrs
 import pytest
 from msgspec.structs import replace
-from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis.model import Location
@@ -16,6 +15,8 @@ from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.rules import RULES, Following
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
+from tests.support.reports import report_from, training
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = [

@@ -8,14 +8,15 @@ from html.parser import HTMLParser
 
 import jsonschema
 import pytest
-from report_helpers import make_job, report_from, training
-from test_report_where import sampled
 
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.render.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from tests.support.jobs import make_job
+from tests.support.reports import report_from, sampled, training
+from tests.support.stored import assert_as_stored, words_of
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
@@ -98,7 +99,7 @@ def test_the_page_shows_line_and_source():
     assert "data.py:83" in page
     assert "source of line 83" in page
     assert page.index("source of line 83") < page.index("Evidence")
-    assert "Find a file or function" in page
+    assert_as_stored(words_of(page, "code"), "code")
     assert "Where in the code" not in render_html(report_from(training(200)))
 
 

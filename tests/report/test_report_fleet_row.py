@@ -2,7 +2,6 @@
 
 import attrs
 import pytest
-from report_helpers import metrics_of, training
 
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.decide import decide
@@ -14,7 +13,8 @@ from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import Prices
-from sm_profiler.report.report_json import to_json
+from sm_profiler.report.write import to_json
+from tests.support.reports import metrics_of, training
 
 
 def row(metrics):

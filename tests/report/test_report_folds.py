@@ -5,7 +5,6 @@ from itertools import pairwise
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, metrics_of, report_from, system, training
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
@@ -17,6 +16,8 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.timeline_data import POINTS, thin
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
+from tests.support.reports import START_S, FakeWindow, events, gpu_samples, metrics_of, report_from, system, training
 
 
 @pytest.mark.parametrize("window_s", [1, 7, 60])

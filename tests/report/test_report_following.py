@@ -9,7 +9,6 @@ import sys
 import time
 
 import pytest
-from report_helpers import make_job
 
 from sm_profiler.cli import main
 from sm_profiler.cli.following import Follower
@@ -19,6 +18,7 @@ from sm_profiler.monitor.run_state import STATE_FILE, read_state, remove_state, 
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from sm_profiler.source.open_files import copy_with_open_files
+from tests.support.jobs import make_job
 
 
 def without_end(folder):

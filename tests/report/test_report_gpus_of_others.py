@@ -1,9 +1,9 @@
 """GPUs that other programs use: the monitor counts their work, too."""
 
 import pytest
-from report_helpers import gpu_samples, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
+from tests.support.reports import gpu_samples, metrics_of, training, verdict_of
 
 UNKNOWN, UNUSED, USED = (
     {"framework": "pytorch", "node": "algo-1", "rank": 0, "uses_gpu": state} for state in (None, False, True)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import jsonschema
 import numpy as np
 import pytest
-from report_helpers import START_S, events, report_from, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.mcp import server as answers
@@ -17,6 +16,8 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_writer import timeline_file
+from tests.support.reports import START_S, events, report_from, training, verdict_of
+from tests.support.stored import assert_as_stored, words_of
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
@@ -166,10 +167,7 @@ def test_report_page_and_terminal_have_the_stacks():
         {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
     ]
     assert answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"] == found["stacks"]
-    page = render_html(report)
-    assert "queue.py:180 in get" in page
-    assert "feed.py:7 in put" in page
-    assert "pt_data_worker (77) of algo-1-0: state T, waits in do_signal_stop" in page
+    assert_as_stored(words_of(render_html(report), "stacks"), "stacks")
     text = terminal_summary(report, width=100)
     assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
     assert "feed.py:7 put" in text

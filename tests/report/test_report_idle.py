@@ -3,13 +3,13 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, gpu_samples, metrics_of, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.idle import judge_idle
 from sm_profiler.metrics.system_fold import Usage, UsageFold
 from sm_profiler.report import Class
+from tests.support.reports import START_S, gpu_samples, metrics_of, training
 
 
 def cpu(seconds, busy):

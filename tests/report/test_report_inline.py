@@ -4,12 +4,12 @@ import html
 import re
 from types import SimpleNamespace
 
-from report_helpers import make_job, report_from, training
-
 from sm_profiler.formatting import unbroken
 from sm_profiler.report import show_report
 from sm_profiler.report.write import ShownReport
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
+from tests.support.reports import report_from, training
 
 
 def test_the_page_is_in_a_frame_without_rights(tmp_path):

@@ -6,7 +6,6 @@ import re
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.decide import _with_idle_gpu, decide
@@ -24,6 +23,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.sections import framework
 from sm_profiler.report import Class, Finding, terminal_summary
 from sm_profiler.report.report_json import to_json
+from tests.support.reports import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
 
 def test_computing_loops_are_balanced():

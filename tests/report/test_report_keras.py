@@ -3,7 +3,6 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.judges.inputs import judge_input
@@ -12,6 +11,7 @@ from sm_profiler.diagnosis.judges.loop import judge_host, launches_of
 from sm_profiler.diagnosis.loop_ledger import LOOPS
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.system_fold import Usage
+from tests.support.reports import metrics_of, training, verdict_of
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
 

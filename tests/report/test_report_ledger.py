@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from report_helpers import metrics_of, training
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.decide import decide
@@ -15,6 +14,7 @@ from sm_profiler.diagnosis.loop_ledger import ledger_of, totals_of
 from sm_profiler.diagnosis.loop_table import rows_of_rank
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from tests.support.reports import metrics_of, training
 
 NAME = "algo-1-0"
 STEP = 0.0102

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from report_helpers import metrics_of, training
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
@@ -21,6 +20,7 @@ from sm_profiler.hook import threads
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory
 from sm_profiler.source.parse import machine_bytes
+from tests.support.reports import metrics_of, training
 
 CORES = 64
 TICKS = 100  # of each core

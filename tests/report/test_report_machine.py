@@ -2,12 +2,12 @@
 
 import attrs
 import pytest
-from report_helpers import gpu_samples, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.report import Class
+from tests.support.reports import gpu_samples, metrics_of, training, verdict_of
 
 NEW = {Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL}
 

@@ -2,11 +2,12 @@
 
 import pytest
 from markdown_it import MarkdownIt
-from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.render.markdown import escape, to_markdown
 from sm_profiler.report.compare import compare, summarize_comparison
+from tests.support.jobs import make_job
+from tests.support.reports import report_from, training
 
 HOSTILE = "</td><script>alert(1)</script> | [x](http://evil.example) `code` ![i](http://e.x/i.png) @team\n# title\\"
 

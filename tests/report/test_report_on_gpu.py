@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
-from report_helpers import gpu_samples, metrics_of, report_from, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.decide import decide
@@ -16,6 +15,7 @@ from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.gpu import windows
 from sm_profiler.report.gpu.windows import Windows
+from tests.support.reports import gpu_samples, metrics_of, report_from, training, verdict_of
 
 
 def counters(gpu, *, tensor, single, bandwidth, seconds=8):

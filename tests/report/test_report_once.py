@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.covered import not_covered_before
 from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class
+from tests.support.reports import metrics_of, training, verdict_of
 
 
 def collection(start, length):

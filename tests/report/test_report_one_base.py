@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from report_helpers import gpu_samples, report_from, training
 
 from sm_profiler.render.page import render_html
 from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class, terminal_summary
+from tests.support.reports import gpu_samples, report_from, training
 
 
 def with_evaluation(**loop):

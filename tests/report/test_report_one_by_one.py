@@ -2,8 +2,6 @@
 
 import attrs
 import pytest
-from report_helpers import metrics_of
-from test_report_compiled import JAX, compiled
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.decide import decide
@@ -11,6 +9,7 @@ from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.policy import ONE_BY_ONE
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from tests.support.reports import JAX, compiled, metrics_of
 
 STEPS = 400
 

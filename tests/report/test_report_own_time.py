@@ -4,12 +4,12 @@ import html
 
 import attrs
 import pytest
-from report_helpers import metrics_of, report_from, training, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.render.page import render_html
 from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class, terminal_summary
+from tests.support.reports import metrics_of, report_from, training, verdict_of
 
 NODE = "algo-1-0"
 

@@ -11,9 +11,7 @@ import attrs
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser_page import page_of
 from msgspec.structs import replace
-from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -23,6 +21,10 @@ from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
 from sm_profiler.report.gpu import report_traces
 from sm_profiler.source import open_source
+from tests.support.browser import page_of
+from tests.support.jobs import make_job
+from tests.support.reports import START_S, gpu_samples, metrics_of, report_from, training
+from tests.support.stored import assert_as_stored, words_of
 
 DATA = Path(__file__).parents[1] / "data" / "report"
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
@@ -107,6 +109,11 @@ def test_hostile_addresses_receive_no_request(tmp_path):
         server.shutdown()
         server.server_close()
     assert received == []
+
+
+@pytest.mark.parametrize("section", ["glance", "ledger", "summary", "system", "framework", "rules", "quality"])
+def test_sections_have_the_stored_words(report, section):
+    assert_as_stored(words_of(render_html(report), section), f"page_{section}")
 
 
 def test_page_contains_no_addresses_to_load(report):

@@ -1,20 +1,16 @@
 """Files parsed by the workers of an executor: the same rows in the same order."""
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import folding as reading
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.executors import ShuffledExecutor
+from tests.support.jobs import make_job
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +21,9 @@ def small_groups(monkeypatch):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job") / "job"
-    options = ["--minutes", "4", "--nodes", "2", "--gpus", "2", "--cpus", "2", "--horovod", "--steps-per-second", "1"]
-    subprocess.run([sys.executable, MAKE_JOB, "--out", folder, *options], check=True, capture_output=True)
-    return folder
+    return make_job(
+        tmp_path_factory.mktemp("job") / "job", "--minutes 4 --nodes 2 --gpus 2 --cpus 2 --horovod --steps-per-second 1"
+    )
 
 
 def test_timeline_has_the_same_bytes(job, tmp_path):

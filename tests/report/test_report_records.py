@@ -2,13 +2,13 @@
 
 import attrs
 import pytest
-from report_helpers import START_S, events, metrics_of, training
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.metrics import record_fold
 from sm_profiler.metrics.record_fold import RecordFold
 from sm_profiler.report.build import data_quality
+from tests.support.reports import START_S, events, metrics_of, training
 
 
 @attrs.frozen

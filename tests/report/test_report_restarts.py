@@ -4,7 +4,6 @@ import json
 
 import attrs
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.metrics.metric_folds import JobInfo
@@ -14,6 +13,7 @@ from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.report_json import report_json, to_json
+from tests.support.reports import START_S, metrics_of, report_from, training
 
 FIRST, SECOND = "algo-1-11", "algo-1-22"
 METADATA = tuple(

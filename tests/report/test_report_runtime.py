@@ -3,7 +3,6 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, gpu_samples, metrics_of, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -11,6 +10,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report import Class
+from tests.support.reports import START_S, gpu_samples, metrics_of, training
 
 LINE = {"file": "/code/model.py", "line": 12, "function": "forward"}
 

@@ -2,16 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -26,12 +22,10 @@ from sm_profiler.source import open_source
 from sm_profiler.source.item_table import ItemTable
 from sm_profiler.source.listed import open_listed
 from sm_profiler.storage import LocalStorage
+from tests.support.executors import ShuffledExecutor
+from tests.support.jobs import shared_job
+from tests.tools.make_job import SCENARIOS
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
-SCENARIOS = [
-    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase",
-    "unbalanced", "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
-]  # fmt: skip
 QUICK = ("healthy", "dataloader-slow", "no-framework")
 SPARSE = ("--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "--cpus", "2")
 
@@ -40,21 +34,6 @@ SPARSE = ("--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "
 def short_slices(monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")
     monkeypatch.setattr(engine, "SLICE_WINDOWS", 3)
-
-
-@pytest.fixture(scope="module")
-def make_job(tmp_path_factory):
-    made = {}
-
-    def make(*options):
-        if options not in made:
-            made[options] = tmp_path_factory.mktemp("jobs") / f"job-{len(made)}"
-            subprocess.run(
-                [sys.executable, MAKE_JOB, "--out", made[options], *options], check=True, capture_output=True
-            )
-        return made[options]
-
-    return make
 
 
 def text(where, **options):
@@ -83,14 +62,14 @@ def seen_parts(monkeypatch):
 @pytest.mark.parametrize(
     "scenario", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS]
 )
-def test_every_scenario_has_the_digits_of_one_process(make_job, scenario):
-    job = make_job("--minutes", "20", "--scenario", scenario, *SPARSE)
+def test_every_scenario_has_the_digits_of_one_process(scenario):
+    job = shared_job("--minutes", "20", "--scenario", scenario, *SPARSE)
     assert text(job, executor=ShuffledExecutor(1)) == text(job)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch, groups):
-    job = make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+def test_sampled_steps_have_the_digits_of_one_process(monkeypatch, groups):
+    job = shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     for module in (step_sample, step_fold):
         monkeypatch.setattr(module, "MAX_STEPS", 200)
     monkeypatch.setattr(step_sample, "MIN_STEPS", 16)
@@ -102,10 +81,10 @@ def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch, gro
     assert [len({one.group for one in planned}) for planned in cut] == [groups]
 
 
-def check(make_job, monkeypatch, drawn):
+def check(monkeypatch, drawn):
     """Compare for drawn numbers of parts and groups of nodes, lengths of slices and windows, and orders of arrival."""
     parts, groups, length, seed, interval = drawn
-    job = make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    job = shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     monkeypatch.setattr(engine, "SLICE_WINDOWS", length)
     monkeypatch.setattr(folding, "PARTS_PER_WORKER", parts)
     monkeypatch.setattr(folding, "groups_needed", lambda _: groups)
@@ -126,19 +105,19 @@ HERE = [HealthCheck.function_scoped_fixture]
 
 @given(DRAWN)
 @settings(max_examples=2, deadline=None, suppress_health_check=HERE)
-def test_any_parts_in_any_order(make_job, monkeypatch, drawn):
-    check(make_job, monkeypatch, drawn)
+def test_any_parts_in_any_order(monkeypatch, drawn):
+    check(monkeypatch, drawn)
 
 
 @pytest.mark.long
 @given(DRAWN)
 @settings(max_examples=40, deadline=None, suppress_health_check=HERE)
-def test_many_parts_in_any_order(make_job, monkeypatch, drawn):
-    check(make_job, monkeypatch, drawn)
+def test_many_parts_in_any_order(monkeypatch, drawn):
+    check(monkeypatch, drawn)
 
 
-def test_profile_in_parquet(make_job, tmp_path):
-    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+def test_profile_in_parquet(tmp_path):
+    job = shared_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     compact(open_source(job), LocalStorage(tmp_path), job="j")
     assert folded(tmp_path, ShuffledExecutor()) is not None
     assert text(tmp_path, executor=ShuffledExecutor()) == text(job)
@@ -146,8 +125,8 @@ def test_profile_in_parquet(make_job, tmp_path):
     assert text(tmp_path, executor=ShuffledExecutor()) == text(job)
 
 
-def test_damaged_files_are_counted_once(make_job, tmp_path):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_damaged_files_are_counted_once(tmp_path):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     files = sorted(job.rglob("*.json"))
     for file in files[::7]:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -159,8 +138,8 @@ def test_damaged_files_are_counted_once(make_job, tmp_path):
 
 
 @pytest.mark.parametrize("shift", [-4, pytest.param(-12, marks=pytest.mark.long)])
-def test_job_whose_files_have_wrong_names_is_read_in_one_process(make_job, tmp_path, shift):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_job_whose_files_have_wrong_names_is_read_in_one_process(tmp_path, shift):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     file = sorted(job.glob("system/**/*.json"))[20]
     minute, _, rest = file.name.partition(".")
     file.rename(
@@ -170,8 +149,8 @@ def test_job_whose_files_have_wrong_names_is_read_in_one_process(make_job, tmp_p
     assert text(job, executor=ShuffledExecutor()) == text(job)
 
 
-def test_late_and_long_events_count_in_the_same_window(make_job, tmp_path):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_late_and_long_events_count_in_the_same_window(tmp_path):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     start = 1_700_000_000_000_000
     for end_s, length_s in ((1100, 1000), (700, 30), (1500, 420)):
         name = f"{start + end_s * 1_000_000}_9-algo-1_pythontimeline.json"
@@ -220,9 +199,9 @@ def counted(windows):
     )
 
 
-def test_files_of_other_nodes_decide_which_events_are_late(make_job, tmp_path, monkeypatch):
+def test_files_of_other_nodes_decide_which_events_are_late(tmp_path, monkeypatch):
     job = shutil.copytree(
-        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
         tmp_path / "job",
     )
     for file in job.rglob("*algo-2*.json"):  # a node without files for ten minutes
@@ -241,9 +220,9 @@ def test_files_of_other_nodes_decide_which_events_are_late(make_job, tmp_path, m
     assert found == counted(engine.windows(open_source(job)))
 
 
-def test_rows_of_another_node_than_their_file_are_not_divided_by_node(make_job, tmp_path, monkeypatch):
+def test_rows_of_another_node_than_their_file_are_not_divided_by_node(tmp_path, monkeypatch):
     job = shutil.copytree(
-        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
         tmp_path / "job",
     )
     file = sorted(job.glob("system/**/*algo-2*.json"))[7]
@@ -253,9 +232,9 @@ def test_rows_of_another_node_than_their_file_are_not_divided_by_node(make_job, 
     assert [len({one.group for one in planned}) for planned in cut] == [3, 1]
 
 
-def test_minute_of_which_nothing_can_be_read_is_not_divided_by_node(make_job, tmp_path, monkeypatch):
+def test_minute_of_which_nothing_can_be_read_is_not_divided_by_node(tmp_path, monkeypatch):
     job = shutil.copytree(
-        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
         tmp_path / "job",
     )
     items = open_source(job).files
@@ -268,9 +247,9 @@ def test_minute_of_which_nothing_can_be_read_is_not_divided_by_node(make_job, tm
     assert [len({one.group for one in planned}) for planned in cut] == [3, 1]
 
 
-def test_nodes_are_divided_until_a_group_writes_little_enough(make_job, monkeypatch):
+def test_nodes_are_divided_until_a_group_writes_little_enough(monkeypatch):
     items = open_source(
-        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+        shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     ).files
     minute = int(items.sizes.sum()) / 27
     found = []
@@ -285,8 +264,8 @@ def test_nodes_are_divided_until_a_group_writes_little_enough(make_job, monkeypa
     assert sorted(item.info.key for one in planned for item in one.own) == sorted(item.info.key for item in items)
 
 
-def test_events_across_files_and_parts(make_job, tmp_path):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_events_across_files_and_parts(tmp_path):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     start = 1_700_000_000_000_000
     folder = next((job / "framework/pevents").iterdir())
     for at_s, kind in ((600, "B"), (660, "E"), (1200, "B"), (1380, "E"), (700, "B"), (1700, "E")):
@@ -299,8 +278,8 @@ def test_events_across_files_and_parts(make_job, tmp_path):
     assert text(job, executor=ShuffledExecutor()) == text(job)
 
 
-def test_hours_of_many_ranks_are_cut_into_shorter_slices(make_job, monkeypatch):
-    job = make_job("--minutes", "31", *SPARSE)
+def test_hours_of_many_ranks_are_cut_into_shorter_slices(monkeypatch):
+    job = shared_job("--minutes", "31", *SPARSE)
     monkeypatch.setattr(engine, "SLICE_WINDOWS", 12)
     source = open_source(job)
     minute = sum(item.info.size for item in source.files) / 31
@@ -317,8 +296,8 @@ def test_hours_of_many_ranks_are_cut_into_shorter_slices(make_job, monkeypatch):
     assert max(sum(item.info.size for item in one.own) for one in planned) < 8 * minute
 
 
-def test_file_that_arrives_while_workers_read_changes_nothing(make_job, tmp_path):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_file_that_arrives_while_workers_read_changes_nothing(tmp_path):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     late = sorted(job.glob("system/**/*.json"))[9]
     data = late.read_bytes()
     late.unlink()
@@ -336,8 +315,8 @@ def test_file_that_arrives_while_workers_read_changes_nothing(make_job, tmp_path
     assert text(job, executor=ShuffledExecutor()) == text(job) != expected
 
 
-def test_tasks_that_run_twice_change_nothing(make_job):
-    job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
+def test_tasks_that_run_twice_change_nothing():
+    job = shared_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
     ran = []
 
     class Twice(ShuffledExecutor):
@@ -348,8 +327,8 @@ def test_tasks_that_run_twice_change_nothing(make_job):
     assert len(ran) > 2
 
 
-def test_files_that_leave_before_a_worker_reads_them_are_counted(make_job, tmp_path):
-    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+def test_files_that_leave_before_a_worker_reads_them_are_counted(tmp_path):
+    job = shutil.copytree(shared_job("--minutes", "31", *SPARSE), tmp_path / "job")
     gone = sorted(job.glob("system/**/*.json"))[9]
 
     class Leaving(ShuffledExecutor):
@@ -367,18 +346,18 @@ def test_short_jobs_and_gaps_are_not_cut():
     assert plan_parts(ItemTable().ordered(), 4, interval_us=60_000_000, slice_windows=3) == []
 
 
-def test_parts_cover_all_files_once(make_job):
-    items = open_source(make_job("--minutes", "31", *SPARSE)).files
+def test_parts_cover_all_files_once():
+    items = open_source(shared_job("--minutes", "31", *SPARSE)).files
     planned = plan_parts(items, 5, interval_us=60_000_000, slice_windows=3)
     assert len(planned) == 5
     assert sorted(item.info.key for one in planned for item in one.own) == sorted(item.info.key for item in items)
     assert all(set(one.own) <= set(one.items) for one in planned)
 
 
-def test_other_version_is_refused_in_one_line(make_job, monkeypatch):
+def test_other_version_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(folding, "version", lambda: "0.0.1")
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the report is made and .* on a worker"):
-        text(make_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=ShuffledExecutor())
+        text(shared_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=ShuffledExecutor())
 
 
 def test_states_are_data_and_not_code():
@@ -416,10 +395,10 @@ def test_states_are_data_and_not_code():
         part.decode_slice(b"\xc1", {})
 
 
-def test_local_processes_and_one_that_is_killed(make_job, monkeypatch):
+def test_local_processes_and_one_that_is_killed(monkeypatch):
     from sm_profiler.executors.pools import LocalExecutor
 
-    job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
+    job = shared_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")
     executor = LocalExecutor(2)
     receive = LocalExecutor._take

@@ -1,7 +1,6 @@
 """Texts of sections: reasons for missing content, units, singular and plural."""
 
 import pytest
-from report_helpers import events, metrics_of, report_from, training
 
 from sm_profiler.render.page import render_html
 from sm_profiler.render.sections import build_sections
@@ -9,6 +8,7 @@ from sm_profiler.render.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.render.view import glance
 from sm_profiler.report import Class, Finding, Verdict
 from sm_profiler.rules.time_breakdown import TimeBreakdown
+from tests.support.reports import events, metrics_of, report_from, training
 
 
 def sections_of(rules):

@@ -5,7 +5,6 @@ import json
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.decide import decide
@@ -21,6 +20,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.build import report_of
 from sm_profiler.report.report_json import to_json
+from tests.support.reports import START_S, metrics_of, training, verdict_of
 
 NAME = "algo-1-0"
 SOURCES = {

@@ -5,7 +5,6 @@ import re
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.decide import decide
@@ -13,6 +12,7 @@ from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.slowdown import find_change, judge_slowdown
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report import Class
+from tests.support.reports import START_S, metrics_of, training, verdict_of
 
 SEEDS = range(20)
 

@@ -7,7 +7,6 @@ import time
 
 import attrs
 import pytest
-from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.diagnosis.decide import decide
@@ -20,7 +19,8 @@ from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import is_shared, shared_mounts
 from sm_profiler.render.view import pictures
 from sm_profiler.report import Class
-from sm_profiler.report.report_json import to_json
+from sm_profiler.report.write import to_json
+from tests.support.reports import START_S, metrics_of, report_from, training
 
 SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]
 

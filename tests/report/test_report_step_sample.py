@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_helpers import START_S, FakeWindow, events, metrics_of, report_from, system, training
 
 from sm_profiler.folding.engine import Slice, SliceTree
 from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
@@ -17,6 +16,7 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.step_sample import FIRST, LONGEST_STRETCH, sampled
 from sm_profiler.report.report_json import report_json, to_json
+from tests.support.reports import START_S, FakeWindow, events, metrics_of, report_from, system, training
 
 NOTHING = system([])
 

@@ -1,12 +1,12 @@
 """The slow stage of a tf.data pipeline, from made-up records."""
 
 import pytest
-from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.inputs import judge_input
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
+from tests.support.reports import metrics_of, training, verdict_of
 
 SLOW = {
     "stage": "map(decode)", "us": 3700.0, "batch_us": 118_400.0, "parallelism": 1.0, "parallel": False,

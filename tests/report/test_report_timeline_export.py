@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 
 import pytest
-from report_helpers import events, make_job, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
@@ -17,6 +16,8 @@ from sm_profiler.report.timeline_lanes import MAX_LANES
 from sm_profiler.report.timeline_writer import TimelineWriter
 from sm_profiler.report.trace_json import JsonTrace
 from sm_profiler.source import open_source
+from tests.support.jobs import make_job
+from tests.support.reports import events, training
 
 METADATA = {
     "process_name": "name",

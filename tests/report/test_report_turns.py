@@ -2,37 +2,10 @@
 
 import numpy as np
 import pytest
-from report_helpers import training, verdict_of
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.report import Class
-
-
-def in_step(works, *, part="forward", collections=None, steps=200):
-    """Return steps of ranks that meet in the backward pass.
-
-    Args:
-        works: seconds of `part` by rank and step.
-        part: "forward" or "wait".
-        collections: seconds of garbage collection by rank and step, part of the work.
-        steps: number of steps.
-    """
-    rows, now = [], 1.0
-    for step in range(steps):
-        longest = max(work[step] for work in works)
-        for rank, work in enumerate(works):
-            timing = {"wait": 0.001, "forward": 0.003} | {part: work[step]}
-            node = f"algo-1-{rank}"
-            rows += training(1, node=node, at=now, number=step, backward=0.005 + longest - work[step], **timing)
-            if collections is not None and collections[rank][step]:
-                rows.append(("GC", "GC", now + timing["wait"] + 0.0001, collections[rank][step], node, -1))
-        now += 0.0062 + timing["wait"] + timing["forward"] + 0.005 + longest - works[-1][step] - 0.005
-    return sorted(rows, key=lambda row: row[2])
-
-
-def jitter(ranks, steps=200, mean=0.003, spread=0.1):
-    random = np.random.default_rng(3)
-    return np.abs(random.normal(mean, spread * mean, (ranks, steps)))
+from tests.support.reports import in_step, jitter, training, verdict_of
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

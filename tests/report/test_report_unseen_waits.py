@@ -2,7 +2,6 @@
 
 import attrs
 import pytest
-from report_helpers import gpu_samples, metrics_of, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -10,6 +9,7 @@ from sm_profiler.diagnosis.judges.loop import judge_host
 from sm_profiler.diagnosis.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class
+from tests.support.reports import gpu_samples, metrics_of, training
 
 READ = "losses.append(np.asarray(loss))"
 

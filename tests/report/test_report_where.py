@@ -6,27 +6,12 @@ import random
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, system, training, verdict_of
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.metrics.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
+from tests.support.reports import START_S, FakeWindow, events, sampled, system, training, verdict_of
 
 SAMPLES = "sm_profiler/samples"
-
-
-def sampled(*stacks, node="algo-1-0", at=2.0):
-    """Return an event from stacks: phase, long, seconds, line, and optionally file and function."""
-    places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:6]) for stack in stacks]
-    frames = [[file, line, name] for line, file, name in places]
-    args = {
-        "frames": frames,
-        "lines": [f"source of line {line}" for _, line, _ in frames],
-        "stacks": [
-            [phase, int(long), seconds * 1e3, max(int(seconds * 15), 1), leaf[0] if leaf else "", [number]]
-            for number, (phase, long, seconds, (*_, leaf)) in enumerate((*stack[:3], (stack[6:],)) for stack in stacks)
-        ],
-    }
-    return (SAMPLES, "samples", at, 0.0, node, -1, args)
 
 
 def where(verdict, kind):

@@ -6,12 +6,12 @@ import runpy
 import time
 
 import attrs
-from report_helpers import metrics_of, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.metrics.left_out import FunctionTime, own_seconds, read_functions
 from sm_profiler.report import Class
+from tests.support.reports import metrics_of, training
 
 SCRIPT, LIBRARY, MODULE = "/code/train.py", "/x/site-packages/lib/a.py", "/x/site-packages/torch/nn/modules/module.py"
 

@@ -2,12 +2,12 @@
 
 import attrs
 import pytest
-from report_helpers import metrics_of, training
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.judges.workers import workers_of
 from sm_profiler.metrics.step_fold import LoaderSettings
+from tests.support.reports import metrics_of, training
 
 
 def context_of(cores, ranks, *, wait, num_workers=0):

@@ -13,6 +13,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from sm_profiler.rules import RULES
+from tests.support.jobs import shared_job
 
 REPO = Path(__file__).parents[2]
 CACHE = "SM_PROFILER_TEST_BASE"  # folder that keeps the Debian base between test runs
@@ -108,24 +109,8 @@ def container(buildah):
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job") / "profiler-output"
-    tool = REPO / "tests/tools/make_job.py"
-    run(
-        sys.executable,
-        tool,
-        "--out",
-        folder,
-        "--scenario",
-        "cpu-bottleneck",
-        "--gpus",
-        2,
-        "--minutes",
-        5,
-        "--interval-ms",
-        200,
-    )
-    return folder
+def job():
+    return shared_job("--scenario cpu-bottleneck --gpus 2 --minutes 5 --interval-ms 200")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from moto import mock_aws
 from moto.sns.models import sns_backends
-from rules_jobs import REPO, make_job, read
 
 from sm_profiler.rules import (
     CPUBottleneck,
@@ -29,6 +28,7 @@ from sm_profiler.rules.custom_main import own_parameters
 from sm_profiler.rules.rule import Actions
 from sm_profiler.rules.runner import Runner
 from sm_profiler.rules.settings import Settings, Status
+from tests.support.rules import REPO, make_job, read
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)
 NEW, TRY, LAUNCH, OLD = BLOCKS

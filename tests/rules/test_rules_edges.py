@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from rules_jobs import MemorySource, as_json, batches, events, samples, source_of, system
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import RULES, BatchSize, CPUBottleneck, LoadBalancing, ProfilerReport, StepOutlier, run_rules
+from tests.support.rules import MemorySource, as_json, batches, events, samples, source_of, system
 
 NAMES = [rule.name() for rule in RULES]
 QUICK = {

@@ -7,7 +7,6 @@ import weakref
 import attrs
 import numpy as np
 import pytest
-from rules_jobs import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
 
 from sm_profiler.folding import window as window_module
 from sm_profiler.folding.engine import Slice, SliceTree, Stored
@@ -28,6 +27,7 @@ from sm_profiler.rules import (
 )
 from sm_profiler.rules.quantile_sketch import LEAST_PENDING, QuantileSketch
 from sm_profiler.storage import open_storage
+from tests.support.rules import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
 
 
 @attrs.define

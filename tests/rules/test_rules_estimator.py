@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from rules_jobs import DATA
 
 from sm_profiler.local import LocalSageMaker
+from tests.support.rules import DATA
 
 RULE = '''
 class AnySamples:

@@ -8,12 +8,12 @@ import sys
 import attrs
 import numpy as np
 import pytest
-from rules_jobs import MemorySource, batches, events, make_job, samples, source_of
 
 from sm_profiler.rules import run_rules
 from sm_profiler.rules.quantile_sketch import histogram
 from sm_profiler.rules.runner import Runner, main
 from sm_profiler.rules.settings import Settings, Status
+from tests.support.rules import MemorySource, batches, events, make_job, samples, source_of
 
 CUSTOM_RULES = """
 import json, os, sys

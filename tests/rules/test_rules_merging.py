@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rules_jobs import MemoryBatch, MemorySource, as_json, differences, make_job, read
 
 from sm_profiler.rules import ProfilerReport, run_rules, windows
 from sm_profiler.rules.event_objects import framework_events, system_events
 from sm_profiler.rules.grouping import node_of
+from tests.support.rules import MemoryBatch, MemorySource, as_json, differences, make_job, read
 
 EAGER = {
     "CPUBottleneck_patience": 40,

@@ -4,9 +4,9 @@ import json
 import shlex
 
 import pytest
-from rules_jobs import DATA, as_json, differences, make_job, read
 
 from sm_profiler.rules import run_rules
+from tests.support.rules import DATA, as_json, differences, make_job, read
 
 CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 

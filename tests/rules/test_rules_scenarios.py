@@ -1,9 +1,9 @@
 """Each rule fires in the scenarios of make_job that it is made for, and in no others."""
 
 import pytest
-from rules_jobs import as_json, make_job, read
 
 from sm_profiler.rules import RULES, run_rules
+from tests.support.rules import as_json, make_job, read
 
 PATIENT = {  # ten minutes have 1200 samples
     "CPUBottleneck_patience": 200,

@@ -4,10 +4,10 @@ import shlex
 
 import naive_service
 import pytest
-from rules_jobs import as_json, events, make_job, read, samples, source_of
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.rules import BatchSize, CPUBottleneck, GPUMemoryIncrease, LowGPUUtilization, ProfilerReport, run_rules
+from tests.support.rules import as_json, events, make_job, read, samples, source_of
 
 PATIENT = {rule: {"patience": 200} for rule in naive_service.LIMITS}
 IMPATIENT = {  # thresholds that nearly every sample passes: most details

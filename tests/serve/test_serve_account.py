@@ -8,7 +8,6 @@ from functools import partial
 import boto3
 import pytest
 from moto import mock_aws
-from serve_helpers import data_files, end, make_job, until
 from starlette.testclient import TestClient
 
 from sm_profiler.fleet.model import FleetJob
@@ -20,6 +19,7 @@ from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader
+from tests.support.serving import data_files, end, make_job, until
 
 REGION, BUCKET = "eu-central-1", "jobs"
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits <b>for data</b>."}}'

@@ -7,7 +7,6 @@ import shutil
 from urllib.parse import urljoin
 
 import pytest
-from serve_helpers import copy_files, data_files, end, make_job, until
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -18,18 +17,10 @@ from sm_profiler.serve.guard import MAX_BODY_BYTES
 from sm_profiler.serve.jobs import MAX_LIVE, Found, Jobs, find_shown
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.server import clean_base, listen
+from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
 TOKEN = "a-token"  # guards nothing
 NASTY = "<img src=x onerror=alert(1)>'\"{{7*7}}"
-
-
-class Polled(LiveJob):
-    """A job that is read when it is watched, instead of by a thread."""
-
-    def watch(self):
-        if self.snapshot.state != "ended":
-            self.poll()
-        return self.snapshot
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
-from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.monitor.run_state import write_state
+from tests.support.proxy import BASE, LONG_MS, Proxy, chromium, served
+from tests.support.serving import copy_files, data_files, end, make_job, until
 
 NASTY = "<img src=x onerror=alert(1)>"
 

@@ -4,14 +4,13 @@ import json
 import re
 
 import pytest
-from serve_helpers import copy_files, data_files, make_job
 from starlette.testclient import TestClient
-from test_serve_app import Polled
 
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import FileTarget, JobTarget, Window, target_of
 from sm_profiler.serve.jobs import Jobs, find_shown
+from tests.support.serving import Polled, copy_files, data_files, make_job
 
 CONFIG = {
     "S3OutputPath": "s3://bucket/x",

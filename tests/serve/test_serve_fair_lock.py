@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from serve_helpers import make_job, until
 
 from sm_profiler.serve import live, snapshot
 from sm_profiler.serve.live import FairLock, LiveJob
+from tests.support.serving import make_job, until
 
 
 def test_the_thread_that_has_waited_longest_is_next():

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from serve_helpers import data_files, end, make_job
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.serve.heat_map import COLUMNS, MAX_LINES, Heat, HeatFold, heat_section, levels, lines_of
 from sm_profiler.serve.live import LiveJob
+from tests.support.serving import data_files, end, make_job
 
 NASTY = "<img src=x onerror=alert(1)>"
 

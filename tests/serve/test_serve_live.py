@@ -5,7 +5,6 @@ import shutil
 
 import attrs
 import pytest
-from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -20,6 +19,7 @@ from sm_profiler.serve.reading import JobReader, later_files_of
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage import LocalStorage
+from tests.support.serving import copy_files, data_files, end, make_job, until
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
-from local_job import start_job, wait_for_end
 
 from sm_profiler.local import LocalSageMaker
+from tests.support.local import start_job, wait_for_end
+from tests.support.proxy import BASE, LONG_MS, Proxy, chromium, served
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(3600)]
 

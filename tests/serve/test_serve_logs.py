@@ -5,10 +5,10 @@ import time
 import boto3
 import pytest
 from moto import mock_aws
-from serve_helpers import end, make_job
 
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.logs import GROUP, MAX_LENGTH, MAX_LINES, LogTail, readable
+from tests.support.serving import end, make_job
 
 REGION = "eu-central-1"
 NASTY = "<script>alert(1)</script>\x1b[31mred\x1b[0m {{7*7}}"

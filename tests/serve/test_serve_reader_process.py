@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -25,6 +24,7 @@ from sm_profiler.serve.reader_process import ReaderProcess, is_over
 from sm_profiler.serve.snapshot import packed_or_none, unpacked
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
+from tests.support.serving import copy_files, data_files, end, make_job, until
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import urllib.request
 from argparse import Namespace
 
 import pytest
-from serve_helpers import end, make_job, until
 
 from sm_profiler.cli.live_view import LiveView
 from sm_profiler.cli.run import Command
@@ -26,6 +25,7 @@ from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.run_page import has_browser
 from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.serve.terminal import BLOCKS, LINES, Region, panel
+from tests.support.serving import end, make_job, until
 
 SCRIPT = """
 import pathlib, sys, time

@@ -5,7 +5,6 @@ import zlib
 
 import attrs
 import pytest
-from serve_helpers import data_files, make_job
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
@@ -14,6 +13,7 @@ from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.snapshot import Part, Snapshot, load, save
+from tests.support.serving import data_files, make_job
 
 MAIN = Finding(Class.INPUT_BOUND, "x", (), "", 0.0)
 PARTS = {"verdict": "<p>x</p>", "glance": "", "log": "<p>y</p>"}

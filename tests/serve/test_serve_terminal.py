@@ -10,12 +10,12 @@ import time
 
 import attrs
 import pytest
-from serve_helpers import DEADLINE_S, end, make_job
 
 from sm_profiler.cli import main
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.serve.terminal import ASCII_BLOCKS, BLOCKS, frame, line_of, panel, sparks
+from tests.support.serving import DEADLINE_S, end, make_job
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
-from serve_helpers import until
+
+from tests.support.proxy import BASE, LONG_MS, Proxy, chromium, served
+from tests.support.serving import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(7200)]
 TRAIN = """

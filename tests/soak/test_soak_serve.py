@@ -12,19 +12,18 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from usage import MAX_GROWTH, Usage, watch
 
 from sm_profiler.serve.jobs import find_shown
+from tests.support.jobs import make_job
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(100_000)]
 
 JOB_GROWTH = 6 * 2**20  # the job that grows: its steps and samples, however long the soak
 SECONDS = float(os.environ.get("SM_PROFILER_SOAK_SERVE_S", "90"))
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 JOBS, VIEWERS = 4, 20
 FILES, THREADS = 8, 64  # of the server once the viewers have left, beyond those before they came; in all
 
@@ -89,10 +88,8 @@ class Writer(threading.Thread):
 
 
 def make(folder, minutes):
-    command = [sys.executable, str(MAKE_JOB), "--out", str(folder), "--no-end-marker", "--minutes", str(minutes)]
-    subprocess.run(
-        [*command, "--start-epoch", str(int(time.time() - 60 * minutes) - 20)], check=True, capture_output=True
-    )
+    start_s = int(time.time() - 60 * minutes) - 20
+    make_job(folder, "--no-end-marker", "--minutes", minutes, "--start-epoch", start_s)
 
 
 def test_viewers_come_and_go(tmp_path):

@@ -1,13 +1,8 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from sm_profiler.formats.columns import Category
-
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from tests.support.jobs import shared_job
 
 
 @pytest.fixture(autouse=True)
@@ -16,24 +11,8 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def make_job(tmp_path_factory):
-    """A synthetic job with these options, made once."""
-    made = {}
-
-    def make(*options: str) -> Path:
-        if options not in made:
-            made[options] = tmp_path_factory.mktemp("job") / "profiler-output"
-            subprocess.run(
-                [sys.executable, MAKE_JOB, "--out", made[options], *options], check=True, capture_output=True
-            )
-        return made[options]
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def job(make_job):
-    return make_job("--minutes", "4", "--gpus", "2", "--horovod", "--nodes", "2")
+def job():
+    return shared_job("--minutes", "4", "--gpus", "2", "--horovod", "--nodes", "2")
 
 
 def assert_same(one, other):

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,18 +14,14 @@ from sm_profiler.source.cache import wait_for_copies
 from sm_profiler.source.job import describe, profiler_output, stored_profile
 from sm_profiler.source.opening import given
 from sm_profiler.storage.s3 import S3Storage
+from tests.support.jobs import make_job
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
 PREFIX = "team/job-7/profiler-output"
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    root = tmp_path_factory.mktemp("job") / "profiler-output"
-    subprocess.run(
-        [sys.executable, MAKE_JOB, "--out", root, "--minutes", "3", "--horovod"], check=True, capture_output=True
-    )
-    return root
+    return make_job(tmp_path_factory.mktemp("job") / "profiler-output", "--minutes", "3", "--horovod")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.support.browser import CHROMIUM
+
 BASE = "/user/me/proxy/8899"
 LONG_MS = 90_000
 

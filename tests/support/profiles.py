@@ -25,3 +25,23 @@ def recorded(profile: Path, rank: int | None = None) -> list[dict[str, Any]]:
                 last = first + record["dur"] / 1e6
                 found.append({"phase": phases[record["pid"]], "name": record["name"], "start": first, "end": last})
     return found
+
+
+def events(folder):
+    """Return the recorded events with their phase and their start in seconds since the epoch."""
+    found = []
+    for file in sorted(folder.glob("framework/pevents/*/*_pythontimeline.json")):
+        records = json.loads(file.read_text())
+        described = [(record["pid"], record["args"]) for record in records if record["ph"] == "M"]
+        phases = {pid: args["name"] for pid, args in described if "name" in args}
+        (base,) = {
+            args["start_time_since_epoch_in_micros"]
+            for _, args in described
+            if "start_time_since_epoch_in_micros" in args
+        }
+        found += [
+            {**record, "phase": phases[record["pid"]], "start": (base + record["ts"]) / 1e6}
+            for record in records
+            if record["ph"] != "M"
+        ]
+    return found

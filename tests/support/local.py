@@ -1,14 +1,53 @@
-"""Shortcuts to run a script as a job on a local endpoint."""
+"""Jobs on a local endpoint."""
 
 import io
 import json
 import tarfile
 import time
 from typing import Any
+from uuid import uuid4
 
 from sm_profiler.local import LocalSageMaker
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
+SHOW = """
+import json, os, sys
+from pathlib import Path
+root = Path(os.environ["SM_PROFILER_ROOT"])
+config = {path.stem: json.loads(path.read_text()) for path in (root / "input" / "config").glob("*.json")}
+found = {"arguments": sys.argv[1:], "environment": dict(os.environ), "config": config, "folder": os.getcwd()}
+Path(os.environ["SM_OUTPUT_DATA_DIR"], "found.json").write_text(json.dumps(found))
+Path(os.environ["SM_MODEL_DIR"], "model.bin").write_bytes(b"weights")
+print("first line")
+print("loss: 0.75")
+print("loss: 0.5")
+"""
+SCRIPT = """
+import pathlib, time
+import torch
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.randn(16), torch.tensor(index % 2)
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(16, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+epoch = 0
+while not pathlib.Path({stop!r}).exists():
+    for inputs, labels in torch.utils.data.DataLoader(Slow(), batch_size=8):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    epoch += 1
+    print(f"epoch {{epoch}}: loss {{loss.item():.3f}}", flush=True)
+print("done", flush=True)
+"""
 
 
 class Bench:
@@ -28,7 +67,7 @@ class Bench:
                 content = text if isinstance(text, bytes) else text.encode()
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-        key = f"sources/{self.count}/sourcedir.tar.gz"
+        key = f"sources/{uuid4().hex}/sourcedir.tar.gz"
         self.s3.put_object(Bucket=self.local.bucket, Key=key, Body=buffer.getvalue())
         return f"s3://{self.local.bucket}/{key}"
 
@@ -102,3 +141,28 @@ class Bench:
         body = self.s3.get_object(Bucket=self.local.bucket, Key=key)["Body"].read()
         with tarfile.open(fileobj=io.BytesIO(body)) as tar:
             return {member.name: tar.extractfile(member).read() for member in tar.getmembers() if member.isfile()}
+
+
+def output_of(bench, job):
+    return bench.archive(job["ModelArtifacts"]["S3ModelArtifacts"].replace("model.tar.gz", "output.tar.gz"))
+
+
+def start_job(local, name, stop):
+    """Start a profiled job that lasts until the file `stop` exists."""
+    bench = Bench(local)
+    request = bench.request(
+        SCRIPT.format(stop=str(stop)),
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        Environment={"SM_PROFILER_AUTO": "1"},
+        ProfilerConfig={
+            "S3OutputPath": f"s3://{local.bucket}/out",
+            "ProfilingIntervalInMilliseconds": 500,
+            "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"},
+        },
+    )
+    bench.sagemaker.create_training_job(**{**request, "TrainingJobName": name})
+
+
+def wait_for_end(local, name, seconds=300):
+    """Wait until the job has ended, and return its description."""
+    return Bench(local).wait(name, seconds)

@@ -2,18 +2,14 @@
 
 import json
 import math
-import sys
-from contextlib import redirect_stdout
-from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from unittest.mock import patch
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.source import open_source
+from tests.support import jobs
 
 REPO = Path(__file__).parents[2]
 DATA = REPO / "tests/data/rules"
@@ -22,18 +18,7 @@ START_US = 1_700_000_040_000_000  # a whole minute
 
 def make_job(folder: Path, *arguments: object) -> Path:
     """Write a job; return its profiler output."""
-    out = folder / "profiler-output"
-    with patch.object(sys, "argv", ["make_job.py", "--out", str(out), *map(str, arguments)]), redirect_stdout(None):
-        _generator().main()
-    return out
-
-
-@cache
-def _generator():
-    spec = spec_from_file_location("rules_make_job", REPO / "tests/tools/make_job.py")
-    module = sys.modules["rules_make_job"] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return jobs.make_job(folder / "profiler-output", *arguments)
 
 
 def read(folder):

@@ -1,21 +1,20 @@
 """Columns, metrics and reports built from rows, for the report's tests."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.metrics.job_metrics import measure_job
 from sm_profiler.report.build import MetricFolds, report_of
 
 START_S = 1_700_000_000
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+JAX = ({"framework": "jax"},)
 
 
 @attrs.frozen
@@ -23,12 +22,6 @@ class FakeWindow:
     start_us: int
     new_events: EventColumns
     new_system: SystemColumns
-
-
-def make_job(folder, *options):
-    """Write a synthetic job and return its folder."""
-    subprocess.run([sys.executable, str(MAKE_JOB), "--out", str(folder), *options], check=True, capture_output=True)
-    return folder
 
 
 def events(rows):
@@ -91,6 +84,63 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
         rows.append(
             (1 + tick / 2, memory(tick) if callable(memory) else memory, node, "gpu", name, "GPUMemoryUtilization")
         )
+    return rows
+
+
+def sampled(*stacks, node="algo-1-0", at=2.0):
+    """Return an event from stacks: phase, long, seconds, line, and optionally file and function."""
+    places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:6]) for stack in stacks]
+    frames = [[file, line, name] for line, file, name in places]
+    args = {
+        "frames": frames,
+        "lines": [f"source of line {line}" for _, line, _ in frames],
+        "stacks": [
+            [phase, int(long), seconds * 1e3, max(int(seconds * 15), 1), leaf[0] if leaf else "", [number]]
+            for number, (phase, long, seconds, (*_, leaf)) in enumerate((*stack[:3], (stack[6:],)) for stack in stacks)
+        ],
+    }
+    return (SAMPLES, "samples", at, 0.0, node, -1, args)
+
+
+def in_step(works, *, part="forward", collections=None, steps=200):
+    """Return steps of ranks that meet in the backward pass.
+
+    Args:
+        works: seconds of `part` by rank and step.
+        part: "forward" or "wait".
+        collections: seconds of garbage collection by rank and step, part of the work.
+        steps: number of steps.
+    """
+    rows, now = [], 1.0
+    for step in range(steps):
+        longest = max(work[step] for work in works)
+        for rank, work in enumerate(works):
+            timing = {"wait": 0.001, "forward": 0.003} | {part: work[step]}
+            node = f"algo-1-{rank}"
+            rows += training(1, node=node, at=now, number=step, backward=0.005 + longest - work[step], **timing)
+            if collections is not None and collections[rank][step]:
+                rows.append(("GC", "GC", now + timing["wait"] + 0.0001, collections[rank][step], node, -1))
+        now += 0.0062 + timing["wait"] + timing["forward"] + 0.005 + longest - works[-1][step] - 0.005
+    return sorted(rows, key=lambda row: row[2])
+
+
+def jitter(ranks, steps=200, mean=0.003, spread=0.1):
+    random = np.random.default_rng(3)
+    return np.abs(random.normal(mean, spread * mean, (ranks, steps)))
+
+
+def compiled(steps, *, call=0.0001, read=0.0, every=20, outside=0.0):
+    """Return a loop that calls a function a step and, every few steps, waits `read` seconds for its results."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        begin = now
+        rows.append((event_names.COMPILED_STEP, "train_step", now, call, "algo-1-0", step))
+        now += call
+        if read and step % every == every - 1:
+            rows.append((event_names.RESULTS, "copy to the host", now, read, "algo-1-0", step))
+            now += read
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+        now += outside
     return rows
 
 

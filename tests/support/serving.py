@@ -1,20 +1,17 @@
 """Jobs that are written while a test watches them."""
 
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+from sm_profiler.serve.live import LiveJob
+from tests.support import jobs
+
 DEADLINE_S = 60
 
 
 def make_job(folder, *options):
     """Write a synthetic job without end markers, and return its folder."""
-    command = [sys.executable, str(MAKE_JOB), "--out", str(folder), "--no-end-marker", *options]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return jobs.make_job(folder, "--no-end-marker", *options)
 
 
 def data_files(folder):
@@ -46,3 +43,12 @@ def until(condition, seconds=DEADLINE_S):
             return value
         time.sleep(0.02)
     raise AssertionError("it did not come true in time")
+
+
+class Polled(LiveJob):
+    """A job that is read when it is watched, instead of by a thread."""
+
+    def watch(self):
+        if self.snapshot.state != "ended":
+            self.poll()
+        return self.snapshot

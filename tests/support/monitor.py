@@ -1,0 +1,84 @@
+"""A job of real processes with the monitor, and what is on S3 afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MARKERS = ["framework/training_job_end.ts", "system/training_job_end.ts"]
+# A training without torch: it joins as the hook does, writes a trace file, and runs `body`.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from sm_profiler.config import load_profile
+from sm_profiler.hook import settings
+from sm_profiler.hook.monitor_launcher import accompany
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+
+accompany(load_profile(settings.find_config().text))
+rank = os.environ.get("RANK", "0")
+writer = TraceWriter(Path(os.environ["PROFILE"]), f"{rank}-algo-1")
+writer.write([TraceEvent("Forward", "Net", 1_795_261_080_000_000, 5)])
+print("on", flush=True)
+"""
+
+
+class Job:
+    """A job's folder, environment and processes."""
+
+    def __init__(self, folder: Path, aws: dict, **config):
+        self.root = folder / "profile"
+        config = {
+            "S3OutputPath": "s3://profiles/out", "ProfilingIntervalInMilliseconds": 100,
+            "ProfilingParameters": {"LocalPath": str(self.root)}, **config,
+        }  # fmt: skip
+        self.environment = {
+            **os.environ, **aws, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config), "TRAINING_JOB_NAME": "job-1",
+            "SM_PROFILER_ROOT": str(folder / "ml"), "PROFILE": str(self.root),
+        }  # fmt: skip
+        self.folder = folder
+        self.processes = []
+
+    def start(self, body: str, **variables: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT + body], env={**self.environment, **variables}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.processes.append(process)
+        assert process.stdout.readline() == "on\n", process.stderr.read()
+        return process
+
+    def agents(self) -> list[int]:
+        """Return the running monitors of this job."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes()
+            except OSError:
+                continue
+            if b"sm_profiler.monitor.agent" in line and str(self.root).encode() in line:
+                found.append(int(path.parent.name))
+        return found
+
+    def until(self, what, seconds=30.0):
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.05)
+        return found
+
+    def rows(self) -> list[dict]:
+        files = [*self.root.rglob("*.algo-1.json"), *self.root.rglob("*.algo-1.json.tmp")]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def uploaded(s3) -> list[str]:
+    prefix = "out/job-1/profiler-output/"
+    listed = s3.list_objects_v2(Bucket="profiles", Prefix=prefix).get("Contents", ())
+    return sorted(item["Key"].removeprefix(prefix) for item in listed)
+
+
+def kinds(names: list[str]) -> set[str]:
+    return {"marker" if name in MARKERS else name.partition("/")[0] for name in names}
