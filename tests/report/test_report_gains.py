@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from test_report_turns import in_step, jitter
 
+from sm_profiler.diagnosis import Interval as Share
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.decide import decide
@@ -303,7 +304,7 @@ def test_without_a_free_core_loading_is_shared_and_does_not_vanish():
 
 
 def finite(value):
-    return all(math.isfinite(one) for one in attrs.astuple(value))
+    return all(math.isfinite(one) for one in astuple(value))
 
 
 def check(verdict):
@@ -553,5 +554,5 @@ def test_a_gain_of_a_larger_batch_is_shown_with_advice_to_take_one():
 def test_a_larger_batch_saves_no_more_than_its_factor_with_any_error_of_the_steps():
     tiny = training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0)
     found, shares = report_from(tiny).verdict.main, (0.8, 0.86, 0.93)
-    assert astuple(possible(Interval(*shares), found)) == (0.8, 0.86, 0.875)
-    assert astuple(possible(Interval(*shares), replace(found, larger_batch=False))) == shares
+    assert attrs.astuple(possible(Share(*shares), found)) == (0.8, 0.86, 0.875)
+    assert possible(Share(*shares), replace(found, larger_batch=False)) == Share(*shares)
