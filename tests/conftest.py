@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,18 @@ with suppress(ImportError):  # the environments of other SDKs and frameworks hav
         "no deadline", deadline=None
     )  # an example that takes 0.2 s on a busy machine is no failure
     settings.load_profile("no deadline")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave the cases after the first ones of a test with the marker `first` to the long tests."""
+    cases = Counter()
+    for item in items:
+        if (first := item.get_closest_marker("first")) and not item.get_closest_marker("long"):
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > first.args[0]:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_runtest_setup():

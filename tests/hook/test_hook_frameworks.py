@@ -71,6 +71,7 @@ def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> No
                 assert any(first <= start and end <= last for first, last in steps), (name, event)
 
 
+@pytest.mark.first(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenarios",
@@ -103,6 +104,7 @@ def two_ranks(folder: Path, profile: Path | None) -> list[dict[str, dict]]:
             process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sharded_and_distributed_trainings_rank_by_rank(tmp_path):
     try:

@@ -37,6 +37,7 @@ def packed(rest, arrays=b""):
     return len(rest).to_bytes(8, "little") + rest + arrays
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("element", [b"\x90", b"\xc0", b"\xa1x", b"\x92\xa1l\x90", b"\x80", b"\xcd\xff\xff"])
 def test_a_bomb_of_small_elements_takes_no_more_than_a_multiple_of_what_arrived(element):
     count = 4 << 20
