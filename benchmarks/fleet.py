@@ -234,7 +234,7 @@ def _finding(
     ]
     return {
         "class": Class(kind).value, "headline": headline, "evidence": evidence or [], "next_step": step, "share_of_time": share, "share_of": "loop",
-        "confidence": "high", "where": where if saved else [], "gain": gain and {"seconds": gain, "of": "loop"},
+        "confidence": "high", "where": where if saved else [], "gain": gain and {**dict.fromkeys(("seconds_per_step", "share_of_loop", "speedup", "seconds"), gain), "usd": None, "of": "loop"},
     }  # fmt: skip
 
 

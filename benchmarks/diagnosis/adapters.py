@@ -19,6 +19,7 @@ import attrs
 from benchmarks.diagnosis.keeping import profile_in
 from benchmarks.diagnosis.manifest import GPU_PROBLEMS, PROBLEMS
 from sm_profiler.report import build_report
+from sm_profiler.report.report_json import plain, report_json
 from sm_profiler.source import open_source
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +132,7 @@ class Ours:
 
     def read(self, profile: Path) -> Diagnosis:
         """Return the verdict on a profile, all of which is parsed by the present code."""
-        verdict = build_report(open_source(profile, cache=False)).verdict.as_dict()
+        verdict = plain(report_json(build_report(open_source(profile, cache=False))).verdict)
         return Diagnosis(_ours(verdict), tuple(_ours(one) for one in verdict["also"]))
 
 

@@ -50,7 +50,7 @@ class Command:
         """Compare, print, and apply the limit."""
         from sm_profiler.report.compare import RegressionLimit
         from sm_profiler.report.gpu.report import holds_only_traces
-        from sm_profiler.report.write import finite
+        from sm_profiler.report.report_json import plain
         from sm_profiler.storage import open_storage
 
         limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
@@ -67,7 +67,7 @@ class Command:
         failed = limit is not None and limit.is_exceeded_by(compared.found)
         if options.out:
             storage = open_storage(options.out)
-            storage.write("compare.json", (json.dumps(finite(compared.found.as_dict()), indent=1) + "\n").encode())
+            storage.write("compare.json", (json.dumps(plain(compared.found.as_dict()), indent=1) + "\n").encode())
             storage.write("compare.html", compared.page.encode())
         if options.markdown:
             write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_profiler.fleet.conditions import Condition
-    from sm_profiler.fleet.model import Sums
+    from sm_profiler.fleet.model import Totals
 
 EXAMPLES = """\
 examples:
@@ -149,7 +149,7 @@ def _conditions(text: str) -> tuple[Condition, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _checked(conditions: Sequence[Condition], totals: Sums) -> int:
+def _checked(conditions: Sequence[Condition], totals: Totals) -> int:
     """Print which conditions are met, and which could not be checked; return the exit code."""
     code = DONE
     for one in conditions:

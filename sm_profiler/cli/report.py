@@ -156,7 +156,7 @@ def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
     from sm_profiler.report.gpu import report_traces
 
     report = report_traces(options.source, JobInfo(instance_type=options.instance_type, prices=prices))
-    lost = report.quality["lost"]
+    lost = report.quality.lost
     if options.strict and lost:
         raise SourceError(f"{printable(options.source)}: {lost} records could not be read")
     page = write(report, options.out or default_folder(report.metrics.name))
@@ -181,8 +181,8 @@ def report_on_table(options: Namespace, prices: dict[str, Any] | None) -> int:
         raise ConfigError("--columns needs pairs: rank=worker,seconds=duration")
     names = {name.strip(): column.strip() for name, _, column in pairs}
     report = report_table(options.source, JobInfo(instance_type=options.instance_type, prices=prices), names)
-    if options.strict and report.quality["lost"]:
-        raise SourceError(f"{printable(options.source)}: {report.quality['lost']} rows could not be read")
+    if options.strict and report.quality.lost:
+        raise SourceError(f"{printable(options.source)}: {report.quality.lost} rows could not be read")
     page = write(report, options.out or default_folder(report.metrics.name))
     print_summary(report, page)
     return exit_code(report, options)
@@ -264,10 +264,10 @@ def write_speedscope(report: Report, path: Path) -> None:
 
     from sm_profiler.errors import SourceError
     from sm_profiler.render.flame import to_speedscope
-    from sm_profiler.report.write import finite
+    from sm_profiler.report.report_json import plain
 
     try:
-        path.write_text(json.dumps(finite(to_speedscope(report.metrics.samples, report.metrics.name))))
+        path.write_text(json.dumps(plain(to_speedscope(report.metrics.samples, report.metrics.name))))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 MOSTLY_IDLE = "GPU mostly idle"  # label of BALANCED if no cause is found, and the GPU is no sign of health
@@ -58,6 +59,15 @@ class Class(str, Enum):
         member = str.__new__(cls, code)
         member._value_ = code
         member.label = label
+        return member
+
+    @classmethod
+    def _missing_(cls, value: object) -> Class | None:
+        """Return a class of another version, so that its reports can be read; its name is its code."""
+        if not isinstance(value, str) or not re.fullmatch("[A-Z][A-Z_]{2,39}", value):
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = member._value_ = member.label = value
         return member
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Verdict
@@ -123,7 +124,7 @@ def doubted(verdict: Verdict, doubt: str) -> Verdict:
 
 def _doubted(finding: Finding, doubt: str) -> Finding:
     level = "low" if finding.kind in FROM_GAPS else _LOWER[finding.confidence]
-    return finding if level == finding.confidence else attrs.evolve(finding, confidence=level, doubt=doubt)
+    return finding if level == finding.confidence else replace(finding, confidence=level, doubt=doubt)
 
 
 def _is_broken(file: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits, policy
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
@@ -88,12 +88,12 @@ def _of_training(findings: list[Finding], context: JudgeContext) -> list[Finding
         start = _not_certain(start, "a short run")
     if healthy is not None and healthy.label == healthy.kind.label:
         rest = f"{start.headline[:1].lower()}{start.headline[1:]}"
-        start = attrs.evolve(start, headline=f"The loop is healthy; the start is what is left: {rest}")
+        start = replace(start, headline=f"The loop is healthy; the start is what is left: {rest}")
     return [start]
 
 
 def _not_certain(finding: Finding, reason: str) -> Finding:
-    return attrs.evolve(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
+    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
 
 
 def _healthy(context: JudgeContext) -> Finding | None:
@@ -163,7 +163,7 @@ def _with_idle_gpu(healthy: Finding, gpu: float | None) -> Finding:
     """Return an open finding instead of a healthy one if the GPU is idle most of the time."""
     if gpu is None or gpu >= policy.IDLE_GPU:
         return healthy
-    return attrs.evolve(
+    return replace(
         healthy,
         headline=f"The GPU is busy only {gpu:.0f} % of the time, and no single cause explains it.",
         evidence=(

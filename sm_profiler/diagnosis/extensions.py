@@ -19,12 +19,8 @@ from sm_profiler.printable import logger_for, one_line
 log = logger_for("sm_profiler")
 
 
-@attrs.frozen
-class ForeignFinding(Finding):
+class ForeignFinding(Finding, frozen=True):
     """A finding of another package: its repair saves the share of the time that it names, for lack of a model."""
-
-
-_FIELDS = tuple(field.name for field in attrs.fields(Finding))
 
 
 def more_causes() -> list[Cause]:
@@ -68,7 +64,7 @@ def _checked(name: str, judge: Callable[[Any], Any]) -> Callable[[Any], Finding 
         finding = judge(context)
         if finding is not None and not isinstance(finding, Finding):
             raise TypeError(f"it returned {type(finding).__name__}, not a Finding")
-        return None if finding is None else ForeignFinding(**{key: getattr(finding, key) for key in _FIELDS})
+        return None if finding is None else ForeignFinding(**{key: getattr(finding, key) for key in Finding.__struct_fields__})
 
     checked.__name__ = name
     return checked

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import attrs
+from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import Interval as Share
 from sm_profiler.diagnosis import limits, policy
@@ -59,10 +60,10 @@ def _repaired(findings: Sequence[Finding], context: JudgeContext) -> list[Ranked
         if certain < limits.FLOOR:
             continue
         if best.confidence == "high" and certain < limits.SURELY * limits.FLOOR:
-            best = attrs.evolve(best, confidence="medium")
+            best = replace(best, confidence="medium")
         ranked.append(
             Ranked(
-                attrs.evolve(best, gain=_gain(possible(share, best), loop)),
+                replace(best, gain=_gain(possible(share, best), loop)),
                 certain * min(of_job, 1.0) * policy.PROBABILITY[best.confidence],
             )
         )
@@ -75,14 +76,14 @@ def possible(share: Share, finding: Finding) -> Share:
     if not finding.larger_batch:
         return share
     most = 1 - 1 / float(policy.BATCH_LARGER)
-    return Share(*(min(one, most) for one in attrs.astuple(share)))
+    return Share(*(min(one, most) for one in (share.low, share.value, share.high)))
 
 
 def _gain(share: Share, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
     found = Interval(share.low, share.value, share.high)
     per_step = float(loop.length.sum()) / max(loop.steps, 1)
-    speedup = Interval(*(1 / (1 - one) for one in attrs.astuple(found)))
+    speedup = Interval(*(1 / (1 - one) for one in astuple(found)))
     return Gain(_times(found, per_step), found, speedup, None, _times(found, loop.whole))
 
 
@@ -98,9 +99,9 @@ def _of_job(finding: Finding, metrics: JobMetrics, left: float) -> Ranked:
         low, value = policy.UNMODELLED[finding.confidence]
         beyond, factors = whole * lost_share(finding), (low, value, 1.0)
     seconds = Interval(*(min(beyond * factor, left) for factor in factors))
-    speedup = Interval(*(1 / (1 - min(one / whole, limits.MOST_SAVED)) for one in attrs.astuple(seconds)))
+    speedup = Interval(*(1 / (1 - min(one / whole, limits.MOST_SAVED)) for one in astuple(seconds)))
     certain = max(seconds.low / whole, lost_share(finding) * factors[0] * policy.INIT_WEIGHT)
-    return Ranked(attrs.evolve(finding, gain=Gain(NOTHING, NOTHING, speedup, None, seconds, "job")), certain)
+    return Ranked(replace(finding, gain=Gain(NOTHING, NOTHING, speedup, None, seconds, "job")), certain)
 
 
 def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
@@ -111,10 +112,10 @@ def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
     def of(one: Finding) -> Finding:
         if one.gain is None:
             return one
-        return attrs.evolve(one, gain=attrs.evolve(one.gain, usd=_times(one.gain.seconds, per_hour / 3600)))
+        return replace(one, gain=replace(one.gain, usd=_times(one.gain.seconds, per_hour / 3600)))
 
     return attrs.evolve(verdict, main=of(verdict.main), also=tuple(map(of, verdict.also)))
 
 
 def _times(interval: Interval, factor: float) -> Interval:
-    return Interval(*(one * factor for one in attrs.astuple(interval)))
+    return Interval(*(one * factor for one in astuple(interval)))

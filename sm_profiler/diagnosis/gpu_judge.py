@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
+from msgspec.structs import astuple, replace
 
 from sm_profiler.analysis.gpu.collectives import communication
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
@@ -307,7 +307,7 @@ def _with_collectives(finding: Finding, gpu: GpuTraces) -> Finding:
         evidence.append(Evidence("its bus bandwidth", f"{float(np.median(rates)):.3g} GB/s"))
     check = "Check first that no rank comes late and that the network is the one you pay for (EFA)."
     advice = f"{_COLLECTIVES[operation]} {check}" if operation in _COLLECTIVES else finding.next_step
-    return attrs.evolve(finding, evidence=(*finding.evidence, *evidence), next_step=advice)
+    return replace(finding, evidence=(*finding.evidence, *evidence), next_step=advice)
 
 
 # What a rank may do longer than the others: cause → label, in the order of `RankTime`'s fields.
@@ -414,7 +414,7 @@ def _with_gains(findings: Sequence[Finding], ranks: Sequence[RankTime], steps: f
         left -= value
         share = Interval(low, value, high)
         seconds = Interval(*(one * total_s for one in (low, value, high)))
-        per_step = Interval(*(one / max(steps, 1) for one in attrs.astuple(seconds)))  # unmarked steps count as one
+        per_step = Interval(*(one / max(steps, 1) for one in astuple(seconds)))  # unmarked steps count as one
         speedup = Interval(*(1 / (1 - one) for one in (low, value, high)))
-        found.append(attrs.evolve(finding, gain=Gain(per_step, share, speedup, seconds=seconds)))
+        found.append(replace(finding, gain=Gain(per_step, share, speedup, seconds=seconds)))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import attrs
 import numpy as np
@@ -107,16 +106,6 @@ class Totals:
     def useful(self) -> float:
         """Share of the time that the ranks spend computing, 0 to 1."""
         return self.share(*USEFUL)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the `ledger` object of report.json."""
-        return {
-            "coverage": round(self.coverage, 6),
-            "ranks": [
-                {"rank": rank.name, "steps": rank.steps, "seconds": {key: round(rank.seconds[key], 6) for key in self.activities if key in rank.seconds}}
-                for rank in self.ranks
-            ],
-        }  # fmt: skip
 
 
 @attrs.frozen(eq=False)

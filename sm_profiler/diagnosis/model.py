@@ -1,12 +1,17 @@
-"""Content of a report: evidence, findings, the verdict, and the report itself."""
+"""Content of a report: evidence, findings, the verdict, and the report itself.
+
+The `msgspec.Struct`s are records of report.json as well (`report.report_json`): fields are added, with a default, and never
+renamed.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import attrs
+import msgspec
+from msgspec.structs import force_setattr
 
-from sm_profiler._version import __version__
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
@@ -15,9 +20,8 @@ from sm_profiler.formats.event_names import PROFILING
 from sm_profiler.formatting import in_unit, percent
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.startup import costs_as_dict, start_parts
+from sm_profiler.source import FileQuality
 
-SCHEMA_VERSION = "1.0"
 _COMPARED = {  # `Evidence.held` → words around the threshold
     "good from": "good: {} or more",
     "used from": "in use: {} or more",
@@ -27,22 +31,21 @@ _COMPARED = {  # `Evidence.held` → words around the threshold
 }
 
 
-@attrs.frozen
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """One measured number behind a finding.
 
     Attributes:
         metric: name of the measurement.
-        value: number or text, in `unit`.
-        threshold: number it was compared with, in the same unit, or None.
-        where: rank or node it was measured at; "" for the whole job.
-        unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps`, …; "" for counts and texts.
+        value: number or text, in `unit`; null if it is not finite.
+        threshold: number it was compared with, in the same unit, or null.
+        where: rank or node it was measured at; empty for the whole job.
+        unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps`, …; empty for counts and texts.
         held: meaning of the threshold: `limit` (good up to it), `good from`, `used from`, `judged from`, `usually`,
             `others` (the other ranks' value), `before` (the value before a change), `±` (the value's standard error).
     """
 
     metric: str
-    value: float | str
+    value: float | str | None
     threshold: float | None = None
     where: str = ""
     unit: str = ""
@@ -56,13 +59,8 @@ class Evidence:
         number = in_unit(self.threshold, self.unit)
         return _COMPARED.get(self.held, f"{self.held} {{}}").format(number)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return attrs.asdict(self)
 
-
-@attrs.frozen
-class Location:
+class Location(msgspec.Struct, frozen=True):
     """A line of code that a finding points to.
 
     Attributes:
@@ -70,9 +68,9 @@ class Location:
         line: number of the line, from 1.
         function: function that contains it.
         share: part of the time lost to the finding that was spent there, 0 to 1.
-        phase: part of the loop in which it was seen; "" if unknown.
-        rank: process that it was seen in, `algo-1-0`; "" for all.
-        source: text of the line as it ran; "" if unknown.
+        phase: part of the loop in which it was seen; empty if unknown.
+        rank: process that it was seen in, `algo-1-0`; empty for all.
+        source: text of the line as it ran; empty if unknown.
     """
 
     file: str
@@ -83,36 +81,26 @@ class Location:
     rank: str = ""
     source: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {**attrs.asdict(self), "share": round(self.share, 4)}
 
-
-@attrs.frozen
-class Interval:
+class Interval(msgspec.Struct, frozen=True):
     """An estimate and the range that the truth probably lies in."""
 
     low: float
     value: float
     high: float
 
-    def as_dict(self) -> dict[str, float]:
-        """Return the object of report.json."""
-        return {name: round(value, 6) for name, value in attrs.asdict(self).items()}
 
-
-@attrs.frozen
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """Time and money that the repair of a finding saves.
 
     Attributes:
         seconds_per_step: seconds of a training step.
         share_of_loop: part of the loop, 0 to 1.
         speedup: factor by which the loop becomes faster, or the job.
-        usd: dollars for the whole job; None if its price is unknown.
+        usd: dollars for the whole job; null if its price is unknown.
         seconds: seconds of the whole job.
-        usd_is_rough: the price behind `usd` is estimated.
         of: what the speedup refers to: `loop`, `job` for time that is lost outside the loop, or `steps` for some steps of it.
+        usd_is_rough: the price behind `usd` is estimated.
     """
 
     seconds_per_step: Interval
@@ -123,20 +111,8 @@ class Gain:
     of: str = "loop"
     usd_is_rough: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {
-            "seconds_per_step": self.seconds_per_step.as_dict(),
-            "share_of_loop": self.share_of_loop.as_dict(),
-            "speedup": self.speedup.as_dict(),
-            "usd": self.usd and self.usd.as_dict(),
-            "seconds": self.seconds.as_dict(),
-            "of": self.of,
-        }
 
-
-@attrs.frozen
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One diagnosed cause.
 
     Attributes:
@@ -148,34 +124,36 @@ class Finding:
         of: the time it is a share of: `loop` or `job`.
         confidence: low, medium or high.
         where: lines of code that it points to, the most expensive first; at most five.
-        gain: what its repair saves; None if that is not known.
+        gain: what its repair saves; null if that is not known.
         label: name on the page; that of the class unless the judge sets another.
         ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
-        stage: pipeline stage that causes it; "" if none does.
-        doubt: why the confidence is not higher, in a few words; "" if it is high, or if no reason is known.
-        larger_batch: its repair is a larger batch, and its gain that of one `policy.BATCH_LARGER` times as large.
+        stage: pipeline stage that causes it; empty if none does.
+        doubt: why the confidence is not higher, in a few words; empty if it is high, or if no reason is known.
+        larger_batch: its repair is a larger batch, and its gain that of a much larger batch.
     """
 
-    kind: Class
+    kind: Class = msgspec.field(name="class")
     headline: str
-    evidence: tuple[Evidence, ...]
-    next_step: str
-    share_of_time: float
-    of: str = "loop"
+    evidence: tuple[Evidence, ...] = ()
+    next_step: str = ""
+    share_of_time: float = 0.0
+    of: str = msgspec.field(name="share_of", default="loop")
     confidence: str = "medium"
     where: tuple[Location, ...] = ()
     gain: Gain | None = None
-    label: str = attrs.field(default=attrs.Factory(lambda self: self.kind.label, takes_self=True))
+    label: str = ""
     ranks: tuple[str, ...] = ()
     stage: str = ""
-    doubt: str = ""
+    doubt: str = msgspec.field(name="confidence_reason", default="")
     larger_batch: bool = False
 
-    def __attrs_post_init__(self) -> None:
-        """Take the reason from a `Confidence`."""
+    def __post_init__(self) -> None:
+        """Fill in the label, and take the reason from a `Confidence`."""
+        if not self.label:
+            force_setattr(self, "label", self.kind.label)
         if isinstance(self.confidence, Confidence):
-            object.__setattr__(self, "doubt", self.confidence.reason)
-            object.__setattr__(self, "confidence", str(self.confidence))
+            force_setattr(self, "doubt", self.confidence.reason)
+            force_setattr(self, "confidence", str(self.confidence))
 
     @property
     def confidence_text(self) -> str:
@@ -186,23 +164,6 @@ class Finding:
     def is_open(self) -> bool:
         """True if it names neither a problem nor health."""
         return self.kind is Class.INCONCLUSIVE or (self.kind is Class.BALANCED and self.label != self.kind.label)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {
-            "class": self.kind.value,
-            "headline": self.headline,
-            "evidence": [one.as_dict() for one in self.evidence],
-            "next_step": self.next_step,
-            "share_of_time": round(self.share_of_time, 4),
-            "share_of": self.of,
-            "confidence": self.confidence,
-            "confidence_reason": self.doubt,
-            "where": [one.as_dict() for one in self.where],
-            "gain": self.gain and self.gain.as_dict(),
-            "ranks": list(self.ranks),
-            "stage": self.stage,
-        }
 
 
 @attrs.frozen
@@ -219,16 +180,71 @@ class Verdict:
         """The verdict's class."""
         return self.main.kind
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        also = [finding.as_dict() for finding in self.also]
-        missing = [{"what": what, "why": why} for what, why in self.not_judged]
-        return {
-            **self.main.as_dict(),
-            "also": also,
-            "not_judged": missing,
-            "shared_wait": round(self.shared_wait, 4),
-        }
+
+class DamagedFiles(msgspec.Struct, frozen=True):
+    """Files that are damaged or cut off, events that a failing disk did not take, and what is therefore missing.
+
+    Attributes:
+        files: number of files.
+        sentence: all of this as text.
+        doubt: the reason for a lower confidence.
+    """
+
+    files: int
+    sentence: str
+    doubt: str
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """Data that could not be read, and collectors that the hook switched off.
+
+    Attributes:
+        sentence: the summary.
+        files: number of files.
+        states: state of a file → number of files.
+        lost: records that could not be read.
+        rows: files that were not read completely, the most lost records first.
+        damage: null if no file is damaged.
+        more: files that are not in `rows`.
+        collectors: one line for each collector in an unusual state.
+    """
+
+    sentence: str
+    files: int
+    states: dict[str, int]
+    lost: int
+    rows: tuple[FileQuality, ...]
+    damage: DamagedFiles | None = None
+    more: int
+    collectors: tuple[str, ...]
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of the job and of its losses, estimated from a dated price table.
+
+    Attributes:
+        instance_type: types of the instances, joined by ` + `.
+        nodes: number of instances.
+        per_hour: dollars for all instances.
+        lost_per_hour: `lost_usd` for each billed hour.
+        lost_usd: what is lost of the job so far: what the repair of each finding saves; all if the job failed.
+        prices: origin of the prices.
+        price_estimated: no list price of one of the types is known.
+        smaller_instance: a cheaper type that would do; null if there is none.
+        estimate: always true.
+        sentence: all of this as text.
+    """
+
+    instance_type: str
+    nodes: int
+    per_hour: float
+    lost_per_hour: float
+    lost_usd: float
+    prices: str
+    price_estimated: bool = False
+    smaller_instance: str | None = None
+    estimate: bool = True
+    sentence: str
 
 
 @attrs.frozen
@@ -252,9 +268,9 @@ class Report:
     metrics: JobMetrics
     verdict: Verdict
     rules: dict[str, dict[str, Any]]
-    broken: dict[str, str] = attrs.field(factory=dict)
-    quality: dict[str, Any] = attrs.field(factory=dict)
-    cost: dict[str, Any] | None = None
+    broken: dict[str, str]
+    quality: Quality
+    cost: Cost | None = None
     source: str = ""
     generated: str = ""
     link: str = attrs.field(default="", kw_only=True)
@@ -301,29 +317,5 @@ class Report:
     @property
     def damage_alarm(self) -> str | None:
         """Data that could not be read, or written, of a job that is over; None if nothing is missing."""
-        damage = self.quality.get("damage")
-        return damage["sentence"] if damage and not self.metrics.running else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content of report.json."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "version": __version__,
-            "generated": self.generated,
-            "source": self.source,
-            "job": {
-                **self.metrics.as_dict(),
-                "startup": [part.as_dict() for part in start_parts(self.metrics)],
-                **costs_as_dict(self.metrics, self.cost["per_hour"] if self.cost else None),
-            },
-            "end": self.metrics.ending.as_dict(),
-            "verdict": self.verdict.as_dict(),
-            "hang": hang.as_dict() if (hang := self.hang) else None,
-            "profiling_cost": self.profiling_cost,
-            "rules": self.rules,
-            "broken_rules": self.broken,
-            "data_quality": self.quality,
-            "cost": self.cost,
-            "gpu_traces": list(self.gpu_traces),
-            "ledger": self.ledger and self.ledger.as_dict(),
-        }
+        damage = self.quality.damage
+        return damage.sentence if damage and not self.metrics.running else None

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
@@ -105,7 +106,7 @@ def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
         )
     shown = _Shown.of(metrics.samples)
     main, *also = (
-        attrs.evolve(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
+        replace(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
         for finding in (verdict.main, *verdict.also)
     )
     return attrs.evolve(verdict, main=_pointed(main), also=tuple(map(_pointed, also)))
@@ -124,7 +125,7 @@ def _pointed(finding: Finding) -> Finding:
         return finding
     place = f"{first.file.rpartition('/')[2]}:{first.line}"
     name = place if first.function == MODULE else f"{first.function}() ({place})"
-    return attrs.evolve(finding, next_step=f"Look at {name} first. {finding.next_step}")
+    return replace(finding, next_step=f"Look at {name} first. {finding.next_step}")
 
 
 def _function(one: Location) -> tuple[str, str]:
@@ -139,7 +140,7 @@ def _with_functions(finding: Finding, metrics: JobMetrics) -> Finding:
         return finding
     found = [one for one in metrics.functions[:MAX_LOCATIONS] if one.seconds >= policy.WHERE_SHARE * total]
     where = tuple(Location(one.file, one.line, one.function, one.seconds / total, "Python window") for one in found)
-    return attrs.evolve(finding, where=where)
+    return replace(finding, where=where)
 
 
 @attrs.frozen
@@ -160,7 +161,7 @@ class _Shown:
     def location(self, one: Location) -> Location:
         shown = self.names.get(one.file.rpartition("/")[2], "")
         file = shown if shown and one.file.endswith(f"/{shown}") else one.file
-        return attrs.evolve(one, file=file, source=one.source or self.samples.sources.get((file, one.line), ""))
+        return replace(one, file=file, source=one.source or self.samples.sources.get((file, one.line), ""))
 
 
 def locate(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:

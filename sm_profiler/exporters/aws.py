@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters.destination import within
+from sm_profiler.exporters.destination import key_of, within
 from sm_profiler.exporters.message import message_of
 from sm_profiler.printable import printable
 from sm_profiler.report import Report
@@ -70,17 +69,12 @@ class Topic:
         attributes = {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
         extra = {}
         if self.arn.endswith(".fifo"):
-            extra = {"MessageGroupId": "sm-profiler", "MessageDeduplicationId": _id_of(message.detail)}
+            extra = {"MessageGroupId": "sm-profiler", "MessageDeduplicationId": key_of(report, self.arn)}
         request(
             self.client.publish, TopicArn=self.arn, Subject=subject, Message=message.text,
             MessageAttributes=attributes, **extra,
         )  # fmt: skip
         return f"the verdict to {self.arn.rpartition(':')[2]}"
-
-
-def _id_of(detail: dict[str, Any]) -> str:
-    same = {"job": detail["job"], "source": detail["source"], "class": detail["verdict"]["class"]}
-    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
 
 
 def open_topic(place: str) -> Topic:

@@ -7,14 +7,14 @@ from typing import Any
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
-from sm_profiler.diagnosis.model import SCHEMA_VERSION
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import printable
 from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.terminal import OF_ENDS
 from sm_profiler.report import Report
-from sm_profiler.report.write import finite
+from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
 
 MAX_NAME = 200
 MAX_LINE = 600
@@ -61,15 +61,14 @@ def message_of(report: Report) -> Message:
         f"Report: {printable(report.link)}" if report.link else "",
         f"Profile: {place_of(report)}" if report.source else "",
     ]
-    found = main.as_dict()
     detail = {
         "schema_version": SCHEMA_VERSION,
         "job": name,
         "source": printable(report.source),
         "report": printable(report.link),
         "generated": report.generated,
-        "end": ending.as_dict(),
-        "verdict": {**found, "evidence": found["evidence"][:MAX_ALSO]},
+        "end": end_of(ending),
+        "verdict": replace(main, evidence=main.evidence[:MAX_ALSO]),
         "also": [
             {"class": finding.kind.value, "headline": finding.headline, "share_of_time": finding.share_of_time}
             for finding in report.verdict.also[:MAX_ALSO]
@@ -78,7 +77,7 @@ def message_of(report: Report) -> Message:
     return Message(
         f"{name}: {main.label} ({main.confidence} confidence{', so far' if report.metrics.running else ''})",
         tuple(printable(line)[:MAX_LINE] for line in lines if line),
-        finite(detail),
+        plain(detail),
     )
 
 

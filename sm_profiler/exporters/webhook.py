@@ -31,7 +31,7 @@ _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b"
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A webhook that has moved must be configured anew: its address is a secret that no other host may get."""
+    """Refuses redirects: the address is a secret that no other host may get."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Refuse."""
@@ -59,6 +59,7 @@ class Webhook:
         body = json.dumps({"text": "\n".join((f"*{title}*", *lines))}).encode()
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked
         host = urlsplit(self.url).hostname
+        # Not urllib3's Retry: it logs the address, which is a secret, ignores proxies, and waits as long as a server asks.
         for attempt in range(1, ATTEMPTS + 1):
             error, wait = self._post(request)
             if not error:

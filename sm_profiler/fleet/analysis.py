@@ -11,23 +11,23 @@ import attrs
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
-from sm_profiler.fleet.chance import drawn_at_least
 from sm_profiler.fleet.comparisons import regressions, slow_hosts
 from sm_profiler.fleet.model import (
     LEAST_BILL_USD,
     STAGES,
     Cause,
-    CommonCause,
     Failure,
     Fleet,
     FleetJob,
     Group,
-    Sums,
+    SharedCause,
     TopJob,
+    Totals,
     Week,
 )
-from sm_profiler.fleet.page_words import Amounts
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
+from sm_profiler.fleet.significance import drawn_at_least
+from sm_profiler.fleet.wording import Amounts
 
 UNFINISHED = frozenset({"InProgress", "Stopping"})
 ATTRIBUTES = {  # key → of a row
@@ -45,7 +45,7 @@ def loss_order(job: FleetJob, *, in_dollars: bool = True) -> tuple[float, float,
     return -usd, -job.lost_instance_hours, job.name, job.source
 
 
-def sums_of(jobs: Iterable[FleetJob]) -> Sums:
+def totals_of(jobs: Iterable[FleetJob]) -> Totals:
     """Return the sums of some jobs."""
     jobs = list(jobs)
     priced = [job for job in jobs if job.bill_usd is not None]
@@ -56,14 +56,14 @@ def sums_of(jobs: Iterable[FleetJob]) -> Sums:
     causes: dict[str, float] = {}
     stages: dict[str, float] = {}
     for job in jobs:
-        for one in job.losses:
-            lost_here = (one.usd or 0.0) if priced else one.seconds * job.instances / 3600
-            causes[one.cause] = causes.get(one.cause, 0.0) + lost_here
+        for loss in job.losses:
+            lost_here = (loss.usd or 0.0) if priced else loss.seconds * job.instances / 3600
+            causes[loss.cause] = causes.get(loss.cause, 0.0) + lost_here
         for stage, seconds in job.stages.items():
             stages[stage] = stages.get(stage, 0.0) + seconds * job.instances / 3600
     in_dollars = bill >= LEAST_BILL_USD and (judged_usd > 0 or all_priced)
     waste = _part(lost, judged_usd) if in_dollars else _part(lost_hours, judged_hours)
-    return Sums(
+    return Totals(
         jobs=len(jobs),
         judged=sum(job.is_judged for job in jobs),
         unreadable=sum(bool(job.error) for job in jobs),
@@ -89,22 +89,24 @@ def sums_of(jobs: Iterable[FleetJob]) -> Sums:
     )
 
 
-def causes_of(jobs: Sequence[FleetJob], whole: Sums) -> tuple[Cause, ...]:
+def causes_of(jobs: Sequence[FleetJob], whole: Totals) -> tuple[Cause, ...]:
     """Return what all jobs lose to each cause, the most expensive first."""
     losses: dict[str, list[tuple[float, float, str]]] = {}
     priced: dict[str, int] = {}
     for job in jobs:
-        for one in job.losses:
-            row = (one.usd or 0.0, one.seconds * job.instances / 3600, one.next_step)
-            losses.setdefault(one.cause, []).append(row)
-            priced[one.cause] = priced.get(one.cause, 0) + (one.usd is not None)
+        for loss in job.losses:
+            row = (loss.usd or 0.0, loss.seconds * job.instances / 3600, loss.next_step)
+            losses.setdefault(loss.cause, []).append(row)
+            priced[loss.cause] = priced.get(loss.cause, 0) + (loss.usd is not None)
     found = []
     for cause, rows in losses.items():
         usd, hours = _sum(row[0] for row in rows), _sum(row[1] for row in rows)
         part = (_part(usd, whole.judged_usd) if whole.in_dollars else _part(hours, whole.judged_instance_hours)) or 0.0
         found.append(Cause(cause, LABELS.get(cause, cause), len(rows), hours, usd, part, max(rows)[2], priced[cause]))
     in_dollars = whole.in_dollars
-    return tuple(sorted(found, key=lambda one: (-one.usd if in_dollars else 0.0, -one.instance_hours, one.cause)))
+    return tuple(
+        sorted(found, key=lambda cause: (-cause.usd if in_dollars else 0.0, -cause.instance_hours, cause.cause))
+    )
 
 
 def value_of(job: FleetJob, key: str) -> str:
@@ -126,8 +128,10 @@ def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...
         for job in jobs:
             by_value.setdefault(job.groups.get(key, ""), []).append(job)
         if any(by_value):
-            groups = [Group(key, value, sums_of(some)) for value, some in by_value.items()]
-            found += sorted(groups, key=lambda one: (-one.sums.lost_usd, -one.sums.lost_instance_hours, one.value))
+            groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
+            found += sorted(
+                groups, key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value)
+            )
     return tuple(found)
 
 
@@ -137,7 +141,7 @@ def weeks_of(jobs: Sequence[FleetJob]) -> tuple[Week, ...]:
     for job in jobs:
         if job.week:
             by_week.setdefault(job.week, []).append(job)
-    return tuple(Week(week, sums_of(by_week[week])) for week in sorted(by_week))
+    return tuple(Week(week, totals_of(by_week[week])) for week in sorted(by_week))
 
 
 def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
@@ -163,7 +167,7 @@ def failures_of(jobs: Sequence[FleetJob]) -> tuple[Failure, ...]:
         usd = job.bill_usd if ended else job.interrupted_usd
         hours = job.instance_hours if ended else job.interrupted_s * job.instances / 3600
         found.append(Failure(index, job.name, job.status, job.failure, job.interruptions, usd, hours))
-    return tuple(sorted(found, key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.name)))
+    return tuple(sorted(found, key=lambda job: (-(job.usd or 0.0), -job.instance_hours, job.name)))
 
 
 def _coverage(jobs: Sequence[FleetJob], judged: float, whole: float) -> float | None:
@@ -190,7 +194,7 @@ MOST = 50
 _OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
 
 
-def common_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[CommonCause, ...]:
+def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[SharedCause, ...]:
     """Return the causes that groups have in common, the most expensive first."""
     judged = [job for job in jobs if job.judged]
     groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]
@@ -215,7 +219,7 @@ def common_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Common
             if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > policy.CHANCE:
                 continue
             found.append(_common(key, value, cause, mine, len(some), (len(having) - len(mine)) / max(others, 1)))
-    found.sort(key=lambda one: (-(one.usd or 0.0), -one.instance_hours, one.key, one.value))
+    found.sort(key=lambda shared: (-(shared.usd or 0.0), -shared.instance_hours, shared.key, shared.value))
     return tuple(_distinct(found)[:MOST])
 
 
@@ -223,18 +227,18 @@ def _causes(job: FleetJob) -> set[str]:
     """Return the causes that cost a job noticeable time."""
     whole = job.billable_s or 0.0
     return {
-        one.cause
-        for one in job.losses
-        if whole and one.seconds / whole >= policy.COMMON_SHARE and one.cause not in {FAILURE, INTERRUPTION}
+        loss.cause
+        for loss in job.losses
+        if whole and loss.seconds / whole >= policy.COMMON_SHARE and loss.cause not in {FAILURE, INTERRUPTION}
     }
 
 
 def _common(  # one argument a part of the sentence
     key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
-) -> CommonCause:
-    losses = [(job, one) for job in jobs for one in job.losses if one.cause == cause]
-    priced = [one.usd for _, one in losses if one.usd is not None]
-    hours = sum(one.seconds * job.instances / 3600 for job, one in losses)
+) -> SharedCause:
+    losses = [(job, loss) for job in jobs for loss in job.losses if loss.cause == cause]
+    priced = [loss.usd for _, loss in losses if loss.usd is not None]
+    hours = sum(loss.seconds * job.instances / 3600 for job, loss in losses)
     worst = max(losses, key=lambda pair: (pair[1].usd or 0.0, pair[1].seconds))[1]
     detail, label = _detail(cause, jobs), LABELS.get(cause, cause)
     group = f"{key} {value}" if value else key
@@ -242,7 +246,7 @@ def _common(  # one argument a part of the sentence
     text += f", all with {detail}" if detail else ""
     text += f": {Amounts(bool(priced)).text(sum(priced), hours)} lost"
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
-    return CommonCause(
+    return SharedCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,
         worst.next_step, text,
     )  # fmt: skip
@@ -259,11 +263,11 @@ def _detail(cause: str, jobs: Sequence[FleetJob]) -> str:
     return ""
 
 
-def _distinct(found: Sequence[CommonCause]) -> list[CommonCause]:
+def _distinct(found: Sequence[SharedCause]) -> list[SharedCause]:
     """Leave out groups that are the same jobs under another key: all of their numbers are equal."""
-    kept: dict[tuple[object, ...], CommonCause] = {}
-    for one in found:
-        kept.setdefault((one.cause, one.jobs, one.of, one.usd, one.instance_hours), one)
+    kept: dict[tuple[object, ...], SharedCause] = {}
+    for shared in found:
+        kept.setdefault((shared.cause, shared.jobs, shared.of, shared.usd, shared.instance_hours), shared)
     return list(kept.values())
 
 
@@ -282,7 +286,7 @@ def assemble(  # keyword arguments, one an independent choice
 ) -> Fleet:
     """Return the fleet of some jobs, with their bills."""
     rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
-    totals = sums_of(rows)
+    totals = totals_of(rows)
     rows.sort(key=partial(loss_order, in_dollars=totals.in_dollars))
     return Fleet(
         generated=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -297,7 +301,7 @@ def assemble(  # keyword arguments, one an independent choice
         groups=groups_of(rows, group_by),
         weeks=weeks_of(rows),
         top=top_of(rows),
-        common=common_causes(rows, group_by),
+        common=shared_causes(rows, group_by),
         hosts=slow_hosts(rows),
         regressions=regressions(rows),
         failures=failures_of(rows),

@@ -1,57 +1,15 @@
-"""The training jobs of an account as candidates, and the bill of each: billed seconds times price times instances."""
+"""The bill of each job: billed seconds times price times instances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
 
 import attrs
 
-from sm_profiler.fleet import folders, texts
-from sm_profiler.fleet.candidate import Candidate, Loaded
-from sm_profiler.fleet.model import FleetJob, Range
+from sm_profiler.diagnosis.model import Interval
+from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import FAILURE
-from sm_profiler.jobs.account import Account
 from sm_profiler.report.prices import Prices
-
-
-def candidates_of(account: Account, since: float | None = None) -> Iterator[Candidate]:
-    """Yield the jobs, the newest first.
-
-    Args:
-        account: the account.
-        since: leave out jobs that were created before; seconds since the epoch.
-
-    Raises:
-        SourceError: they cannot be listed.
-    """
-    for one in account.jobs(since):
-        yield Candidate(
-            job=one.arn or one.name,
-            name=texts.name(one.name),
-            load=partial(load, account, one.name, one.arn),
-            modified=one.modified,
-            started=one.created,
-            ended=one.ended,
-        )
-
-
-def load(account: Account, name: str, arn: str) -> Loaded:
-    """Describe a job, and read its report if there is one.
-
-    Raises:
-        SourceError: a request failed.
-    """
-    description = account.describe(name)
-    description["Tags"] = account.tags(arn) if arn else []
-    found = account.place(description, name)
-    if found is None:
-        return Loaded(description, None, FleetJob(texts.name(name), source=texts.sentence(arn)))
-    return attrs.evolve(folders.load(*found, name), description=description)
-
-
-__all__ = ["Prices", "with_bill"]
 
 
 def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
@@ -62,12 +20,12 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
     second = each * job.instances / 3600
     bill = job.billable_s * second
     losses, left = [], bill
-    for one in job.losses:
-        usd = min(one.seconds * second, left)
+    for loss in job.losses:
+        usd = min(loss.seconds * second, left)
         left = max(left - usd, 0.0)
-        losses.append(attrs.evolve(one, usd=usd))
-    gain = job.gain_s and Range(*(value * second for value in (job.gain_s.low, job.gain_s.value, job.gain_s.high)))
-    lost = min(math.fsum(one.usd or 0.0 for one in losses), bill)
+        losses.append(attrs.evolve(loss, usd=usd))
+    gain = job.gain_s and Interval(*(value * second for value in (job.gain_s.low, job.gain_s.value, job.gain_s.high)))
+    lost = min(math.fsum(loss.usd or 0.0 for loss in losses), bill)
     return attrs.evolve(
         job,
         price=each,
@@ -78,7 +36,7 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
         lost_usd=lost,
         gain_usd=gain,
         interrupted_usd=min(job.interrupted_s * second, bill) if job.interrupted_s else None,
-        failed_usd=bill if any(one.cause == FAILURE for one in losses) else None,
+        failed_usd=bill if any(loss.cause == FAILURE for loss in losses) else None,
     )
 
 

@@ -13,19 +13,17 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
 from sm_profiler.executors import Meter, open_pool, run_tasks
-from sm_profiler.fleet import policy, texts
+from sm_profiler.fleet import policy, sanitize
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
-from sm_profiler.fleet.billing import Prices, with_bill
-from sm_profiler.fleet.candidate import Candidate, Loaded
-from sm_profiler.fleet.description import Facts, facts_of
-from sm_profiler.fleet.folders import DATASET, candidates_below
+from sm_profiler.fleet.billing import with_bill
+from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.formatting import percent, plural
 from sm_profiler.printable import one_line
+from sm_profiler.report.prices import Prices
 from sm_profiler.source.opening import is_account, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
@@ -33,26 +31,6 @@ READERS = 8  # threads
 BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
 SAVED_S = 60.0  # between two writes of the index while jobs are judged
-
-
-@attrs.frozen
-class Choice:
-    """Choice of the jobs that are shown.
-
-    Attributes:
-        since: jobs that started before are left out; seconds since the epoch.
-        tags: jobs without these are left out.
-    """
-
-    since: float | None = None
-    tags: Mapping[str, str] = attrs.field(factory=dict)
-
-    def takes(self, job: FleetJob) -> bool:
-        """Return whether a row is shown."""
-        started = job.started or job.created or job.ended
-        if self.since is not None and started is not None and started < self.since:
-            return False
-        return all(job.tags.get(key) == value for key, value in self.tags.items())
 
 
 def build_fleet(  # keyword arguments, one an independent choice
@@ -84,19 +62,19 @@ def build_fleet(  # keyword arguments, one an independent choice
         ConfigError: a price or the executor's name is not valid.
         SourceError: a source cannot be listed. A job that cannot be read is a row with its error instead.
     """
-    table, choice = Prices.of(prices), Choice(since, dict(tags or {}))
-    run = _Run(choice, executor, index, progress, now)
+    table, tags = Prices.of(prices), dict(tags or {})
+    run = _Run(since, executor, index, progress, now)
     shown = []
     try:
         for source in sources:
-            shown.append(texts.sentence(source))
+            shown.append(sanitize.sentence(source))
             run.read(source)
     except KeyboardInterrupt:
         run.save()
         raise
     run.finish()
     once = _once(run.rows)
-    rows = [with_bill(row, table) for row in once if choice.takes(row)]
+    rows = [with_bill(row, table) for row in once if _is_shown(row, since, tags)]
     notes = [*run.notes, *_notes(rows, table)]
     if twice := len(run.rows) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
@@ -105,10 +83,17 @@ def build_fleet(  # keyword arguments, one an independent choice
         group_by=tuple(dict.fromkeys(group_by)),
         sources=shown,
         since=since,
-        tags=dict(choice.tags),
+        tags=tags,
         prices=table.origin,
         notes=notes,
     )
+
+
+def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bool:
+    started = job.started or job.created or job.ended
+    if since is not None and started is not None and started < since:
+        return False
+    return all(job.tags.get(key) == value for key, value in tags.items())
 
 
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
@@ -120,7 +105,7 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     kept: dict[str, FleetJob] = {}
     numbers: dict[tuple[object, ...], str] = {}  # → ARN
     for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
-        names = [name for name in (row.arn, row.source) if name and not name.endswith(texts.CUT)]
+        names = [name for name in (row.arn, row.source) if name and not name.endswith(sanitize.CUT)]
         is_dataset = DATASET in row.source
         own = row.name, row.steps, row.steps_per_second, row.headline
         other = numbers.get((*own, not is_dataset))
@@ -160,7 +145,7 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
 class _Run:
     """One run over all sources."""
 
-    choice: Choice
+    since: float | None
     executor: str | Executor
     index: Storage | None
     progress: bool | None
@@ -184,24 +169,23 @@ class _Run:
         missing = []
         found, notes = self._candidates(source)
         self.notes += notes
-        for one in found:
-            entry = self._old.get(one.job)
-            if entry is not None and self._is_current(one, entry):
-                self._keep(one, entry)
-            elif self.choice.since is None or not one.started or one.started >= self.choice.since:
-                missing.append(one)
+        for candidate in found:
+            entry = self._old.get(candidate.job)
+            if entry is not None and self._is_current(candidate, entry):
+                self._keep(candidate, entry)
+            elif self.since is None or not candidate.started or candidate.started >= self.since:
+                missing.append(candidate)
         judged = self._load(missing)
         if judged:
             self._judge(judged)
 
     def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
         if is_account(source):
-            from sm_profiler.fleet.billing import candidates_of  # boto3 takes a third of a second to load
-            from sm_profiler.jobs.account import Account
+            from sm_profiler.jobs.account import Account  # boto3 takes a third of a second to load
 
             account = Account.open(split_account(source)[0])
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
-            return candidates_of(account, self.choice.since), ()
+            return candidates_of(account, self.since), ()
         if "://" not in source and not Path(source).expanduser().is_dir():
             raise not_a_folder(source)
         # absolute: workers have a working directory of their own, and the index serves runs from any folder
@@ -210,20 +194,20 @@ class _Run:
         return candidates_below(storage)
 
     @staticmethod
-    def _is_current(one: Candidate, entry: Entry) -> bool:
-        if one.identity:
-            return one.identity == entry.identity
-        return entry.settled and one.modified == entry.modified
+    def _is_current(candidate: Candidate, entry: Entry) -> bool:
+        if candidate.identity:
+            return candidate.identity == entry.identity
+        return entry.settled and candidate.modified == entry.modified
 
-    def _keep(self, one: Candidate, entry: Entry) -> None:
-        self._new[one.job] = entry
+    def _keep(self, candidate: Candidate, entry: Entry) -> None:
+        self._new[candidate.job] = entry
         self.rows.append(entry.row)
 
-    def _add(self, one: Candidate, row: FleetJob, identity: str) -> None:
-        ended = row.ended or one.started
-        settled = one.ended and bool(ended) and self.now() - ended > SETTLED_S
+    def _add(self, candidate: Candidate, row: FleetJob, identity: str) -> None:
+        ended = row.ended or candidate.started
+        settled = candidate.ended and bool(ended) and self.now() - ended > SETTLED_S
         self._changed = True
-        self._keep(one, Entry(identity or one.identity, row, one.modified, settled))
+        self._keep(candidate, Entry(identity or candidate.identity, row, candidate.modified, settled))
 
     def _load(self, missing: Sequence[Candidate]) -> list[tuple[Candidate, Loaded]]:
         """Read the small files of jobs; return those that have to be judged."""
@@ -231,43 +215,42 @@ class _Run:
         waiting = iter(missing)
         with ThreadPoolExecutor(READERS) as threads, self._meter(len(missing), READERS) as meter:
             while batch := list(islice(waiting, BATCH)):
-                for one, loaded in zip(batch, threads.map(_loaded, batch), strict=True):
+                for candidate, loaded in zip(batch, threads.map(_loaded, batch), strict=True):
                     meter.add(1)
                     if isinstance(loaded, str):
-                        self._failed(one, loaded)
+                        self._failed(candidate, loaded)
                         continue
-                    known = self._old.get(one.job)
+                    known = self._old.get(candidate.job)
                     if (
                         known is not None
                         and loaded.identity
                         and known.identity == loaded.identity
-                        and known.modified == one.modified
+                        and known.modified == candidate.modified
                     ):
-                        self._add(one, known.row, loaded.identity)
-                    elif not self._from_report(one, loaded):
-                        judged.append((one, attrs.evolve(loaded, report=None)))
+                        self._add(candidate, known.row, loaded.identity)
+                    elif not self._from_report(candidate, loaded):
+                        judged.append((candidate, attrs.evolve(loaded, report=None)))
         return judged
 
-    def _from_report(self, one: Candidate, loaded: Loaded) -> bool:
+    def _from_report(self, candidate: Candidate, loaded: Loaded) -> bool:
         """Add the row of a job that need not be judged; return False if it has to be."""
-        facts = facts_of(loaded.description)
         if loaded.report is None:
             if loaded.profile:
                 return False
-            self._add(one, row_of(None, facts, loaded.place), loaded.identity)
+            self._add(candidate, row_of(None, loaded.description, loaded.place), loaded.identity)
             return True
         try:
             report = read_report(loaded.report)
         except ProfilerError as error:
             if loaded.profile:
                 return False
-            self._failed(one, one_line(error), facts, loaded)
+            self._failed(candidate, one_line(error), loaded)
             return True
         outdated = report.version != __version__ or (report.job.running and loaded.changed > loaded.reported)
         if outdated and loaded.profile:
             return False
-        row = row_of(report, facts, attrs.evolve(loaded.place, judged="report"))
-        self._add(one, row, loaded.identity)
+        row = row_of(report, loaded.description, attrs.evolve(loaded.place, judged="report"))
+        self._add(candidate, row, loaded.identity)
         return True
 
     def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
@@ -276,32 +259,31 @@ class _Run:
         saved = time.monotonic()
         with open_pool(self.executor) as pool, self._meter(len(jobs), pool.workers) as meter:
             for result in run_tasks(pool, judge_job, tasks, waiting=meter.draw):
-                one, loaded = jobs[result.number]
+                candidate, loaded = jobs[result.number]
                 meter.add(1)
-                self._judged(one, loaded, result.data, result.error)
+                self._judged(candidate, loaded, result.data, result.error)
                 if time.monotonic() - saved > SAVED_S:
                     self.save()
                     saved = time.monotonic()
 
-    def _judged(self, one: Candidate, loaded: Loaded, data: bytes, error: str) -> None:
-        facts = facts_of(loaded.description)
+    def _judged(self, candidate: Candidate, loaded: Loaded, data: bytes, error: str) -> None:
         try:
             answer = answer_of(data) if not error else None
             if answer is None or answer.error:
-                self._failed(one, answer.error if answer else error, facts, loaded)
+                self._failed(candidate, answer.error if answer else error, loaded)
                 return
             report = read_report(answer.report)
         except ProfilerError as damaged:
-            self._failed(one, one_line(damaged), facts, loaded)
+            self._failed(candidate, one_line(damaged), loaded)
             return
         place = attrs.evolve(loaded.place, judged="profile", report="")
-        self._add(one, row_of(report, facts, place), loaded.identity)
+        self._add(candidate, row_of(report, loaded.description, place), loaded.identity)
 
-    def _failed(self, one: Candidate, error: str, facts: Facts | None = None, loaded: Loaded | None = None) -> None:
+    def _failed(self, candidate: Candidate, error: str, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
-        place = loaded.place if loaded else FleetJob(one.name, source=texts.sentence(one.place))
-        row = row_of(None, facts or Facts(), place)
-        self.rows.append(attrs.evolve(row, error=texts.sentence(error)))
+        place = loaded.place if loaded else FleetJob(candidate.name, source=sanitize.sentence(candidate.place))
+        row = row_of(None, loaded.description if loaded else {}, place)
+        self.rows.append(attrs.evolve(row, error=sanitize.sentence(error)))
 
     def _meter(self, total: int, workers: int) -> Meter:
         return Meter(total, workers, noun="jobs", show=self.progress)
@@ -310,7 +292,7 @@ class _Run:
         """Write the index; jobs that these sources hold no more are left out."""
         if self.index is None or not self._changed:
             return
-        gone = () if self.choice.since is not None else tuple(self._sources)
+        gone = () if self.since is not None else tuple(self._sources)
         others = {job: entry for job, entry in self._old.items() if not job.startswith(gone)}
         write_index(self.index, others | self._new, NAME)
 
@@ -320,10 +302,10 @@ class _Run:
         self.save()
 
 
-def _loaded(one: Candidate) -> Loaded | str:
+def _loaded(candidate: Candidate) -> Loaded | str:
     """Read the small files of a job; return the error if they cannot be read."""
     try:
-        return one.load()
+        return candidate.load()
     except ProfilerError as error:
         return one_line(error)
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OSError) as error:

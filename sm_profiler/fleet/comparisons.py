@@ -1,6 +1,6 @@
 """Machines and earlier runs that jobs are compared with: slow hosts, and jobs that became slower.
 
-Each job with several nodes of which one delays the others is a draw: by chance, each of its nodes is that one equally
+Each job with several nodes of which one delays the others is a draw: by chance, each of its nodes delays them equally
 often. A job of one node is compared with those of the same name on other machines: by chance, half are slower than
 their median.
 """
@@ -16,8 +16,8 @@ import attrs
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.fleet import policy
-from sm_profiler.fleet.chance import at_least
 from sm_profiler.fleet.model import FleetJob, Regression, SlowHost
+from sm_profiler.fleet.significance import at_least
 from sm_profiler.formatting import percent
 
 MOST_NAMES = 20
@@ -41,8 +41,8 @@ def slow_hosts(jobs: Sequence[FleetJob]) -> tuple[SlowHost, ...]:
         _add_nodes(job, draws)
     _add_peers(jobs, draws)
     tested = len(draws)
-    found = [one for host, some in draws.items() if (one := _judged(host, some, tested)) is not None]
-    return tuple(sorted(found, key=lambda one: (one.p_value, -(one.usd or 0.0), one.host)))
+    found = [slow for host, some in draws.items() if (slow := _judged(host, some, tested)) is not None]
+    return tuple(sorted(found, key=lambda slow: (slow.p_value, -(slow.usd or 0.0), slow.host)))
 
 
 def _add_nodes(job: FleetJob, draws: dict[str, list[_Draw]]) -> None:
@@ -50,7 +50,7 @@ def _add_nodes(job: FleetJob, draws: dict[str, list[_Draw]]) -> None:
     hosts = {node.host for node in job.nodes if node.host}
     if len(job.nodes) < 2 or len(hosts) < 2 or not any(node.slow for node in job.nodes):  # two to compare
         return
-    lost = sum(one.seconds for one in job.losses if one.cause == Class.STRAGGLER.value)
+    lost = sum(loss.seconds for loss in job.losses if loss.cause == Class.STRAGGLER.value)
     for host in hosts:
         own = [node for node in job.nodes if node.host == host]
         slow = next((node for node in own if node.slow), None)
@@ -127,7 +127,9 @@ def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
             if not seen.intersection(places):
                 found[regression.job] = regression
             seen.update(places)
-    return tuple(sorted(found.values(), key=lambda one: (-(one.usd or 0.0), -one.change, one.name)))
+    return tuple(
+        sorted(found.values(), key=lambda regression: (-(regression.usd or 0.0), -regression.change, regression.name))
+    )
 
 
 def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:
@@ -209,8 +211,8 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
         for key in COMPARED
         if getattr(last, key) != getattr(job, key) and getattr(job, key) not in {"", None}
     }
-    priced = [one for one in slow.jobs if one.bill_usd is not None]
-    usd = sum((one.bill_usd or 0.0) * max(1 - slow.usual / (one.step_ms or slow.usual), 0.0) for one in priced)
+    priced = [slower for slower in slow.jobs if slower.bill_usd is not None]
+    usd = sum((slower.bill_usd or 0.0) * max(1 - slow.usual / (slower.step_ms or slow.usual), 0.0) for slower in priced)
     later = len(slow.jobs) - 1
     what = ", ".join(f"{key.replace('_', ' ')} {old or 'none'} → {new}" for key, (old, new) in changed.items())
     others = f" and {later} later job{'s' if later > 1 else ''}" if later else ""
@@ -219,6 +221,6 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
         f"{len(slow.before)} jobs before (same {same}). " + (f"Changed: {what}." if what else "No known change.")
     )
     return Regression(
-        index[id(job)], job.name, tuple(one.name for one in reversed(slow.before)), same, slow.usual, now, change,
+        index[id(job)], job.name, tuple(earlier.name for earlier in reversed(slow.before)), same, slow.usual, now, change,
         slow.spread, changed, usd if priced else None, text, later,
-    ), [index[id(one)] for one in slow.jobs]  # fmt: skip
+    ), [index[id(slower)] for slower in slow.jobs]  # fmt: skip

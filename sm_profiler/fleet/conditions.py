@@ -7,8 +7,9 @@ import re
 import attrs
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.model import Sums
-from sm_profiler.fleet.page_words import coverage, money
+from sm_profiler.fleet.model import Totals
+from sm_profiler.fleet.wording import coverage, money
+from sm_profiler.formatting import percent
 
 FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
 _CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
@@ -28,7 +29,7 @@ class Condition:
         limit = f"{self.limit:g}" if self.name == "cost" else f"{round(_WHOLE * self.limit, 6):g}%"
         return f"{self.name}{_SIGN[self.name]}{limit}"
 
-    def broken_by(self, totals: Sums) -> str:
+    def broken_by(self, totals: Totals) -> str:
         """Return what the jobs have instead; "" if they keep the limit or what it concerns is unknown."""
         if self.name == "cost":
             return money(totals.bill_usd) if totals.bill_usd > self.limit else ""
@@ -37,13 +38,13 @@ class Condition:
             return ""
         return f"{_WHOLE * value:.3g} %"
 
-    def has_nothing(self, totals: Sums) -> bool:
+    def has_nothing(self, totals: Totals) -> bool:
         """Return whether there is nothing that the condition could be checked for: it is not kept then."""
         if self.name == "cost":
             return not totals.priced
         return (totals.waste if self.name == "waste" else totals.coverage) is None
 
-    def unknown_for(self, totals: Sums) -> str:
+    def unknown_for(self, totals: Totals) -> str:
         """Return why the condition could not be checked, or only for a part of the jobs; "" if it was."""
         if not totals.jobs:
             return f"{self.text()}: there are no jobs to check; is the source right, and are profiles there?"
@@ -53,6 +54,10 @@ class Condition:
             return f"{self.text()}: nothing is known, no job was judged"
         if self.name == "waste" and (covered := coverage(totals)):
             return f"{self.text()} was checked for what was judged. {covered}"
+        if self.name == "coverage" and totals.coverage is not None:
+            counted = percent(totals.coverage)
+            if (covered := coverage(totals)) and f" {counted} of" not in covered:  # the summary has another share
+                return f"{self.text()}: {counted} counts jobs whose time or price is unknown as average ones. {covered}"
         return ""
 
 
@@ -60,7 +65,7 @@ def conditions_of(text: str) -> tuple[Condition, ...]:
     """Read conditions separated by commas, such as `waste>20%,coverage<80%`.
 
     Raises:
-        ConfigError: one of them is not a condition.
+        ConfigError: a part of the text is not a condition.
     """
     return tuple(_condition(part.strip()) for part in text.split(","))
 
@@ -69,16 +74,16 @@ def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if not found:
         raise ConfigError(f"{text!r} is not a condition: expected {FORMS}")
-    name, sign, number, percent = found.groups()
+    name, sign, number, unit = found.groups()
     if sign != _SIGN[name]:
         raise ConfigError(
             f"{text}: {name} has {'an upper' if _SIGN[name] == '>' else 'a lower'} limit, {name}{_SIGN[name]}N"
         )
     if name == "cost":
-        if percent:
+        if unit:
             raise ConfigError(f"{text}: the cost is in dollars, without %")
         return Condition(name, float(number))
-    if not percent:
+    if not unit:
         raise ConfigError(f"{text}: {name} is in percent: {name}{sign}{number}%")
     if float(number) > _WHOLE:
         raise ConfigError(f"{text}: {name} is at most 100 %")

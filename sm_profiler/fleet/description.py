@@ -1,4 +1,4 @@
-"""Facts of DescribeTrainingJob, from an account or a job.json, with every type checked."""
+"""The response of DescribeTrainingJob as a row, from an account or a job.json, with every type checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import texts
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.model import FleetJob
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 
 MAX_BYTES = 4 << 20
@@ -25,38 +26,6 @@ STAGE_OF = {  # secondary status → stage
 _USER = ("user", "owner", "username", "created-by", "createdby", "sagemaker:user-profile-arn")
 _GIT = ("git", "git-commit", "git_commit", "commit", "git-sha", "revision")
 _SHORT_HASH = 12
-
-
-@attrs.frozen
-class Facts:
-    """Description of a job by the service; attributes as in `FleetJob`.
-
-    Attributes:
-        training_s: seconds of training, of which spot instances bill a part.
-        modified: last change, seconds since the epoch.
-    """
-
-    name: str = ""
-    arn: str = ""
-    status: str = ""
-    failure: str = ""
-    created: float | None = None
-    started: float | None = None
-    ended: float | None = None
-    modified: float | None = None
-    instance_type: str = ""
-    types: tuple[tuple[str, int], ...] = ()
-    instances: int = 0
-    spot: bool = False
-    billable_s: float | None = None
-    training_s: float | None = None
-    stages: dict[str, float] = attrs.field(factory=dict)
-    interruptions: int = 0
-    user: str = ""
-    image: str = ""
-    git: str = ""
-    tuning_job: str = ""
-    tags: dict[str, str] = attrs.field(factory=dict)
 
 
 def read_description(data: bytes) -> dict[str, Any]:
@@ -76,15 +45,16 @@ def read_description(data: bytes) -> dict[str, Any]:
     return found
 
 
-def facts_of(description: Mapping[str, Any]) -> Facts:
-    """Return the facts of a description; what is missing or of another type is left out."""
+def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
+    """Return a row with the service's description of its job; what is missing or of another type is left out."""
     resources, algorithm = _mapping(description, "ResourceConfig"), _mapping(description, "AlgorithmSpecification")
     types = _types(resources)
-    found_tags = _tags(description.get("Tags"))
-    lower = {key.lower(): value for key, value in found_tags.items()}
+    tags = _tags(description.get("Tags"))
+    lower = {key.lower(): value for key, value in tags.items()}
     hyper, environment = _mapping(description, "HyperParameters"), _mapping(description, "Environment")
     git = next((lower[key] for key in _GIT if lower.get(key)), "") or next(
-        (str(one[key]) for one in (environment, hyper) for key in ("GIT_COMMIT", "git_commit") if one.get(key)), ""
+        (str(found[key]) for found in (environment, hyper) for key in ("GIT_COMMIT", "git_commit") if found.get(key)),
+        "",
     )
     user = next((lower[key] for key in _USER if lower.get(key)), "")
     stages, interruptions = _stages(description.get("SecondaryStatusTransitions"))
@@ -92,28 +62,30 @@ def facts_of(description: Mapping[str, Any]) -> Facts:
     training = _duration(description.get("TrainingTimeInSeconds"))
     if training is None and started is not None and ended is not None and ended > started:
         training = _duration(ended - started)
-    return Facts(
-        name=_text(description, "TrainingJobName"),
+    billable = _duration(description.get("BillableTimeInSeconds"))
+    return attrs.evolve(
+        job,
+        name=_text(description, "TrainingJobName") or sanitize.name(job.name),
         arn=_text(description, "TrainingJobArn"),
         status=_text(description, "TrainingJobStatus"),
-        failure=texts.sentence(description.get("FailureReason") or ""),
+        failure=sanitize.sentence(description.get("FailureReason") or ""),
         created=_time(description.get("CreationTime")),
         started=started,
         ended=ended,
-        modified=_time(description.get("LastModifiedTime")),
-        instance_type=texts.name(" + ".join(dict.fromkeys(kind for kind, _ in types))),
-        types=types,
-        instances=sum(count for _, count in types),
+        instance_type=sanitize.name(" + ".join(types)),
+        instances=max(sum(types.values()), 1),
+        types=types if len(types) > 1 else {},
         spot=description.get("EnableManagedSpotTraining") is True,
-        billable_s=_duration(description.get("BillableTimeInSeconds")),
+        billable_s=billable,
+        billed_by="" if billable is None else "billable time",
         training_s=training,
         stages=stages,
         interruptions=interruptions,
-        user=texts.name(user.rpartition("/")[2] if user.startswith("arn:") else user),
+        user=sanitize.name(user.rpartition("/")[2] if user.startswith("arn:") else user),
         image=_text(algorithm, "TrainingImage") or _text(algorithm, "AlgorithmName"),
-        git=texts.name(git)[:_SHORT_HASH] if _is_hash(git) else texts.name(git),
+        git=sanitize.name(git)[:_SHORT_HASH] if _is_hash(git) else sanitize.name(git),
         tuning_job=_text(description, "TuningJobArn").rpartition("/")[2],
-        tags=found_tags,
+        tags=tags,
     )
 
 
@@ -132,16 +104,16 @@ def as_json(description: Mapping[str, Any]) -> dict[str, Any]:
     return {"SecondaryStatusTransitions": shown}
 
 
-def _types(resources: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Return type and number of the instances, of each group of a heterogeneous cluster."""
+def _types(resources: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of instances of each type, of which a heterogeneous cluster has several."""
     groups = resources.get("InstanceGroups")
     rows = [row for row in groups if isinstance(row, Mapping)] if isinstance(groups, list) and groups else [resources]
-    found = []
+    found: dict[str, int] = {}
     for row in rows[:50]:
         kind, count = row.get("InstanceType"), row.get("InstanceCount")
         if isinstance(kind, str) and isinstance(count, int) and 0 < count <= MAX_INSTANCES:
-            found.append((texts.name(kind), count))
-    return tuple(found)
+            found[sanitize.name(kind)] = found.get(sanitize.name(kind), 0) + count
+    return found
 
 
 def _stages(rows: object) -> tuple[dict[str, float], int]:
@@ -161,7 +133,7 @@ def _stages(rows: object) -> tuple[dict[str, float], int]:
 
 def _tags(found: object) -> dict[str, str]:
     rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
-    return texts.tags({row.get("Key", ""): row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)})
+    return sanitize.tags({row.get("Key", ""): row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)})
 
 
 def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -171,7 +143,7 @@ def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _text(found: Mapping[str, Any], key: str) -> str:
     value = found.get(key)
-    return texts.name(value) if isinstance(value, str) else ""
+    return sanitize.name(value) if isinstance(value, str) else ""
 
 
 def _time(value: object) -> float | None:

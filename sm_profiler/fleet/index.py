@@ -96,9 +96,9 @@ def write_index(storage: Storage, entries: Mapping[str, Entry], key: str = NAME)
         SourceError: it cannot be written.
     """
     rows = []
-    for job, one in entries.items():
-        place, identity, row = _text(job), _text(one.identity), _PACK.encode(one.row)
-        rows.append((place, identity, one.modified, one.settled, row, _crc(place, identity, one.modified, row)))
+    for job, entry in entries.items():
+        place, identity, row = _text(job), _text(entry.identity), _PACK.encode(entry.row)
+        rows.append((place, identity, entry.modified, entry.settled, row, _crc(place, identity, entry.modified, row)))
     kinds = (pa.string(), pa.string(), pa.string(), pa.bool_(), pa.binary(), pa.int64())
     columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
     arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]

@@ -9,8 +9,9 @@ import msgspec
 
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.fleet import texts
-from sm_profiler.fleet.description import as_json, facts_of
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.description import as_json, described
+from sm_profiler.fleet.model import FleetJob
 from sm_profiler.printable import one_line
 
 
@@ -44,8 +45,8 @@ _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
 
 def task_of(profile: str, name: str, description: Mapping[str, Any]) -> bytes:
     """Return the task for a job."""
-    facts = facts_of(description)
-    kind = facts.instance_type if len(facts.types) == 1 else ""
+    job = described(FleetJob(name), description)
+    kind = "" if job.types else job.instance_type
     return msgspec.msgpack.encode(Task(__version__, profile, name, kind, as_json(description) if description else {}))
 
 
@@ -55,7 +56,7 @@ def judge_job(data: bytes) -> bytes:
     try:
         return msgspec.msgpack.encode(Answer(report=_report(task)))
     except ProfilerError as error:
-        return msgspec.msgpack.encode(Answer(error=texts.sentence(one_line(error))))
+        return msgspec.msgpack.encode(Answer(error=sanitize.sentence(one_line(error))))
 
 
 def answer_of(data: bytes) -> Answer:
@@ -77,7 +78,7 @@ def _report(task: Task) -> bytes:
         )
     # here, a process that only sends tasks does without these imports
     from sm_profiler.report import JobInfo, build_report
-    from sm_profiler.report.write import to_json
+    from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
     source = open_source(task.profile, cache=False, progress=False, processes=1)

@@ -5,8 +5,13 @@ Seconds are those of one instance unless a name begins with `instance_hours`. Do
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import msgspec
+
+from sm_profiler.diagnosis.model import Interval
+from sm_profiler.report.report_json import schema_of
 
 SCHEMA_VERSION = "1.0"
 LEAST_BILL_USD = 1.0
@@ -42,15 +47,6 @@ class Line:
     line: int
     function: str
     share: float
-
-
-@attrs.frozen
-class Range:
-    """An estimate and the range that the truth probably lies in."""
-
-    low: float
-    value: float
-    high: float
 
 
 @attrs.frozen
@@ -96,6 +92,7 @@ class FleetJob:
         week: ISO week of its start, `2026-W47`; "" if unknown.
         groups: key of --group-by → its value.
         billable_s: seconds that are billed for each instance.
+        training_s: seconds of training as the service counts them, of which spot instances bill a part; None if unknown.
         billed_by: origin of `billable_s`: `billable time`, `training time` or `profile`; "" if unknown.
         price: dollars an hour of one instance.
         price_from: origin of the price.
@@ -150,6 +147,7 @@ class FleetJob:
     week: str = ""
     groups: dict[str, str] = attrs.field(factory=dict)
     billable_s: float | None = None
+    training_s: float | None = None
     billed_by: str = ""
     price: float | None = None
     price_from: str = ""
@@ -162,8 +160,8 @@ class FleetJob:
     headline: str = ""
     next_step: str = ""
     where: tuple[Line, ...] = ()
-    gain_s: Range | None = None
-    gain_usd: Range | None = None
+    gain_s: Interval | None = None
+    gain_usd: Interval | None = None
     losses: tuple[Loss, ...] = ()
     lost_s: float = 0.0
     lost_usd: float | None = None
@@ -211,8 +209,8 @@ class FleetJob:
 
 
 @attrs.frozen
-class Sums:
-    """Sums over some jobs.
+class Totals:
+    """Totals over some jobs.
 
     Attributes:
         jobs, unreadable, failed, running: numbers of jobs.
@@ -285,7 +283,7 @@ class Group:
 
     key: str
     value: str
-    sums: Sums
+    sums: Totals
 
 
 @attrs.frozen
@@ -293,7 +291,7 @@ class Week:
     """The jobs that started in one ISO week, `2026-W47`."""
 
     week: str
-    sums: Sums
+    sums: Totals
 
 
 @attrs.frozen
@@ -380,7 +378,7 @@ class Regression:
 
 
 @attrs.frozen
-class CommonCause:
+class SharedCause:
     """A cause that most of a group's jobs share.
 
     Attributes:
@@ -444,6 +442,7 @@ class Fleet:
         regressions: the most expensive first.
         failures: the most expensive first.
         notes: jobs left out, a damaged index, unknown prices; one sentence each.
+        schema_version: the first number changes if a field is removed or changes its meaning.
     """
 
     generated: str = ""
@@ -452,13 +451,13 @@ class Fleet:
     tags: dict[str, str] = attrs.field(factory=dict)
     group_by: tuple[str, ...] = ()
     prices: str = ""
-    totals: Sums = attrs.field(factory=Sums)
+    totals: Totals = attrs.field(factory=Totals)
     jobs: tuple[FleetJob, ...] = ()
     causes: tuple[Cause, ...] = ()
     groups: tuple[Group, ...] = ()
     weeks: tuple[Week, ...] = ()
     top: tuple[TopJob, ...] = ()
-    common: tuple[CommonCause, ...] = ()
+    common: tuple[SharedCause, ...] = ()
     hosts: tuple[SlowHost, ...] = ()
     regressions: tuple[Regression, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -477,3 +476,8 @@ class Fleet:
             ValueError: it is something else.
         """
         return msgspec.json.decode(data, type=cls)
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of fleet.json."""
+    return schema_of(Fleet, "fleet", globals())

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 from markupsafe import Markup
 
-from sm_profiler.fleet import page_rows as page_charts
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
-from sm_profiler.fleet.page_rows import PLAIN_ROWS, columns, compact, link
-from sm_profiler.fleet.page_words import (
+from sm_profiler.fleet.wording import (
     STAGES,
     STATES,
+    WHOLE_FROM,
     Amounts,
+    advice,
     coverage,
     group_name,
     group_value,
     hours,
     label,
+    machines,
     moment,
     monday,
     money,
+    result,
 )
-from sm_profiler.formatting import duration, percent, plural, shorten
+from sm_profiler.formatting import clean, duration, percent, plural, shorten
+from sm_profiler.jobs.listing import PAGE
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import Picture, Table, cut_table
-from sm_profiler.render.charts import ChartPart
+from sm_profiler.render.charts import ChartPart, ticks
 from sm_profiler.render.page import Link, render_page
+from sm_profiler.render.svg import drawing, element, text
 
 MAX_CAUSES = 6  # in the bar; the others are summed
 MAX_GROUPS = 12  # rows a key
@@ -95,7 +101,7 @@ class _Page:
 
     def render(self, links: Sequence[Link]) -> str:
         fleet, totals = self._fleet, self._fleet.totals
-        chosen = columns(fleet, self._amounts)
+        chosen = _columns(fleet, self._amounts)
         return render_page(
             "fleet.html",
             package="sm_profiler.fleet",
@@ -115,12 +121,15 @@ class _Page:
             columns=chosen,
             rows=[(self._address(job), [column.plain(job) for column in chosen]) for job in fleet.jobs[:PLAIN_ROWS]],
             rest=max(len(fleet.jobs) - PLAIN_ROWS, 0),
-            data=compact(fleet.jobs, chosen, self._address)
+            data=_compact(fleet.jobs, chosen, self._address)
             | {"sums": [self._amounts.spent(totals), self._amounts.lost(totals)]},
             unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
             weeks=self._weeks(),
             groups=self._groups(),
-            common=[self._sentence(one.sentence, one.usd, one.instance_hours, one.next_step) for one in fleet.common],
+            common=[
+                self._sentence(shared.sentence, shared.usd, shared.instance_hours, shared.next_step)
+                for shared in fleet.common
+            ],
             hosts=self._hosts(),
             regressions=self._regressions(),
             failures=self._failures(),
@@ -177,9 +186,9 @@ class _Page:
         if spent <= 0:
             return None
         found = [
-            (label(one.cause), one.usd if amounts.priced else one.instance_hours, one.jobs) for one in self._fleet.causes
+            (label(cause.cause), cause.usd if amounts.priced else cause.instance_hours, cause.jobs) for cause in self._fleet.causes
         ]  # fmt: skip
-        found = sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        found = sorted((cause for cause in found if cause[1] > 0), key=lambda cause: -cause[1])
         parts = [
             ChartPart(name, amount, colour, plural(jobs, "job"))
             for (name, amount, jobs), colour in zip(found, CAUSE_COLOURS, strict=False)
@@ -202,13 +211,16 @@ class _Page:
     def _first(self) -> Step | None:
         """Return the one action that saves most.
 
-        That is the repair of what many jobs share or of a slow machine, unless it is small beside the most expensive cause.
+        That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive cause.
         """
         fleet = self._fleet
-        steps = [Step(self._amount(one.usd, one.instance_hours), one.sentence, one.next_step) for one in fleet.common]
+        steps = [
+            Step(self._amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
+            for shared in fleet.common
+        ]
         steps += [
-            Step(self._amount(one.usd, one.instance_hours), "A slow machine delays its jobs.", one.sentence)
-            for one in fleet.hosts
+            Step(self._amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
+            for host in fleet.hosts
         ]
         best = max(steps, key=lambda step: step.amount, default=None)
         cause = self._cause()
@@ -218,21 +230,19 @@ class _Page:
 
     def _cause(self) -> Step | None:
         """Return the repair of the most expensive cause, with the job that loses most to it."""
-        causes = [
-            (self._amount(one.usd, one.instance_hours), one) for one in self._fleet.causes
-        ]  # fmt: skip
-        amount, one = max(causes, key=lambda pair: pair[0], default=(0.0, None))
-        if one is None or amount <= 0:
+        causes = [(self._amount(cause.usd, cause.instance_hours), cause) for cause in self._fleet.causes]
+        amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
+        if cause is None or amount <= 0:
             return None
-        what = f"{label(one.cause)}: {plural(one.jobs, 'job')} {'loses' if one.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
-        what += ", most of all" if one.jobs > 1 else ":"
+        what = f"{label(cause.cause)}: {plural(cause.jobs, 'job')} {'loses' if cause.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
+        what += ", most of all" if cause.jobs > 1 else ":"
         worst = max(
-            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, one.cause), default=None
+            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, cause.cause), default=None
         )
         if worst is None:
-            return Step(amount, what, one.next_step or _READ_ON)
+            return Step(amount, what, cause.next_step or _READ_ON)
         name = shorten(worst.name, 90)
-        return Step(amount, what, one.next_step or _READ_ON, name, self._address(worst), _where(worst, one.cause))
+        return Step(amount, what, cause.next_step or _READ_ON, name, self._address(worst), _where(worst, cause.cause))
 
     def _evidence(self) -> list[tuple[str, str, str]]:
         """Return the figures of the first screen: name, value, and what it means."""
@@ -248,13 +258,13 @@ class _Page:
 
     def _ranking(self) -> list[Step]:
         found = []
-        for one in self._fleet.top:
-            job = self._fleet.jobs[one.job]
+        for top in self._fleet.top:
+            job = self._fleet.jobs[top.job]
             found.append(
                 Step(
-                    self._amount(one.usd, one.instance_hours),
-                    label(one.cause) + (f": {shorten(one.reason, 200)}" if one.reason else ""),
-                    one.next_step, shorten(one.name, 90), self._address(job), _where(job, one.cause),
+                    self._amount(top.usd, top.instance_hours),
+                    label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
+                    top.next_step, shorten(top.name, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
         return found
@@ -270,12 +280,12 @@ class _Page:
     def _weeks(self) -> Picture | None:
         amounts = self._amounts
         found = [
-            (monday(one.week), amounts.spent(one.sums), amounts.lost(one.sums), amounts.judged(one.sums))
-            for one in self._fleet.weeks
+            (monday(week.week), amounts.spent(week.sums), amounts.lost(week.sums), amounts.judged(week.sums))
+            for week in self._fleet.weeks
         ]
         if len(found) <= 1:
             return None
-        drawn = page_charts.weeks(found, f"{amounts.noun} by week", amounts.format)
+        drawn = _weekly(found, f"{amounts.noun} by week", amounts.format)
         legend: tuple[tuple[str, str, str], ...] = (("No waste found", "sky", ""), ("Wasted", "rose", ""))
         if any(spent > judged for _, spent, _, judged in found):
             legend = (*legend, ("Not judged", "pale", ""))
@@ -312,8 +322,8 @@ class _Page:
         return GroupRow(
             name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost) if judged > 0 else "",
             percent(lost / judged) if judged > 0 else "not judged",
-            label(next(iter(sums.causes))) if sums.causes else "", page_charts.meter(spent, lost, judged, most, written),
-            page_charts.trend(weeks, f"{name}, by week"),
+            label(next(iter(sums.causes))) if sums.causes else "", _meter(spent, lost, judged, most, written),
+            _trend(weeks, f"{name}, by week"),
         )  # fmt: skip
 
     def _by_week(self, wanted: Container[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[float, float]]]:
@@ -326,9 +336,9 @@ class _Page:
             for pair in job.groups.items():
                 if pair not in wanted:
                     continue
-                one = found[pair][places[job.week]]
-                one[0] += self._amount(job.bill_usd, job.instance_hours)
-                one[1] += self._amount(job.lost_usd, job.lost_instance_hours)
+                sums = found[pair][places[job.week]]
+                sums[0] += self._amount(job.bill_usd, job.instance_hours)
+                sums[1] += self._amount(job.lost_usd, job.lost_instance_hours)
         return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
 
     # ------------------------------------------------------------------ tables
@@ -338,10 +348,10 @@ class _Page:
             ("Machine", "Slow in", "Its steps take", "What it cost", "Jobs"),
             [
                 (
-                    shorten(one.host, 60), f"{one.slow:,} of {plural(one.jobs, 'job')}", f"{one.relative:.2f} times as long",
-                    self._amounts.text(one.usd, one.instance_hours), _listed(one.names),
+                    shorten(host.host, 60), f"{host.slow:,} of {plural(host.jobs, 'job')}", f"{host.relative:.2f} times as long",
+                    self._amounts.text(host.usd, host.instance_hours), _listed(host.names),
                 )
-                for one in self._fleet.hosts
+                for host in self._fleet.hosts
             ],
         )  # fmt: skip
 
@@ -350,14 +360,14 @@ class _Page:
             ("Job", "A step takes", "Before", "Change", "What else changed", "What it cost"),
             [
                 (
-                    one.name, duration(one.step_ms / 1e3), duration(one.step_ms_before / 1e3), f"+{percent(one.change)}",
+                    regression.name, duration(regression.step_ms / 1e3), duration(regression.step_ms_before / 1e3), f"+{percent(regression.change)}",
                     "; ".join(
                         f"{group_name(key.replace('_', ' '))}: {shorten(group_value(before), 40) or 'none'} to {shorten(group_value(now), 40) or 'none'}"
-                        for key, (before, now) in sorted(one.changed.items())
+                        for key, (before, now) in sorted(regression.changed.items())
                     ) or "nothing that is known",
-                    money(one.usd) if one.usd is not None else "",
+                    money(regression.usd) if regression.usd is not None else "",
                 )
-                for one in self._fleet.regressions
+                for regression in self._fleet.regressions
             ],
         )  # fmt: skip
 
@@ -366,10 +376,10 @@ class _Page:
             ("Job", "Status", "Reason", "What it cost"),
             [
                 (
-                    one.name, _state(one.status, one.interruptions), shorten(one.reason, 200),
-                    self._amounts.text(one.usd, one.instance_hours),
+                    failure.name, _state(failure.status, failure.interruptions), shorten(failure.reason, 200),
+                    self._amounts.text(failure.usd, failure.instance_hours),
                 )
-                for one in self._fleet.failures
+                for failure in self._fleet.failures
             ],
             MAX_GROUPS,
         )  # fmt: skip
@@ -431,3 +441,219 @@ def _listed(names: Sequence[str]) -> str:
 def _state(status: str, interruptions: int) -> str:
     times = f"interrupted {plural(interruptions, 'time')}" if interruptions else ""
     return ", ".join(filter(None, (STATES.get(status, status), times)))
+
+
+WIDTH, HEIGHT = 1000.0, 230.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
+MAX_WEEKS = 53
+
+
+def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
+    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours.
+
+    Args:
+        columns: label, amounts spent, wasted and judged.
+        title: what screen readers read.
+        written: formats an amount.
+    """
+    columns = columns[-MAX_WEEKS:]
+    most = max((spent for _, spent, _, _ in columns), default=0.0)
+    if most <= 0:
+        return Markup("")
+    plot, wide = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / max(len(columns), 4)
+    drawn = []
+    for tick in ticks(0.0, most, 4):
+        y = TOP + plot * (1 - tick / most)
+        drawn += [
+            element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"),
+            text(LEFT - 8, y + 4, written(tick), anchor="end"),
+        ]
+    every = max(-(-len(columns) // 13), 1)
+    for place, (week, spent, lost, judged) in enumerate(columns):
+        left, base = LEFT + wide * (place + 0.1), TOP + plot
+        about = f"week of {week}: {written(spent)} spent, {written(lost)} wasted, {written(spent - judged)} not judged"
+        height = 0.0
+        for amount, colour in _parts(spent, lost, judged):
+            tall = plot * amount / most
+            height += tall
+            drawn.append(
+                element(
+                    "rect",
+                    element("title", about),
+                    x=left,
+                    y=base - height,
+                    width=wide * 0.8,
+                    height=tall,
+                    class_=f"f-{colour}",
+                )
+            )
+        if place % every == 0:
+            drawn.append(text(left + wide * 0.4, base + 17, week, anchor="middle"))
+    drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=TOP + plot, y2=TOP + plot, class_="axis"))
+    return drawing(WIDTH, HEIGHT, title, *drawn)
+
+
+def _parts(spent: float, lost: float, judged: float) -> list[tuple[float, str]]:
+    """Return what was wasted, what was not, and what was not judged, each with its colour."""
+    judged = min(judged, spent)
+    red = min(lost, judged)
+    return [(red, "rose"), (judged - red, "sky"), (spent - judged, "pale")]
+
+
+def _meter(spent: float, lost: float, judged: float, most: float, title: str) -> Markup:
+    """Draw what one group spent, wasted and had judged, on the scale of the largest group."""
+    if most <= 0:
+        return Markup("")
+    drawn, left = [], 0.0
+    for amount, colour in _parts(spent, lost, judged):
+        wide = 120 * amount / most
+        if amount > 0:
+            drawn.append(element("rect", x=left, y=0, width=max(wide, 1.0), height=12, class_=f"f-{colour}"))
+        left += wide
+    return drawing(120, 12, title, *drawn, kind="meter", keep=False)
+
+
+def _trend(columns: Sequence[tuple[float, float]], title: str) -> Markup:
+    """Draw what one group spent and wasted week by week, small."""
+    columns = columns[-MAX_WEEKS:]
+    most = max((spent for spent, _ in columns), default=0.0)
+    if most <= 0 or len(columns) <= 1:
+        return Markup("")
+    wide = 110 / len(columns)
+    spent = [(place, 26 * amount / most) for place, (amount, _) in enumerate(columns)]
+    lost = [(place, 26 * min(amount, whole) / most) for place, (whole, amount) in enumerate(columns)]
+    return drawing(
+        110, 26, title, *(element("path", d=_bars(tall, wide), class_=f"f-{colour}") for tall, colour in ((spent, "sky"), (lost, "rose"))),
+        kind="spark",
+    )  # fmt: skip
+
+
+def _bars(tall: Sequence[tuple[int, float]], wide: float) -> str:
+    return "".join(
+        f"M{place * wide:.4g} 26v{-height:.3g}h{wide * 0.82:.3g}v{height:.3g}z" for place, height in tall if height > 0
+    )
+
+
+PLAIN_ROWS = 100  # rows that the page has without its script
+ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
+NAME = 90
+_HOLE = "\0"  # takes the place of the job's name in an address
+
+
+@attrs.frozen
+class Column:
+    """A column of the table: `kind` decides how the script writes, sorts and filters it."""
+
+    key: str
+    name: str
+    kind: str
+    read: Callable[[FleetJob], Any]
+
+    def plain(self, job: FleetJob) -> str:
+        """Return the cell as text, as the script writes it."""
+        value = self.read(job)
+        if value is None:
+            return ""
+        if self.kind == "date":
+            return moment(value * 60)
+        if self.kind == "share":
+            return f"{value} %"
+        return money(value) if self.kind == "usd" else hours(value) if self.kind == "hours" else str(value)
+
+    @property
+    def css(self) -> str:
+        """Class of its cells."""
+        return {"usd": "n", "hours": "n", "share": "n", "date": "when", "text": "t", "cause": "cause"}.get(
+            self.kind, ""
+        )
+
+
+def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
+    """Return the columns of a fleet's table."""
+    kind = "usd" if amounts.priced else "hours"
+    return [
+        Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),
+        Column("started", "Started", "date", _started),
+        Column("cause", "Result", "cause", result),
+        Column(
+            "lost", "Wasted", kind, lambda job: _rounded(job.lost_usd if amounts.priced else job.lost_instance_hours)
+        ),
+        Column("share", "Share", "share", lambda job: None if job.lost_share is None else round(100 * job.lost_share)),
+        *([Column("spent", "Spent", kind, lambda job: _rounded(job.bill_usd))] if amounts.priced else []),
+        Column("hours" if amounts.priced else "spent", "Hours", "hours", lambda job: _rounded(job.instance_hours)),
+        Column("machine", "Machines", "text", lambda job: shorten(machines(job), 60)),
+        Column("status", "Status", "text", lambda job: STATES.get(job.status, shorten(job.status, 30))),
+        *(_by(key) for key in dict.fromkeys(group.key for group in fleet.groups) if key != "instance-type"),
+    ]
+
+
+def _by(key: str) -> Column:
+    return Column(
+        f"by {key}", shorten(group_name(key), 30), "text", lambda job: shorten(group_value(job.groups.get(key, "")), 44)
+    )
+
+
+def _compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], address: Callable[[FleetJob], str]) -> dict[str, Any]:
+    """Return the table for the page's script: a list a column, with each repeated text only once."""
+    written = []
+    for column in chosen:
+        values = [column.read(job) for job in jobs]
+        content: dict[str, Any] = {"key": column.key, "name": column.name, "kind": column.kind, "css": column.css}
+        if column.kind in ("text", "cause"):
+            content["texts"], content["codes"] = _coded(clean(value) for value in values)
+        else:
+            content["values"] = values
+        written.append(content)
+    texts, codes = _coded(_pattern(job, address(job)) for job in jobs)
+    lines, left = [], ADVICE_BYTES
+    for job in jobs:
+        line = shorten(advice(job), 420)
+        left -= len(line.encode("utf-8", "replace")) + 3
+        if left < 0:
+            break
+        lines.append(line)
+    return {
+        "total": len(jobs),
+        "sorted": "lost",
+        "columns": written,
+        "links": {"texts": texts, "codes": codes},
+        "advice": lines,
+    }
+
+
+def _coded(values: Iterable[str]) -> tuple[list[str], list[int]]:
+    """Return the different texts and, for each value, its place among them."""
+    places: dict[str, int] = {}
+    codes = [places.setdefault(value, len(places)) for value in values]
+    return list(places), codes
+
+
+def link(job: FleetJob, out: str) -> str:
+    """Return the address of a job's own report for a link, relative to the page where possible; "" if there is none."""
+    if not job.report:
+        return ""
+    if re.match(r"https?://", job.report):
+        return quote(f"{job.report.rstrip('/')}/{PAGE}", safe="/:?=&%-._~")
+    if "://" in job.report or "://" in out:
+        return ""  # a browser opens no s3:// address
+    path = os.path.join(job.report, PAGE)  # text, which relpath returns as well
+    return quote(os.path.relpath(path, out or os.curdir), safe="/-._~")
+
+
+def _pattern(job: FleetJob, address: str) -> str:
+    """Return an address with a hole in place of the job's name, so that most jobs share one."""
+    plain = re.fullmatch(r"[A-Za-z0-9._-]{4,90}", job.name)
+    return address.replace(job.name, _HOLE) if plain else address
+
+
+def _started(job: FleetJob) -> int | None:
+    seconds = job.started if job.started is not None else job.created
+    return int(seconds // 60) if seconds is not None and moment(seconds) else None
+
+
+def _rounded(value: float | None) -> float | int | None:
+    """Return a number with no more digits than the table and its sums show."""
+    if value is None:
+        return None
+    found = round(value, 5 if value < 1 else 2 if value < WHOLE_FROM else 1)
+    return int(found) if found == int(found) else found

@@ -1,28 +1,32 @@
-"""One row a job, from its report and its description; without prices, which `bills` adds."""
+"""One row a job, from its report and its description; without prices, which `billing` adds."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.fleet import texts
-from sm_profiler.fleet.description import Facts
-from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
-from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
+from sm_profiler.diagnosis.model import Finding, Interval
+from sm_profiler.errors import SourceError
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, described
+from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.report import report_json
 from sm_profiler.report.prices import billed_losses, loss_of
+from sm_profiler.report.report_json import End, Rank, StoredReport
 
 MOST_LINES, MOST_NODES = 3, 512
 MOST_WAITED = 0.99  # share of a step
 FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
-LABELS = {**{one.value: one.label for one in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
+LABELS = {**{kind.value: kind.label for kind in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
 ADVICE = {
     FAILURE: "Read the reason of the failure and the end of the job's log; save checkpoints, so that the next job goes on from them.",
     INTERRUPTION: "Save checkpoints more often, and keep what a start prepares, so that less is done again after an interruption.",
@@ -30,57 +34,87 @@ ADVICE = {
 _PART_OF_STAGE = {
     "waiting": ("instance",), "image": ("image",), "download": ("download",), "starting": ("install", "imports", "building"),
 }  # fmt: skip
-_HEALTHY = frozenset(one.value for one in Class if one.is_healthy) | {Class.INCONCLUSIVE.value}
 _STATUS = {  # end of a job in report.json → status, as the service names it
     COMPLETED: "Completed", CRASHED: "Failed", KILLED: "Failed", OUT_OF_MEMORY: "Failed", STOPPED: "Stopped",
     INTERRUPTED: "Stopped", RUNNING: "InProgress",
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
+_CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
+_REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
 
 
-def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob:
+def read_report(data: bytes, now: float | None = None) -> StoredReport:
+    """Read a report.json.
+
+    Args:
+        data: its bytes.
+        now: the time; a job cannot be longer than from its start until then.
+
+    Raises:
+        SourceError: it is damaged, too large, of another version of the format, or has times that no job has.
+    """
+    found = report_json.read_report(data)
+    if wrong := _implausible(found, time.time() if now is None else now):
+        raise SourceError(f"its report.json is not plausible: {wrong}")
+    return found
+
+
+def _implausible(report: StoredReport, now: float) -> str:
+    """Return the first number that no job has: each would decide the sums of a fleet; "" if there is none."""
+    job = report.job
+    longest = LONGEST_S
+    if job.start is not None:
+        last = job.end if job.end is not None else max(now, job.start)
+        longest = min(longest, max(last - job.start, 0.0) + _CLOCKS_S)
+    lengths: list[tuple[str, float | None]] = [("duration", job.duration_s)]
+    if job.loop:
+        lengths.append(("training loop", job.loop[1] - job.loop[0]))
+    for rank in job.ranks:
+        lengths += [("training loop of a rank", rank.loop_s), ("downtime of a rank", rank.interrupted_s)]
+    for name, seconds in lengths:
+        if seconds is not None and not seconds <= longest:
+            return f"its {name} of {seconds:.3g} s is longer than the job"
+    if len(job.nodes) > MAX_INSTANCES:
+        return f"it has {len(job.nodes):,} nodes"
+    return ""
+
+
+def row_of(report: StoredReport | None, description: Mapping[str, Any], place: FleetJob) -> FleetJob:
     """Return the row of a job.
 
     Args:
         report: its report; None if it has none.
-        facts: its description by the service.
+        description: its description by the service; empty if it has none.
         place: a row with its name and its locations.
     """
-    row = attrs.evolve(
-        place,
-        name=texts.name(facts.name or place.name or (report.job.name if report else "")),
-        arn=facts.arn, status=facts.status, failure=facts.failure, created=facts.created, started=facts.started,
-        ended=facts.ended, instance_type=facts.instance_type, instances=max(facts.instances, 1),
-        types=_several(facts), spot=facts.spot,
-        user=facts.user, image=facts.image, git=facts.git, tuning_job=facts.tuning_job, tags=facts.tags, stages=dict(facts.stages),
-        billable_s=facts.billable_s, billed_by="billable time" if facts.billable_s is not None else "",
-        interruptions=facts.interruptions,
-    )  # fmt: skip
+    row = described(place, description)
     if report is not None:
-        row = _with_report(row, report, facts)
-    if row.billable_s is None and facts.training_s is not None:
-        row = attrs.evolve(row, billable_s=facts.training_s, billed_by="training time")
-    row = attrs.evolve(row, losses=_losses(row, report, facts))
-    lost = min(math.fsum(one.seconds for one in row.losses), row.billable_s or 0.0)
+        row = _with_report(row, report)
+    if row.billable_s is None and row.training_s is not None:
+        row = attrs.evolve(row, billable_s=row.training_s, billed_by="training time")
+    losses = _losses(row, report)
+    lost = min(math.fsum(loss.seconds for loss in losses), row.billable_s or 0.0)
     starting = row.started or row.created
+    billed, training = row.billable_s, row.training_s or 0.0
     return attrs.evolve(
         row,
-        stem=texts.stem(row.name),
+        losses=losses,
+        stem=sanitize.stem(row.name),
         week=time.strftime("%G-W%V", time.gmtime(starting)) if starting else "",
-        saved_s=max((facts.training_s or 0.0) - facts.billable_s, 0.0) if facts.billable_s is not None else 0.0,
+        saved_s=max(training - (billed or 0.0), 0.0) if row.billed_by == "billable time" else 0.0,
         lost_s=lost,
-        lost_share=lost / row.billable_s if row.billable_s else None,
-        gpu_hours=row.gpus * row.billable_s / 3600 if row.gpus and row.billable_s is not None else None,
+        lost_share=lost / billed if billed else None,
+        gpu_hours=row.gpus * billed / 3600 if row.gpus and billed is not None else None,
     )
 
 
-def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
+def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     job, verdict = report.job, report.verdict
     start, end = _moment(job.start), _moment(job.end)
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
-    known = facts.billable_s if facts.billable_s is not None else facts.training_s
-    owner = {key: texts.name(value) for key, value in job.identity.items()}
+    known = row.billable_s if row.billable_s is not None else row.training_s
+    owner = {key: sanitize.name(value) for key, value in job.identity.items()}
     labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
     status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
     stages = dict(row.stages) or _stages(report)
@@ -88,58 +122,60 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         stages |= _started(report, row)
     return attrs.evolve(
         row,
+        name=row.name or sanitize.name(job.name),
         status=status,
-        failure=row.failure or (texts.sentence(report.end.reason) if report.end and status == "Failed" else ""),
+        failure=row.failure or (sanitize.sentence(_reason(report.end)) if report.end and status == "Failed" else ""),
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
-        tags=dict(list((labels | row.tags).items())[: texts.MAX_TAGS]),
+        tags=dict(list((labels | row.tags).items())[: sanitize.MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),
-        instance_type=row.instance_type or texts.name(job.instance_type or ""),
-        instances=facts.instances or max(len(job.nodes), 1),
-        types=row.types or _recorded_types(job.instance_types),
+        instance_type=row.instance_type or sanitize.name(job.instance_type or ""),
+        instances=row.instances if row.instance_type else max(len(job.nodes), 1),
+        types=row.types or _recorded_types(job.instance_types or {}),
         billable_s=known if known is not None else duration,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
-        verdict=texts.name(verdict.kind),
-        label=LABELS.get(verdict.kind, texts.name(verdict.kind)),
-        confidence=texts.name(verdict.confidence),
-        headline=texts.sentence(verdict.headline),
-        next_step=texts.sentence(verdict.next_step),
+        verdict=verdict.kind.value,
+        label=verdict.kind.label,
+        confidence=sanitize.name(verdict.confidence),
+        headline=sanitize.sentence(verdict.headline),
+        next_step=sanitize.sentence(verdict.next_step),
         where=tuple(
-            Line(texts.name(one.file), min(max(one.line, 0), 10**9), texts.name(one.function), _share(one.share))
-            for one in verdict.where[:MOST_LINES]
+            Line(sanitize.name(line.file), min(max(line.line, 0), 10**9), sanitize.name(line.function), _share(line.share))
+            for line in verdict.where[:MOST_LINES]
         ),
-        gain_s=_range(verdict),
+        gain_s=_saved(verdict),
         stages=stages,
         gpus=len(job.gpus),
         steps=_count(job.ranks[0].train_steps) if job.ranks else None,
         steps_per_second=speed,
         step_ms=_positive(1000 / speed) if speed else None,
         profiling_cost=_positive(job.profiler_overhead),
-        loader_workers=_count(job.loader.num_workers) if job.loader and job.loader.num_workers >= 0 else None,
+        loader_workers=_count(job.loader.num_workers) if job.loader.num_workers >= 0 else None,
         nodes=_nodes(report),
         interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
-        lost_records=_count(report.data_quality.lost) if report.data_quality else 0,
+        lost_records=_count(report.data_quality.lost),
     )  # fmt: skip
+
+
+def _reason(end: End) -> str:
+    """Return why a job failed: its exception with its place, its exit code, or who ended it; "" if it is unknown."""
+    code = f"exit code {end.exit_code}" if end.exit_code else ""
+    if not end.error:
+        return _REASONS.get(end.state, "") or code
+    notes = ", ".join(filter(None, (end.where, code if end.exit_code != 1 else "")))
+    return f"{end.error} ({notes})" if notes else end.error
 
 
 def _recorded_types(types: dict[str, int]) -> dict[str, int]:
     """Return those of a report without a description."""
-    found = {texts.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
+    found = {sanitize.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
     return found if len(found) > 1 else {}
 
 
-def _several(facts: Facts) -> dict[str, int]:
-    """Return the number of instances of each type of a heterogeneous cluster."""
-    found: dict[str, int] = {}
-    for kind, count in facts.types:
-        found[kind] = found.get(kind, 0) + count
-    return found if len(found) > 1 else {}
-
-
-def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Loss, ...]:
+def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
 
     The gains of a report's findings do not overlap: each claims only time that those before it left.
@@ -151,73 +187,70 @@ def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Los
         return (Loss(FAILURE, billed, None, row.failure, ADVICE[FAILURE], "high"),)
     if report is None:
         return ()
-    ran = max(facts.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
-    found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
-    wanted: list[tuple[str, float, Finding | None]] = [
-        *found,
-        *((one.kind, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
-    ]
-    by_cause: dict[str, Loss] = {}
-    for (cause, finding), taken in billed_losses(
-        (((cause, finding), seconds) for cause, seconds, finding in wanted), billed, ran
-    ):
-        known = by_cause.get(cause)
-        headline = texts.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
-        step = texts.sentence(finding.next_step) if finding else ADVICE[cause]
-        by_cause[cause] = (
-            attrs.evolve(known, seconds=known.seconds + taken)
-            if known
-            else Loss(
-                texts.name(cause), taken, None, headline, step, texts.name(finding.confidence) if finding else "high"
-            )
+    ran = max(row.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
+    losses = [
+        Loss(
+            finding.kind.value,
+            _lost_seconds(finding, report),
+            None,
+            sanitize.sentence(finding.headline),
+            sanitize.sentence(finding.next_step),
+            sanitize.name(finding.confidence),
         )
-    return tuple(sorted(by_cause.values(), key=lambda one: -one.seconds))
+        for finding in (report.verdict, *report.verdict.also)
+    ]
+    if row.interrupted_s:
+        headline = f"It was interrupted {row.interruptions} times."
+        losses.insert(0, Loss(INTERRUPTION, row.interrupted_s, None, headline, ADVICE[INTERRUPTION], "high"))
+    by_cause: dict[str, Loss] = {}
+    for loss, taken in billed_losses(((loss, loss.seconds) for loss in losses), billed, ran):
+        known = by_cause.get(loss.cause)
+        by_cause[loss.cause] = attrs.evolve(known or loss, seconds=taken + (known.seconds if known else 0.0))
+    return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
 
 
-def _lost_seconds(finding: Finding, report: ReportJson) -> float:
+def _lost_seconds(finding: Finding, report: StoredReport) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
-    if finding.kind in _HEALTHY:
+    if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
         return 0.0
-    gain = finding.gain.seconds if finding.gain else None
-    loop = report.job.loop
-    whole = (
-        loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s
-    )  # start and end
+    gain, loop = _saved(finding), report.job.loop
+    whole = loop[1] - loop[0] if finding.of == "loop" and loop else report.job.duration_s
     return loss_of(
-        None if gain is None else _positive(gain.value) or 0.0,
+        None if gain is None else gain.value,
         _share(finding.share_of_time),
         _positive(whole) or 0.0,
         leads=finding is report.verdict,
     )
 
 
-def _range(finding: Finding) -> Range | None:
-    seconds = finding.gain.seconds if finding.gain else None
-    if seconds is None:
+def _saved(finding: Finding) -> Interval | None:
+    """Return the seconds that its repair saves; None if they are unknown, as in early reports, whose gains had none."""
+    gain = finding.gain
+    if gain is None or (gain.seconds.high <= 0 and gain.speedup.value > 1):
         return None
-    return Range(*(_positive(one) or 0.0 for one in (seconds.low, seconds.value, seconds.high)))
+    return Interval(*(_positive(value) or 0.0 for value in (gain.seconds.low, gain.seconds.value, gain.seconds.high)))
 
 
-def _stages(report: ReportJson) -> dict[str, float]:
+def _stages(report: StoredReport) -> dict[str, float]:
     """Return the stages of a job of which only the profile is known."""
     parts: dict[str, float] = {}
     for part in report.job.startup:
         parts[part.part] = parts.get(part.part, 0.0) + (_positive(part.seconds) or 0.0)
     found = {stage: sum(parts.get(key, 0.0) for key in keys) for stage, keys in _PART_OF_STAGE.items()}
     loop = report.job.loop
-    if loop and len(loop) == 2:  # start and end
+    if loop:
         found["training"] = _positive(loop[1] - loop[0]) or 0.0
     return {stage: seconds for stage, seconds in found.items() if seconds > 0}
 
 
-def _started(report: ReportJson, row: FleetJob) -> dict[str, float]:
+def _started(report: StoredReport, row: FleetJob) -> dict[str, float]:
     """Divide the service's `Training` into the script's start and its loop."""
     training = row.stages.get("training", 0.0)
     starting = min(_stages(report).get("starting", 0.0), training)
     return {"starting": starting, "training": training - starting} if starting > 0 else {}
 
 
-def _nodes(report: ReportJson) -> tuple[Node, ...]:
+def _nodes(report: StoredReport) -> tuple[Node, ...]:
     ranks = report.job.ranks
     names = dict.fromkeys([*(rank.node or rank.name for rank in ranks), *report.job.nodes])
     hosts = report.job.hosts | {rank.node: rank.host for rank in ranks if rank.host}
@@ -227,7 +260,7 @@ def _nodes(report: ReportJson) -> tuple[Node, ...]:
     found = []
     for name in list(names)[:MOST_NODES]:
         relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
-        found.append(Node(texts.name(name), texts.name(hosts.get(name, "")), relative, name == slow_node))
+        found.append(Node(sanitize.name(name), sanitize.name(hosts.get(name, "")), relative, name == slow_node))
     return tuple(found)
 
 
@@ -250,12 +283,12 @@ def _relative(node: str, own: dict[str, float]) -> float | None:
     return _positive(own[node] / median(others))
 
 
-def _slow_rank(report: ReportJson) -> tuple[str, float | None] | None:
+def _slow_rank(report: StoredReport) -> tuple[str, float | None] | None:
     """Return the rank that the others wait for, and its time per step relative to theirs without that wait."""
     for finding in (report.verdict, *report.verdict.also):
-        if finding.kind != Class.STRAGGLER.value:
+        if finding.kind is not Class.STRAGGLER:
             continue
-        where = next((one.where for one in finding.evidence if one.where), "")
+        where = next((row.where for row in finding.evidence if row.where), "")
         waited = min(_share(finding.share_of_time), MOST_WAITED)
         return (where, 1 / (1 - waited)) if where else None
     return None
@@ -278,8 +311,3 @@ def _share(value: float) -> float:
 
 def _count(value: int) -> int:
     return min(max(value, 0), 2**53)
-
-
-def labels(causes: Iterable[str]) -> dict[str, str]:
-    """Return the names of causes as they are shown."""
-    return {cause: LABELS.get(cause, cause) for cause in causes}

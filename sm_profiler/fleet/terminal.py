@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sm_profiler.fleet.model import Fleet, Sums, TopJob
-from sm_profiler.fleet.page_words import Amounts, coverage, hours, money
+from sm_profiler.fleet.model import Fleet, TopJob, Totals
 from sm_profiler.fleet.rows import LABELS
+from sm_profiler.fleet.wording import Amounts, coverage, hours, money
 from sm_profiler.formatting import plural, shorten
 
 LINES = 3  # of each list; the page has the others
@@ -34,7 +34,7 @@ def _lines(fleet: Fleet) -> Iterator[str]:
         yield "Lost by cause"
         shown = fleet.causes[: 2 * LINES]
         # one unit a list: a cause of which some bills are unknown is compared with the others by its hours
-        in_dollars = whole.in_dollars and all(one.priced == one.jobs for one in shown)
+        in_dollars = whole.in_dollars and all(cause.priced == cause.jobs for cause in shown)
         lost = [cause.usd if in_dollars else cause.instance_hours for cause in shown]
         for cause, amount in sorted(zip(shown, lost, strict=True), key=lambda pair: -pair[1]):
             bar = "\N{FULL BLOCK}" * max(round(_BAR * amount / (max(lost) or 1.0)), 1)
@@ -44,34 +44,34 @@ def _lines(fleet: Fleet) -> Iterator[str]:
         yield "Jobs that waste most, and what to do"
         yield from _top(fleet.top[:TOP], in_dollars=whole.in_dollars)
     for title, sentences in (
-        ("In common", [one.sentence for one in fleet.common]),
-        ("Slow machines", [one.sentence for one in fleet.hosts]),
-        ("Slower than before", [one.sentence for one in fleet.regressions]),
+        ("In common", [shared.sentence for shared in fleet.common]),
+        ("Slow machines", [host.sentence for host in fleet.hosts]),
+        ("Slower than before", [job.sentence for job in fleet.regressions]),
     ):
         if sentences:
             yield ""
             yield title
-            yield from (f"  {one}" for one in sentences[:LINES])
+            yield from (f"  {sentence}" for sentence in sentences[:LINES])
             if len(sentences) > LINES:
                 yield f"  and {len(sentences) - LINES:,} more"
 
 
 def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
     """Write the jobs that lose most; those with the same cause and advice together, with the advice once."""
-    in_dollars = in_dollars and all(one.usd is not None for one in jobs)
+    in_dollars = in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
     alike: dict[tuple[str, str], list[TopJob]] = {}
-    for one in jobs:
-        alike.setdefault((one.cause, one.next_step), []).append(one)
+    for job in jobs:
+        alike.setdefault((job.cause, job.next_step), []).append(job)
     for (cause, step), some in alike.items():
-        for one in some:
-            lost = amounts.format((one.usd or 0.0) if in_dollars else one.instance_hours)
-            reason = f": {shorten(one.reason, _REASON)}" if one.reason else ""
-            yield f"  {lost:>10}  {_cut(one.name)}: {LABELS.get(cause, cause)}{reason}"
+        for job in some:
+            lost = amounts.format((job.usd or 0.0) if in_dollars else job.instance_hours)
+            reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
+            yield f"  {lost:>10}  {_cut(job.name)}: {LABELS.get(cause, cause)}{reason}"
         yield f"  {'':>10}  {step}"
 
 
-def _headline(whole: Sums) -> str:
+def _headline(whole: Totals) -> str:
     if not whole.jobs:
         return "No jobs were found."
     jobs = plural(whole.jobs, "job")

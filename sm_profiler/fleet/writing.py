@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -14,38 +14,28 @@ import pyarrow.parquet as pq
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.storage import Storage, open_storage
 
-_TEXT, _NUMBER, _WHOLE = pa.string(), pa.float64(), pa.int64()
-_TIME = pa.timestamp("us", "UTC")
 TIMES = ("created", "started", "ended")
-_SUMS = pa.map_(_TEXT, _NUMBER)
-_LOSS = pa.struct([
-    ("cause", _TEXT), ("seconds", _NUMBER), ("usd", _NUMBER), ("headline", _TEXT), ("next_step", _TEXT), ("confidence", _TEXT),
-])  # fmt: skip
-_LINE = pa.struct([("file", _TEXT), ("line", _WHOLE), ("function", _TEXT), ("share", _NUMBER)])
-_NODE = pa.struct([("node", _TEXT), ("host", _TEXT), ("relative", _NUMBER), ("slow", pa.bool_())])
-_RANGE = pa.struct([("low", _NUMBER), ("value", _NUMBER), ("high", _NUMBER)])
-_TEXTS = (
-    "name", "source", "report", "judged", "error", "arn", "status", "failure", "instance_type", "user", "image", "git",
-    "account", "namespace", "tuning_job", "stem",
-    "week", "billed_by", "price_from", "verdict", "label", "confidence", "headline", "next_step",
-)  # fmt: skip
-_NUMBERS = (
-    "billable_s", "price", "bill_usd", "saved_s", "saved_usd", "lost_s", "lost_usd", "lost_share", "gpu_hours",
-    "steps_per_second", "step_ms", "profiling_cost", "interrupted_s", "interrupted_usd", "failed_usd",
-)  # fmt: skip
-_WHOLES = ("lost_records", "instances", "gpus", "steps", "loader_workers", "interruptions")
-_OTHERS = {
-    "spot": pa.bool_(), "tags": pa.map_(_TEXT, _TEXT), "groups": pa.map_(_TEXT, _TEXT), "types": pa.map_(_TEXT, _WHOLE),
-    "stages": _SUMS, "losses": pa.list_(_LOSS), "where": pa.list_(_LINE), "nodes": pa.list_(_NODE), "gain_s": _RANGE,
-    "gain_usd": _RANGE,
-}  # fmt: skip
+_PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+
+
+def _arrow(kind: Any) -> pa.DataType:
+    """Return the type of a column for the type of a field."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return pa.map_(_arrow(arguments[0]), _arrow(arguments[1]))
+    if origin is tuple:  # of any length
+        return pa.list_(_arrow(arguments[0]))
+    if arguments:  # or None
+        return _arrow(arguments[0])
+    return pa.struct([(name, _arrow(field)) for name, field in get_type_hints(kind).items()])
+
+
 SCHEMA = pa.schema(
     [
-        *((name, _TEXT) for name in _TEXTS),
-        *((name, _TIME) for name in TIMES),
-        *((name, _NUMBER) for name in _NUMBERS),
-        *((name, _WHOLE) for name in _WHOLES),
-        *_OTHERS.items(),
+        (name, pa.timestamp("us", "UTC") if name in TIMES else _arrow(kind))
+        for name, kind in get_type_hints(FleetJob).items()
     ],
     metadata={"sm_profiler.fleet": SCHEMA_VERSION},
 )

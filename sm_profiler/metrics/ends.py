@@ -77,16 +77,6 @@ class RankEnd:
     is_rank: bool = False
     place: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {
-            "state": self.state or UNKNOWN,
-            "exit_code": self.exit_code,
-            "error": self.error,
-            "where": self.place,
-            "step": self.step,
-        }
-
     @property
     def how(self) -> str:
         """Its end as the rest of a sentence that begins with its name."""
@@ -177,16 +167,6 @@ class JobEnd:
     lost_s: float = 0.0
     silent_s: float | None = None
     unrecorded: tuple[int, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {
-            "state": self.state,
-            "exit_code": self.exit_code,
-            "error": self.error,
-            "where": self.place,
-            "step": self.step,
-        }
 
     @property
     def failed(self) -> bool:

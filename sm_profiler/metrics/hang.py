@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -32,7 +31,6 @@ WAITS = (
 )
 RANKS = "the other ranks"
 OF_A_LOOP = (RANKS, "a loader's worker", "a queue")  # a loop waits for these; what follows a loop waits for the others
-FRAME = ("file", "line", "function")
 MAX_STACKS, MAX_CHILDREN = 512, 128  # in report.json
 MAX_TEXT = 200_000  # characters of an argument in a timeline
 SHOWN = ("state", "waited", "cpu", "same", "error")  # arguments of the event besides the stacks
@@ -52,11 +50,6 @@ class Stack:
     def own(self) -> Frame | None:
         """The innermost line of the script; None if only libraries run."""
         return next((frame for frame in self.frames if not is_library(frame[0])), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        frames = [dict(zip(FRAME, frame, strict=True)) for frame in self.frames]
-        return {"rank": self.rank, "thread": self.thread, "training": self.training, "frames": frames}
 
 
 @attrs.frozen
@@ -184,30 +177,10 @@ class Hang:
         every = [stack for one in self.stopped for stack in one.stacks]
         return sorted(every, key=lambda stack: (not stack.training, stack.own is None))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        stacks = self.stacks()
-        children = [{"rank": one.name, **child} for one in self.stopped for child in _children(one.record)]
-        return {
-            "ranks": list(self.ranks),
-            "kind": self.kind,
-            "before_first_step": self.before_first_step,
-            "seconds": round(self.seconds, 3),
-            "step": None if self.before_first_step else max(one.record.step for one in self.stopped),
-            "where": [
-                {**dict(zip(FRAME, one.place, strict=True)), "rank": one.name, "waits_for": one.waits_for}
-                for one in self.stopped
-                if one.place is not None
-            ],
-            "stacks": [stack.as_dict() for stack in stacks[:MAX_STACKS]],
-            "stacks_left_out": max(len(stacks) - MAX_STACKS, 0),
-            "children": children[:MAX_CHILDREN],
-            "dead_threads": [
-                {"rank": one.name, "thread": dead.name, "error": dead.error, "where": dead.where}
-                for one in self.stopped
-                for dead in one.dead
-            ][:MAX_STACKS],
-        }
+    @property
+    def children(self) -> list[dict[str, str]]:
+        """Child processes of all of them, as the kernel reports their state."""
+        return [{"rank": one.name, **child} for one in self.stopped for child in _children(one.record)]
 
 
 def hang_arguments(text: str) -> dict[str, int | float | str]:
@@ -291,10 +264,10 @@ def _stacks(record: Record, rank: str) -> Iterable[Stack]:
 
 
 def _is_frame(frame: object) -> bool:
-    return isinstance(frame, list) and len(frame) == len(FRAME) and type(frame[1]) is int and frame[1] > 0
+    return isinstance(frame, list) and len(frame) == 3 and type(frame[1]) is int and frame[1] > 0
 
 
-def _children(record: Record) -> Iterable[dict[str, Any]]:
+def _children(record: Record) -> Iterable[dict[str, str]]:
     children = record.args.get("children")
     for child in children if isinstance(children, list) else ():
         if isinstance(child, Mapping):

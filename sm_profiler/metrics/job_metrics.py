@@ -31,7 +31,6 @@ from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, fin
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
-    EVAL,
     GC,
     LOADER,
     OWN,
@@ -303,57 +302,6 @@ class JobMetrics:
         means = [data.mean_within(*span) for data in self.system.of(metric).values()]
         means = [mean for mean in means if np.isfinite(mean)]
         return float(np.mean(means)) if means else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the `job` object of report.json."""
-        ends = {one.name: one.as_dict() for one in self.ending.ranks}
-        hosts = {process_name(one): str(one["host"]) for one in self.metadata if one.get("host")}
-        return {
-            "name": self.name,
-            "start": _number(self.start),
-            "end": _number(self.end),
-            "duration_s": _number(self.duration),
-            "running": self.running,
-            "nodes": list(self.nodes),
-            "instance_type": self.instance_type,
-            "identity": self.identity,
-            "hosts": {node: owner[MACHINE] for node, owner in self.system.owners.items() if owner.get(MACHINE)},
-            "gpus": [attrs.asdict(gpu) for gpu in self.gpus],
-            "cpu_cores": self.system.cores,
-            "initialization_s": _number(self.initialization),
-            "loop": list(self.loop) if self.loop else None,
-            "steps_per_second": _number(self.steps_per_second),
-            "profiler_overhead": _number(self.overhead),
-            "loader": attrs.asdict(self.loader),
-            "utilisation": {
-                metric: _number(self.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
-            },
-            "ranks": [
-                {
-                    "name": rank.name,
-                    "node": rank.node,
-                    "host": hosts.get(rank.name, ""),
-                    "train_steps": rank.train_steps,
-                    "eval_steps": rank.judged.evaluated if rank.judged else int((rank.steps.mode == EVAL).sum()),
-                    **({"judged_steps": len(rank.steps)} if rank.judged else {}),
-                    "loop_s": _number(rank.loop),
-                    "phases": "device" if rank.on_device else "host",
-                    "seconds": {name: _number(value) for name, value in rank.slices.items()},
-                    "own_phases": {name: _number(value) for name, value in rank.declared.items()},
-                    "excluded_s": _number(rank.excluded),
-                    "gc_s": _number(rank.gc),
-                    "communication_s": _number(rank.communication),
-                    "attempts": rank.attempts.count,
-                    "interrupted_s": _number(rank.attempts.down_s),
-                    "end": ends.get(rank.name),
-                }
-                for rank in self.ranks
-            ],
-        }
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not np.isfinite(value) else round(float(value), 6)
 
 
 def measure_rank(  # each argument is a source of times

@@ -61,15 +61,11 @@ def _of_rank(rank: Rank, saves: tuple[Record, ...]) -> Repeated | None:
 
 @attrs.frozen
 class Billed:
-    """Seconds of training, and how many of them are billed; spot instances bill a part."""
+    """Seconds of training, and how many of them are billed; spot instances bill a part of the training time."""
 
     spot: bool
     training_s: float
     billable_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {"spot": self.spot, "training_s": self.training_s, "billable_s": self.billable_s}
 
 
 def billed_time(description: Mapping[str, Any]) -> Billed | None:
@@ -92,29 +88,6 @@ def unstored_attempts(metrics: JobMetrics) -> str:
         return ""
     named = f"attempt {found[0]}" if len(found) == 1 else f"attempts {', '.join(found[:-1])} and {found[-1]}"
     return f"steps of {named} are not stored"
-
-
-def costs_as_dict(metrics: JobMetrics, hourly: float | None) -> dict[str, Any]:
-    """Return the parts of report.json's `job` about interruptions, instances and the bill; none that is unknown."""
-    found: dict[str, Any] = {}
-    count, down_s = metrics.interruptions
-    if count:
-        repeated = repeated_work(metrics)
-        found["interruptions"] = {
-            "count": count,
-            "down_s": round(down_s, 3),
-            "repeated_steps": repeated and repeated.steps,
-            "repeated_s": repeated and round(repeated.seconds, 3),
-            "attempts_without_steps": list(metrics.attempts_without_steps),
-            "repeated_usd": round(repeated.seconds * hourly / 3600, 4) if repeated and hourly is not None else None,
-        }
-    types = metrics.node_types
-    if len(types) > 1:
-        found["instance_types"] = types
-    billed = billed_time(metrics.description)
-    if billed is not None:
-        found["billed"] = billed.as_dict()
-    return found
 
 
 # Secondary status of a training job → part of the start; only what follows the instance's own start is paid.
@@ -172,10 +145,6 @@ class StartPart:
     def paid(self) -> bool:
         """True if the instance runs already."""
         return self.key not in UNPAID
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
-        return {"part": self.key, "label": self.label, "seconds": round(self.seconds, 3), "paid": self.paid}
 
 
 def start_parts(metrics: JobMetrics) -> tuple[StartPart, ...]:

@@ -76,7 +76,7 @@ def _cells(report: Report) -> list[tuple[str, str]]:
         ("markdown", "## Timeline\n\nMetrics in equal intervals of time; `low` and `high` are the extremes in each."),
         ("code", "series = {(node, metric, device): pd.DataFrame({'mean': data.mean, 'low': data.low, 'high': data.high}, index=pd.to_datetime(data.seconds, unit='s'))\n          for (node, metric, device), data in metrics.system.series.items()}\npd.concat({' '.join(key).strip(): table['mean'] for key, table in series.items()}, axis=1).dropna(how='all').head() if series else 'no system metrics'"),
         ("markdown", "## Data quality"),
-        ("code", "print(report.quality['sentence'])\npd.DataFrame(report.quality['rows'])"),
+        ("code", "import attrs\n\nprint(report.quality.sentence)\npd.DataFrame(map(attrs.asdict, report.quality.rows))"),
     ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def stacks_view(hang: Hang | None) -> dict[str, Any]:
     children = [
         f"{shorten(child['name'], 40)} ({child['pid']}) of {shorten(child['rank'], 40)}: state {child['state'][:1] or '?'}"
         + (f", waits in {shorten(child['waits_in'], 40)}" if child["waits_in"].strip("0") else "")
-        for child in hang.as_dict()["children"][:MAX_STACKS]
+        for child in hang.children[:MAX_STACKS]
     ]
     return {
         "open": shown[:MAX_OPEN_STACKS],
@@ -267,8 +267,8 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         )
     )
     if report.cost:
-        lost = f"about ${report.cost['lost_per_hour']:.2f}/h"
-        whole = f"${report.cost['lost_usd']:.2f} in all, "
-        rough = " at an estimated price" if report.cost["price_estimated"] else ""
-        tiles.append(("Lost money", lost, f"{whole}estimate, {report.cost['instance_type']}{rough}"))
+        lost = f"about ${report.cost.lost_per_hour:.2f}/h"
+        whole = f"${report.cost.lost_usd:.2f} in all, "
+        rough = " at an estimated price" if report.cost.price_estimated else ""
+        tiles.append(("Lost money", lost, f"{whole}estimate, {report.cost.instance_type}{rough}"))
     return tiles

@@ -10,13 +10,14 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import attrs
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.gain_ranking import priced
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.loop_ledger import totals_of
-from sm_profiler.diagnosis.model import Finding, Report, Verdict
+from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, Verdict
 from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -136,8 +137,8 @@ def assemble(
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
     quality, verdict = quality_of(source, metrics.metadata), decide(JudgeContext(metrics, rules), broken)
-    if (damage := quality["damage"]) and not metrics.running:  # files of a running job may still be on their way
-        verdict = doubted(verdict, damage["doubt"])
+    if (damage := quality.damage) and not metrics.running:  # files of a running job may still be on their way
+        verdict = doubted(verdict, damage.doubt)
     report = report_of(
         metrics,
         verdict,
@@ -168,18 +169,18 @@ def report_of(  # most are optional parts
     rules: dict[str, dict[str, Any]],
     *,
     broken: dict[str, str] | None = None,
-    quality: dict[str, Any] | None = None,
+    quality: Quality | None = None,
     job: JobInfo | None = None,
     source: str = "",
 ) -> Report:
     """Return a report from its parts."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
-    verdict = priced(verdict, cost["per_hour"] if cost else None)
-    if cost and cost["price_estimated"]:
+    verdict = priced(verdict, cost.per_hour if cost else None)
+    if cost and cost.price_estimated:
         verdict = attrs.evolve(verdict, main=_roughly(verdict.main), also=tuple(map(_roughly, verdict.also)))
     quality = quality or data_quality([], ())
     if any(rank.judged is not None for rank in metrics.ranks):
-        quality = {**quality, "collectors": [*quality["collectors"], sampled_sentence(metrics)]}
+        quality = replace(quality, collectors=(*quality.collectors, sampled_sentence(metrics)))
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ledger = totals_of(metrics)
     return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
@@ -187,7 +188,7 @@ def report_of(  # most are optional parts
 
 def _roughly(finding: Finding) -> Finding:
     """Return a finding whose dollars are marked as those of an estimated price."""
-    return attrs.evolve(finding, gain=finding.gain and attrs.evolve(finding.gain, usd_is_rough=True))
+    return replace(finding, gain=finding.gain and replace(finding.gain, usd_is_rough=True))
 
 
 def sampled_sentence(metrics: JobMetrics) -> str:
@@ -198,16 +199,16 @@ def sampled_sentence(metrics: JobMetrics) -> str:
     )
 
 
-def quality_of(source: Any, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `data_quality` object of a source."""
+def quality_of(source: Any, metadata: Sequence[Mapping[str, Any]]) -> Quality:
+    """Return what of a source could not be read."""
     if hasattr(source, "faults"):
         faults, read = source.faults()
         return data_quality(faults, metadata, read=read)
     return data_quality(source.quality(), metadata)
 
 
-def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *, read: int = 0) -> dict[str, Any]:
-    """Return the `data_quality` object of report.json: files read and repaired, records lost, states of collectors.
+def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *, read: int = 0) -> Quality:
+    """Return the quality of the data: files read and repaired, records lost, states of collectors.
 
     Args:
         files: outcomes of files.
@@ -231,27 +232,27 @@ def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *,
             f"{plural(total, 'file')}: {states['read']:,} read as they are, {states['repaired']:,} repaired, "
             f"{states['refused']:,} not usable; {plural(lost, 'record')} lost."
         )
-    rows = [
-        {"path": file.path, "status": file.status, "lost": file.lost, "reason": file.reason}
-        for file in bad[:MAX_QUALITY_ROWS]
-    ]
-    return {
-        "sentence": sentence, "files": total, "states": dict(sorted(states.items())), "lost": lost, "rows": rows,
-        "damage": _damage(damage_of(bad, total), metadata),
-        "more": max(len(bad) - MAX_QUALITY_ROWS, 0), "collectors": _collectors(metadata),
-    }  # fmt: skip
+    return Quality(
+        sentence=sentence,
+        files=total,
+        states=dict(sorted(states.items())),
+        lost=lost,
+        rows=tuple(bad[:MAX_QUALITY_ROWS]),
+        damage=_damage(damage_of(bad, total), metadata),
+        more=max(len(bad) - MAX_QUALITY_ROWS, 0),
+        collectors=_collectors(metadata),
+    )
 
 
-def _damage(files: Damage, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the `damage` object of report.json."""
+def _damage(files: Damage, metadata: Sequence[Mapping[str, Any]]) -> DamagedFiles | None:
     unwritten = unwritten_sentence(metadata)
     if not (files.paths or unwritten):
         return None
     doubt = files.doubt if files.paths else "events could not be written"
-    return {"files": len(files.paths), "sentence": f"{unwritten} {files.sentence}".strip(), "doubt": doubt}
+    return DamagedFiles(len(files.paths), f"{unwritten} {files.sentence}".strip(), doubt)
 
 
-def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return one line for each unusual state of a collector, with the number of processes."""
     lines: Counter[str] = Counter()
     seen = set()
@@ -273,4 +274,4 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
             lines[f"{one['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
         if one.get("clock_error_us"):
             lines[f"clocks agree within {float(one['clock_error_us']) / 1e3:.3g} ms"] += 1
-    return [line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items())]
+    return tuple(line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items()))

@@ -23,6 +23,7 @@ from sm_profiler.printable import printable
 from sm_profiler.render.gain_text import factors
 from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import Link, render_page
+from sm_profiler.report.report_json import plain
 
 if TYPE_CHECKING:
     from sm_profiler.metrics.job_metrics import JobMetrics
@@ -67,7 +68,7 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of compare.json."""
-        return {**attrs.asdict(self), "held": self.held, "sentence": self.sentence}
+        return {**plain(self), "held": self.held, "sentence": self.sentence}
 
 
 def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:

@@ -12,7 +12,7 @@ import attrs
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.model import Verdict
+from sm_profiler.diagnosis.model import Cost, Verdict
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time
@@ -118,7 +118,7 @@ def built_in() -> dict[str, Any]:
     return table
 
 
-def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] | None = None) -> dict[str, Any] | None:
+def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] | None = None) -> Cost | None:
     """Return the cost per hour and how much of it is lost; None if the instance type or its price is unknown."""
     table = Prices.of(prices)
     types = metrics.node_types or ({"": len(metrics.nodes)} if ANY in table.own and metrics.nodes else {})
@@ -143,12 +143,17 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] 
             f" Its {used} are less than half used: {smaller} would cost ${table.by_type[smaller] * nodes:.2f} per hour"
             f"{', an estimated price' if table.is_estimated(smaller) else ''}."
         )
-    return {
-        "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": lost,
-        "lost_usd": round(hourly * lost_s / 3600, 4), "prices": origin,
-        "price_estimated": any(table.is_estimated(kind) for kind in types),
-        "smaller_instance": smaller, "estimate": True, "sentence": sentence,
-    }  # fmt: skip
+    return Cost(
+        instance_type=kind,
+        nodes=nodes,
+        per_hour=round(hourly, 4),
+        lost_per_hour=lost,
+        lost_usd=round(hourly * lost_s / 3600, 4),
+        prices=origin,
+        price_estimated=any(table.is_estimated(kind) for kind in types),
+        smaller_instance=smaller,
+        sentence=sentence,
+    )
 
 
 def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 import attrs
+from msgspec.structs import replace
 
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
@@ -85,7 +86,7 @@ def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
         evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
     if found.findings:
         main = finding_of(found.findings[0], found)
-        return attrs.evolve(main, evidence=(*main.evidence, *evidence))
+        return replace(main, evidence=(*main.evidence, *evidence))
     if found.steps < limits.MIN_STEPS:
         return Finding(
             Class.INCONCLUSIVE,

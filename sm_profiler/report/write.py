@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import attrs
 from markupsafe import escape
 
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.build import build_report
+from sm_profiler.report.report_json import to_json
 from sm_profiler.rules import write_rule_reports
 from sm_profiler.source import open_source
 from sm_profiler.storage import Storage, open_storage
@@ -62,33 +61,6 @@ def show_report(where: str | os.PathLike[str] | Any, *, height: int = HEIGHT, **
     return ShownReport(build_report(source, **options), height)
 
 
-@attrs.frozen
-class SavedVerdict:
-    """Class and headline of a verdict."""
-
-    kind: Class
-    headline: str
-
-    @property
-    def label(self) -> str:
-        """Name of the class on the page."""
-        return self.kind.label
-
-    @property
-    def is_open(self) -> bool:
-        """True if it names neither a problem nor health."""
-        return self.kind is Class.INCONCLUSIVE
-
-
-def verdict_of(report: bytes) -> SavedVerdict | None:
-    """Return the verdict in a report.json; None if it cannot be read."""
-    try:
-        found = json.loads(report)["verdict"]
-        return SavedVerdict(Class[found["class"]], str(found["headline"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
 HTML, NOTEBOOK, JSON = "profiler-report.html", "profiler-report.ipynb", "report.json"
 
 
@@ -110,21 +82,3 @@ def write_report(report: Report, where: str | os.PathLike[str] | Storage) -> lis
     storage.write(HTML, render_html(report).encode())
     storage.write(NOTEBOOK, render_notebook(report).encode())
     return [HTML, NOTEBOOK, JSON, *write_rule_reports(report.rules, storage)]
-
-
-def to_json(report: Report) -> str:
-    """Return report.json as text; NaN and infinities become null."""
-    return json.dumps(finite(report.as_dict()), indent=1, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """Return the same data with NaN and infinities as None, and unpaired surrogates replaced."""
-    if isinstance(value, dict):
-        return {finite(str(key)): finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124 - NaN differs from itself
-        return None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    return value

@@ -24,7 +24,7 @@ from sm_profiler.printable import printable
 from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
 from sm_profiler.report.compare import compare, render_comparison
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.guard import Guard, refuse
@@ -313,7 +313,7 @@ def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
     """Return a line of the list of jobs."""
     row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
     row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
-    finding: Any = found.saved
+    finding = found.saved
     if snapshot is not None:
         finding = snapshot.main or finding or snapshot.saved
         row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"

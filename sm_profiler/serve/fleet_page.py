@@ -23,8 +23,8 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.page_rows import link
-from sm_profiler.fleet.texts import sentence
+from sm_profiler.fleet.page import link
+from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
 from sm_profiler.serve.jobs import Found

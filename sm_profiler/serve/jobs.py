@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler.diagnosis.model import Finding
 from sm_profiler.errors import ProfilerError
 from sm_profiler.jobs.finding import Job, find_jobs
 from sm_profiler.printable import printable
-from sm_profiler.report.write import SavedVerdict, verdict_of
+from sm_profiler.report.report_json import read_verdict
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.source.opening import is_account
 
@@ -41,7 +42,7 @@ class TooManyJobsError(ProfilerError):
 class Found(Job):
     """A job as it is shown, with the verdict of the report next to its profile; None if it has no report."""
 
-    saved: SavedVerdict | None = None
+    saved: Finding | None = None
 
     @property
     def id(self) -> str:
@@ -59,7 +60,7 @@ class _Known:
     """The verdict of a report, or when to try again."""
 
     identity: str
-    verdict: SavedVerdict | None
+    verdict: Finding | None
     failures: int = 0
     again_at: float = 0.0
 
@@ -79,7 +80,7 @@ class Verdicts:
     _reader: threading.Thread | None = None
     _stop: threading.Event = attrs.field(factory=threading.Event)
 
-    def of(self, job: Job) -> SavedVerdict | None:
+    def of(self, job: Job) -> Finding | None:
         """Return the verdict of a job's report; None if it has none, or if that has not been read yet."""
         known = self._known.get(job.where)
         due = known is None or known.identity != job.identity or (known.failures and self.clock() >= known.again_at)
@@ -113,7 +114,7 @@ class Verdicts:
         before = self._known.get(job.where)
         try:
             report = job.read_report()
-            found = _Known(job.identity, verdict_of(report) if report is not None else None)
+            found = _Known(job.identity, read_verdict(report) if report is not None else None)
         except Exception:  # of this job, which is shown without a verdict; a client may raise anything
             failures = before.failures + 1 if before is not None else 1
             pause_s = min(RETRY_S * 2.0 ** (failures - 1), LONGEST_RETRY_S)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
@@ -20,7 +20,6 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.processes import trim_heap
 from sm_profiler.render.page import page_parts, section_part
-from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve.heat_map import heat_section
 from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.source.cache import OwnFolder
@@ -134,7 +133,7 @@ class Snapshot:
     main: Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: SavedVerdict | None = None
+    saved: Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -178,7 +177,7 @@ def load(where: str) -> Snapshot | None:
             "reading",
             f"as of {utc(float(found['at']))}; reading what is there",
             {str(key): Part(str(html), 1, 0.0) for key, html in found["parts"].items()},
-            saved=None if verdict is None else SavedVerdict(Class[verdict["class"]], str(verdict["headline"])),
+            saved=None if verdict is None else msgspec.convert(verdict, Finding),
             spark=tuple(float(value) for value in found["spark"]),
             files=int(found["files"]),
         )

@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.compact import compact
 from sm_profiler.report import build_report
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents
 from sm_profiler.source.parquet.reading import PartFile

@@ -14,7 +14,7 @@ from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import codec, kept
 from sm_profiler.report import build_report
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.reading import PartFile

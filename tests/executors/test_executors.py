@@ -72,7 +72,7 @@ def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_
 
     from sm_profiler.folding import engine
     from sm_profiler.report import build_report
-    from sm_profiler.report.write import to_json
+    from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
     monkeypatch.setenv("SM_PROFILER_CACHE", "off")

@@ -6,9 +6,11 @@ import os
 import shutil
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("mcp")
 from mcp import Client, MCPError, StdioServerParameters
@@ -151,16 +153,21 @@ def test_each_problem_has_its_page(library):
     asyncio.run(read())
 
 
-def test_source_lines_are_shown_only_if_allowed(tmp_path):
-    row = {"file": "train.py", "line": 3, "source": "password = 'x'"}
-    assert answers._where([row], source_lines=False) == [{"file": "train.py", "line": 3}]
-    assert answers._where([row], source_lines=True) == [row]
+def test_source_lines_are_shown_only_if_allowed(library):
+    report = library.report("slow")
+    finding = replace(report.verdict.main, where=(Location("train.py", 3, "f", 1.0, source="password = 'x'"),))
+    told = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=finding))
+    for allowed in (False, True):
+        tools = answers.Tools(SimpleNamespace(report=lambda _: told), source_lines=allowed)
+        for answer in (tools.where("slow"), tools.verdict("slow")):
+            assert ("password" in json.dumps(answer)) is allowed
+            assert "train.py" in json.dumps(answer)
 
 
 def test_the_resource_keeps_the_promises_of_the_tools(library):
     report = library.report("slow")
     line = "api_key = 'sk-live-1'"
-    finding = attrs.evolve(report.verdict.main, where=(Location("train.py", 3, "f", 1.0, source=line),))
+    finding = replace(report.verdict.main, where=(Location("train.py", 3, "f", 1.0, source=line),))
     told = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=finding), broken={"x": "y" * 5000})
     shown = json.dumps(answers.as_data(answers.whole(told, source_lines=False)))
     assert "train.py" in shown

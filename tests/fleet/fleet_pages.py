@@ -6,7 +6,6 @@ import attrs
 
 from sm_profiler.fleet.model import (
     Cause,
-    CommonCause,
     Failure,
     Fleet,
     FleetJob,
@@ -14,9 +13,10 @@ from sm_profiler.fleet.model import (
     Line,
     Loss,
     Regression,
+    SharedCause,
     SlowHost,
-    Sums,
     TopJob,
+    Totals,
     Week,
 )
 
@@ -44,10 +44,10 @@ def made_up_job(number, *, price=1.5, name=None, **options):
     )  # fmt: skip
 
 
-def sums_of(jobs):
+def totals_of(jobs):
     """Return the sums over some jobs."""
     priced = [job for job in jobs if job.bill_usd is not None]
-    return Sums(
+    return Totals(
         jobs=len(jobs), judged=sum(job.judged != "" for job in jobs), unreadable=sum(job.error != "" for job in jobs), priced=len(priced),
         failed=sum(job.status == "Failed" for job in jobs), instance_hours=sum(job.instance_hours for job in jobs), gpu_hours=8.0 * len(jobs),
         lost_instance_hours=sum(job.lost_instance_hours for job in jobs), bill_usd=sum(job.bill_usd for job in priced),
@@ -60,7 +60,7 @@ def sums_of(jobs):
 def fleet_of(jobs, **options):
     """Return a fleet of some jobs, with one example of each finding."""
     jobs = sorted(jobs, key=lambda job: -job.lost_s)
-    total, by_user, by_week = sums_of(jobs), defaultdict(list), defaultdict(list)
+    total, by_user, by_week = totals_of(jobs), defaultdict(list), defaultdict(list)
     for job in jobs:
         by_user[job.groups.get("user", "")].append(job)
         by_week[job.week].append(job)
@@ -70,10 +70,10 @@ def fleet_of(jobs, **options):
     fleet = Fleet(
         generated="2026-11-22 13:20 UTC", sources=("s3://bucket/profiles",), since=1_789_000_000.0, group_by=("user",), prices="your price table", totals=total,
         jobs=tuple(jobs), causes=(Cause("INPUT_BOUND", "Waiting for data", len(jobs), total.lost_instance_hours, total.lost_usd, 1.0, ADVICE),),
-        groups=tuple(Group("user", user, sums_of(own)) for user, own in by_user.items()),
-        weeks=tuple(Week(week, sums_of(own)) for week, own in sorted(by_week.items())),
+        groups=tuple(Group("user", user, totals_of(own)) for user, own in by_user.items()),
+        weeks=tuple(Week(week, totals_of(own)) for week, own in sorted(by_week.items())),
         top=tuple(TopJob(place, job.name, "INPUT_BOUND", job.lost_usd, job.lost_instance_hours, ADVICE) for place, job in enumerate(jobs[:10]) if job.lost_s),
-        common=(CommonCause("user", "ben", "INPUT_BOUND", "Waiting for data", 9, 9, 0.1, "num_workers=0", 41.0, 30.0, ADVICE, "9 of 9 jobs of user ben wait for data."),),
+        common=(SharedCause("user", "ben", "INPUT_BOUND", "Waiting for data", 9, 9, 0.1, "num_workers=0", 41.0, 30.0, ADVICE, "9 of 9 jobs of user ben wait for data."),),
         hosts=(SlowHost("i-0123456789abcdef0", 20, 19, 2.5, 1e-9, 1.31, 9.0, 3.0, tuple(job.name for job in jobs[:20]), "Machine i-0123456789abcdef0 was the slowest."),),
         regressions=(Regression(0, first.name, (jobs[-1].name,), "name", 120.0, 180.0, 0.5, 0.02, {"git": ("abc123", "def456")}, 5.0, "Slower."),),
         failures=tuple(Failure(place, job.name, job.status, "exit code 1", 0, job.bill_usd, job.instance_hours) for place, job in enumerate(jobs) if job.status == "Failed"),

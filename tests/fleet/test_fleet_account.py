@@ -12,7 +12,7 @@ from moto import mock_aws
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import billing as candidates
+from sm_profiler.fleet import finding as candidates
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME, read_index
 from sm_profiler.jobs import account, listing
@@ -68,8 +68,8 @@ def test_jobs_of_an_account(service, tmp_path):
 
 def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
     described = []
-    original = candidates.load
-    monkeypatch.setattr(candidates, "load", lambda self, name, arn: described.append(name) or original(self, name, arn))
+    original = candidates._load_described
+    monkeypatch.setattr(candidates, "_load_described", lambda self, name, arn: described.append(name) or original(self, name, arn))
     fleet_of(tmp_path)
     assert len(described) == 5
     later = 10 * 86400 + 4e9
@@ -173,14 +173,14 @@ def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_pat
 
 
 def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):
-    original = candidates.load
+    original = candidates._load_described
 
     def load(self, name, arn):
         if name == "train-3":
             raise SourceError("access denied")
         return original(self, name, arn)
 
-    monkeypatch.setattr(candidates, "load", load)
+    monkeypatch.setattr(candidates, "_load_described", load)
     fleet = fleet_of(tmp_path)
     assert [(job.name, job.error) for job in fleet.jobs if job.error] == [("train-3", "access denied")]
     assert fleet.totals.jobs == 5

@@ -10,11 +10,9 @@ from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.conditions import conditions_of
-from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.fleet.terminal import summary
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
@@ -64,6 +62,14 @@ def test_an_inconclusive_job_is_not_judged_and_a_failed_one_is():
     assert fleet.totals.waste == pytest.approx(0.75)
 
 
+def test_an_early_report_whose_gain_has_no_seconds_counts_by_its_share():
+    report = report_json("a", finding("INPUT_BOUND", 0.0, share=0.25))
+    report["verdict"]["gain"].pop("seconds")
+    report["verdict"]["gain"]["speedup"] = {"low": 1.2, "value": 1.3, "high": 1.4}
+    job = priced(report, description("a"), prices=PRICES)
+    assert (job.lost_share, job.gain_s) == (0.25, None)
+
+
 def test_a_job_of_unknown_length_counts_as_an_average_one():
     fleet = assemble([judged("a"), FleetJob("b", error="damaged"), FleetJob("c"), judged("d")])
     assert fleet.totals.coverage == pytest.approx(0.5)
@@ -72,15 +78,14 @@ def test_a_job_of_unknown_length_counts_as_an_average_one():
 
 
 def test_hours_cover_jobs_whose_price_is_unknown():
-    unknown = row_of(None, priced_facts("ml.new.large", 30), FleetJob("u"))
+    unknown = row_of(None, described("ml.new.large", 30), FleetJob("u"))
     fleet = assemble([judged("a"), judged("b"), unknown])
     assert fleet.totals.coverage == pytest.approx(2 / 32)
 
 
-def priced_facts(kind, hours):
-    return facts_of(
-        description("u", billable=3600 * hours, training=3600 * hours, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
-    )  # fmt: skip
+def described(kind, hours):
+    resources = {"InstanceType": kind, "InstanceCount": 1}
+    return description("u", billable=3600 * hours, training=3600 * hours, ResourceConfig=resources)
 
 
 def test_the_page_and_the_terminal_show_what_was_judged():
@@ -107,6 +112,20 @@ def test_the_numbers_of_the_headline_fit_each_other():
         assert f"Judged: 67 % of 9 min of machine time, {jobs}" in unescape(render_html(fleet))
 
 
+def test_a_limit_of_the_coverage_explains_why_its_share_is_not_that_of_the_summary():
+    """CI failed with 33 %, and the summary had 67 %."""
+    cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)
+    others = FleetJob("dear", billable_s=180), FleetJob("damaged", error="damaged")
+    totals = assemble([cheap, *others]).totals
+    (limit,) = conditions_of("coverage<50%")
+    assert limit.broken_by(totals) == "44.4 %"
+    assert limit.unknown_for(totals) == (
+        "coverage<50%: 44 % counts jobs whose time or price is unknown as average ones. "
+        "Judged: 67 % of 9 min of machine time, 1 of 3 jobs."
+    )
+    assert not limit.unknown_for(assemble([judged("a"), unjudged("b")]).totals)
+
+
 def test_the_unit_that_is_shown_decides_the_order():
     """Cents are shown as time, so jobs are sorted by time."""
     long = FleetJob("long", judged="report", verdict="X", billable_s=100, lost_s=25, losses=(Loss("X", 25, 0.001),), bill_usd=0.01, lost_usd=0.001, price=0.1)  # fmt: skip
@@ -115,7 +134,7 @@ def test_the_unit_that_is_shown_decides_the_order():
 
 
 def test_one_list_has_one_unit_and_advice_appears_once():
-    unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), priced_facts("own", 1), FleetJob("u", judged="report"))  # fmt: skip
+    unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), described("own", 1), FleetJob("u", judged="report"))  # fmt: skip
     shown = summary(assemble([judged("a", 3000), judged("b", 2000), judged("c", 1000), unpriced]))
     by_cause, _, top = shown.partition("Lost by cause")[2].partition("Jobs that waste most")
     assert "$" not in by_cause

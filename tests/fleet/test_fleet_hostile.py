@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.billing import Prices, with_bill
-from sm_profiler.fleet.description import as_json, facts_of, read_description
+from sm_profiler.fleet.billing import with_bill
+from sm_profiler.fleet.description import as_json, read_description
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.fleet.terminal import summary
 from sm_profiler.fleet.writing import to_parquet
+from sm_profiler.report.prices import Prices
 from sm_profiler.storage import LocalStorage
 from tests.support.fleets import START_S, description, finding, report_json
 
@@ -58,9 +58,9 @@ def replaced(value, changes):
 
 
 def row(report, described):
-    facts = facts_of(read_description(json.dumps(described).encode()))
+    described = read_description(json.dumps(described).encode())
     json.dumps(as_json(described), allow_nan=False)
-    return with_bill(row_of(report, facts, FleetJob("job", judged="report")), PRICES)
+    return with_bill(row_of(report, described, FleetJob("job", judged="report")), PRICES)
 
 
 def check(job):

@@ -24,7 +24,7 @@ from sm_profiler.identity import MAX_LABELS, identity
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
 from sm_profiler.monitor.sampler import Owner
 from sm_profiler.report.build import build_report
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from tests.support.fleets import START_S, description, finding, priced, report_json
 
@@ -192,7 +192,7 @@ def test_rows_of_other_people_are_bounded():
 def test_each_job_that_failed_has_its_reason(end, reason):
     failed = [report_json(f"job-{number}", duration=3600.0 + number) for number in range(3)]
     for report in failed:
-        report["end"] = end
+        report["end"] = {"step": 600, **end}
     fleet = assemble([priced(report) for report in failed])
     assert [one.reason for one in fleet.top] == [reason] * 3
     shown = summary(fleet)

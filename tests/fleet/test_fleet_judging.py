@@ -7,8 +7,9 @@ import pytest
 
 from sm_profiler.compact import compact
 from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.report_json import read_report
+from sm_profiler.fleet.rows import read_report
 from sm_profiler.report import build_report, write_report
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
 from tests.support.fleets import START_S, description
@@ -58,7 +59,7 @@ def test_a_job_in_json_and_in_parquet_counts_once(profile, tmp_path, monkeypatch
 
 def test_reports_have_what_a_fleet_reads(profile):
     report = build_report(open_source(profile))
-    found = read_report(json.dumps(report.as_dict(), default=str).encode())
+    found = read_report(to_json(report).encode())
     assert found.version
     assert found.job.loader is not None
     assert found.job.ranks[0].train_steps > 0

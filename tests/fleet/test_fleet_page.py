@@ -9,10 +9,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fleet_pages import fleet_of, made_up_fleet, made_up_job
 
-from sm_profiler.fleet.model import Fleet, Sums
-from sm_profiler.fleet.page import render_html
-from sm_profiler.fleet.page_rows import link
-from sm_profiler.fleet.page_words import hours, monday, money
+from sm_profiler.fleet.model import Fleet, Totals
+from sm_profiler.fleet.page import link, render_html
+from sm_profiler.fleet.wording import hours, monday, money
 from tests.support.browser import page_of
 
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
@@ -256,4 +255,4 @@ def test_ten_thousand_jobs_are_one_small_page(tmp_path):
 
 
 def test_sums_without_jobs():
-    assert "not known" in render_html(Fleet(totals=Sums(jobs=2, judged=2)))
+    assert "not known" in render_html(Fleet(totals=Totals(jobs=2, judged=2)))

@@ -123,11 +123,11 @@ def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
     assert kept.read_bytes() == sample("jax")
     (written,) = out.glob("framework/pevents/*/*.json")
     assert any(row.get("args", {}).get("phase") == "backward" for row in json.loads(written.read_text()))
-    assert build_report(open_source(out)).quality["collectors"] == []
+    assert build_report(open_source(out)).quality.collectors == ()
 
 
 def test_operators_beyond_the_limit_are_counted_in_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "MAX_EVENTS", 10)
     whole = len(events_of("jax"))
     report = build_report(open_source(converted(tmp_path, sample("jax"))))
-    assert report.quality["collectors"] == [f"detailed: only the first 10 of the window's {whole} events are kept"]
+    assert report.quality.collectors == (f"detailed: only the first 10 of the window's {whole} events are kept",)

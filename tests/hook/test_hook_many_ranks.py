@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.report import build_report
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from tests.support.hook import environment
 
@@ -43,5 +44,5 @@ def test_32_ranks_on_one_node(tmp_path):
     assert not list(profile.rglob("*.tmp"))
     names = {path.name.split("_")[1] for path in profile.rglob("*_pythontimeline.json")}
     assert names == {f"{rank}-algo-1" for rank in range(RANKS)}
-    ranks = build_report(open_source(profile, cache=False)).as_dict()["job"]["ranks"]
+    ranks = json.loads(to_json(build_report(open_source(profile, cache=False))))["job"]["ranks"]
     assert [one["train_steps"] for one in ranks] == [STEPS] * RANKS

@@ -13,6 +13,7 @@ from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.metrics.attempts import evaluation_seconds, find_attempts
 from sm_profiler.metrics.step_fold import StepRows, columns
 from sm_profiler.report import build_report, terminal_summary
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from tests.support.hook import SCRIPT, environment
 from tests.support.profiles import events
@@ -63,7 +64,7 @@ def test_attempts_stay_apart_and_are_counted_together(tmp_path, what, rank):
     report = build_report(source)
     told = [one["args"] for one in source.metadata()]
     assert len({(one["pid"], one["start_us"]) for one in told}) == 2
-    (rank_told,) = report.as_dict()["job"]["ranks"]
+    (rank_told,) = json.loads(to_json(report))["job"]["ranks"]
     assert (rank_told["attempts"], rank_told["train_steps"]) == (2, steps_before + 10)
     rows = report.metrics.ranks[0].steps
     down = (rows.start[steps_before] - rows.end[steps_before - 1]) / 1e6

@@ -14,6 +14,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report import build_report
 from sm_profiler.report.build import data_quality
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.profile import FileQuality
 from tests.support.reports import verdict_of
@@ -50,7 +51,7 @@ def report_on(job):
 def test_an_intact_job_has_no_alarm(job):
     report = report_on(job)
     assert report.damage_alarm is None
-    assert report.quality["damage"] is None
+    assert report.quality.damage is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_damaged_file_is_named_beside_a_verdict_of_less_confidence(job, patter
     assert html.escape(report.damage_alarm) in render_html(report)
     order = ["low", "medium", "high"]
     assert order.index(report.verdict.main.confidence) < max(order.index(before.confidence), 1)
-    assert report.as_dict()["data_quality"]["damage"]["files"] == 1
+    assert json.loads(to_json(report))["data_quality"]["damage"]["files"] == 1
 
 
 def test_findings_from_gaps_have_low_confidence():
@@ -113,12 +114,12 @@ def test_a_full_disk_is_the_reason_why_no_step_is_there():
     )
     main = verdict_of(metadata=metadata).main
     assert main.headline == "The hook was on, but no training step could be stored: the disk was full."
-    sentence = data_quality([], metadata)["damage"]["sentence"]
+    sentence = data_quality([], metadata).damage.sentence
     assert sentence == f"The disk was full: 1,000 events of the loop could not be written, and are lost ({FULL})."
 
 
 @pytest.mark.parametrize("error", ["", None])
 def test_a_disk_that_was_slow_is_no_failure(error):
     metadata = ({"node": "algo-1", "rank": 0, "pid": 1, "dropped": 5, "disk_error": error},)
-    assert data_quality([], metadata)["damage"] is None
+    assert data_quality([], metadata).damage is None
     assert "disk" not in verdict_of(metadata=metadata).main.headline

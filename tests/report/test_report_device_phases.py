@@ -7,6 +7,7 @@ from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class
 from sm_profiler.report.compare import compare
+from sm_profiler.report.report_json import report_json
 from tests.support.reports import (
     START_S,
     FakeWindow,
@@ -49,7 +50,7 @@ def test_waiting_for_the_gpu_is_not_time_outside_the_phases():
     assert rank.share("backward") == pytest.approx(30 / 47.5, abs=0.01)
     assert rank.share("outside") < 0.01
     assert "Forward (GPU)" in [one.label for one in loop_slices(report.metrics.ranks)]
-    assert report.metrics.as_dict()["ranks"][0]["phases"] == "device"
+    assert report_json(report).job.ranks[0].phases == "device"
 
 
 def test_names_what_an_idle_gpu_waits_for():

@@ -7,10 +7,8 @@ from sm_profiler._version import __version__
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.fleet.billing import with_bill
-from sm_profiler.fleet.description import facts_of
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
 from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of
@@ -23,7 +21,7 @@ def row(metrics):
     report = report_of(metrics, decide(JudgeContext(metrics, {})), {})
     found = read_report(to_json(report).encode())
     assert found.version == __version__
-    return row_of(found, facts_of({}), FleetJob("", judged="report"))
+    return row_of(found, {}, FleetJob("", judged="report"))
 
 
 SPOT = {
@@ -48,10 +46,10 @@ def test_report_and_fleet_agree_on_the_money_that_is_lost(steps, description):
     metrics = attrs.evolve(metrics, nodes=("algo-1",))
     report = report_of(metrics, decide(JudgeContext(metrics, {})), {}, job=JobInfo())
     resources = {"ResourceConfig": {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1}}
-    facts = facts_of({**description, **resources} if description else {})
-    job = with_bill(row_of(read_report(to_json(report).encode()), facts, FleetJob("")), Prices.of())
-    assert report.cost["lost_usd"] == pytest.approx(job.lost_usd, abs=1e-4)
-    assert report.cost["lost_per_hour"] == pytest.approx(job.lost_usd / job.bill_usd * job.price, rel=1e-3, abs=1e-4)
+    described = {**description, **resources} if description else {}
+    job = with_bill(row_of(read_report(to_json(report).encode()), described, FleetJob("")), Prices.of())
+    assert report.cost.lost_usd == pytest.approx(job.lost_usd, abs=1e-4)
+    assert report.cost.lost_per_hour == pytest.approx(job.lost_usd / job.bill_usd * job.price, rel=1e-3, abs=1e-4)
 
 
 def test_the_slow_machine_of_a_job_is_named():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
+from test_report_turns import in_step, jitter
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
@@ -25,7 +27,8 @@ from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.render.gain_text import gain_sentence
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.compare import compare
-from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, report_from, training
+from sm_profiler.report.report_json import plain
+from tests.support.reports import gpu_samples, metrics_of, report_from, training
 
 STEP = 0.0102  # seconds of an iteration of report_helpers.training()
 
@@ -244,7 +247,7 @@ def test_waits_and_stalls_in_waits_are_not_claimed_twice():
     late = [(*row[:3], row[3], *row[4:]) for row in rows]
     context = JudgeContext(metrics_of(late), {})
     finding = decide(context).main
-    again = attrs.evolve(finding, kind=Class.PERIODIC_STALL)
+    again = replace(finding, kind=Class.PERIODIC_STALL)
     ranked = rank_by_gain([again, finding], context)
     assert [one.finding.kind for one in ranked] == [Class.INPUT_BOUND]
     assert ranked[0].finding.gain.share_of_loop.value > 0.4
@@ -313,7 +316,7 @@ def check(verdict):
         assert gain.speedup.low >= 1
         left -= gain.share_of_loop.value
     assert left >= 0
-    json.dumps([gain.as_dict() for gain in gains], allow_nan=False)
+    json.dumps(plain(gains), allow_nan=False)
     return gains
 
 
@@ -550,5 +553,5 @@ def test_a_gain_of_a_larger_batch_is_shown_with_advice_to_take_one():
 def test_a_larger_batch_saves_no_more_than_its_factor_with_any_error_of_the_steps():
     tiny = training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0)
     found, shares = report_from(tiny).verdict.main, (0.8, 0.86, 0.93)
-    assert attrs.astuple(possible(Interval(*shares), found)) == (0.8, 0.86, 0.875)
-    assert attrs.astuple(possible(Interval(*shares), attrs.evolve(found, larger_batch=False))) == shares
+    assert astuple(possible(Interval(*shares), found)) == (0.8, 0.86, 0.875)
+    assert astuple(possible(Interval(*shares), replace(found, larger_batch=False))) == shares

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -13,6 +14,7 @@ from sm_profiler.formats.event_names import HANG
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_writer import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of
@@ -154,8 +156,8 @@ def stopped_report(**options):
 
 def test_report_page_and_terminal_have_the_stacks():
     report = stopped_report()
-    found = report.as_dict()["hang"]
-    jsonschema.validate(json.loads(json.dumps(report.as_dict())), json.loads(SCHEMA.read_text()))
+    found = json.loads(to_json(report))["hang"]
+    jsonschema.validate(json.loads(to_json(report)), json.loads(SCHEMA.read_text()))
     assert (found["ranks"], found["kind"], found["step"]) == (["algo-1-0"], "process", 199)
     assert [stack["thread"] for stack in found["stacks"]] == ["MainThread", "feeder", "idle"]
     assert found["stacks"][1]["frames"][0] == {"file": "/job/feed.py", "line": 7, "function": "put"}
@@ -164,7 +166,7 @@ def test_report_page_and_terminal_have_the_stacks():
     assert found["dead_threads"] == [
         {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
     ]
-    assert answers.as_data(answers.evidence(report))["data"]["hang"]["stacks"] == found["stacks"]
+    assert answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"] == found["stacks"]
     assert_as_stored(words_of(render_html(report), "stacks"), "stacks")
     text = terminal_summary(report, width=100)
     assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
@@ -174,7 +176,7 @@ def test_report_page_and_terminal_have_the_stacks():
 
 def test_a_training_that_goes_on_has_no_stacks():
     report = report_from(training(200))
-    assert report.as_dict()["hang"] is None
+    assert json.loads(to_json(report))["hang"] is None
     assert 'id="stacks"' not in render_html(report)
 
 
@@ -221,7 +223,7 @@ def test_the_first_step_is_never_reached():
         "The training has not begun: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
         "2 others wait for it."
     )
-    found = report.as_dict()["hang"]
+    found = json.loads(to_json(report))["hang"]
     assert (found["ranks"], found["kind"], found["before_first_step"]) == (["algo-1-1"], "rank_elsewhere", True)
     assert found["step"] is None
 

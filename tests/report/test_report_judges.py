@@ -1,5 +1,6 @@
 """Each class of verdict, from rows just above and just below its thresholds."""
 
+import json
 import re
 
 import attrs
@@ -21,6 +22,7 @@ from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.render.page import render_html
 from sm_profiler.render.sections import framework
 from sm_profiler.report import Class, Finding, terminal_summary
+from sm_profiler.report.report_json import to_json
 from tests.support.reports import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
 
@@ -563,6 +565,6 @@ def test_the_reason_of_a_confidence_is_shown():
     assert (main.kind, main.confidence, main.doubt) == (Class.INPUT_BOUND, "medium", "only 59 steps")
     assert "(medium confidence: only 59 steps)" in terminal_summary(report)
     assert "medium confidence: only 59 steps" in render_html(report)
-    assert report.as_dict()["verdict"]["confidence_reason"] == "only 59 steps"
+    assert json.loads(to_json(report))["verdict"]["confidence_reason"] == "only 59 steps"
     sure = report_from(training(400, wait=0.02)).verdict.main
     assert (sure.confidence, sure.doubt) == ("high", "")

@@ -1,9 +1,11 @@
 """The report of a training on a machine without a GPU: names, colours and sections that concern such a machine."""
 
+import json
 import re
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.formatting import unbroken
@@ -11,6 +13,7 @@ from sm_profiler.metrics import parts
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.report.report_json import to_json
 from tests.support.reports import report_from, training
 from tests.support.stored import assert_as_stored, words_of
 
@@ -32,12 +35,12 @@ def laptop(rank=None, pid=3895, rules=None, **times):
 def test_processes_of_one_node_have_plain_names(rank, shown):
     report = laptop(rank)
     where = Location("train.py", 5, "main", 0.9, rank=report.metrics.ranks[0].name)
-    main = attrs.evolve(report.verdict.main, where=(where,))
+    main = replace(report.verdict.main, where=(where,))
     report = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main))
     for text in (render_html(report), terminal_summary(report, width=100)):
         assert f"on {shown}" in text
         assert not re.search(r"algo-1-\d", text)
-    assert report.as_dict()["job"]["ranks"][0]["name"].startswith("algo-1-")
+    assert json.loads(to_json(report))["job"]["ranks"][0]["name"].startswith("algo-1-")
 
 
 def test_processes_of_several_nodes_keep_their_names():
@@ -91,6 +94,6 @@ def test_numbers_stay_with_their_units():
 def test_the_terminal_shows_the_source_of_the_first_line():
     report = laptop(wait=0.02)
     where = Location("train.py", 5, "main", 0.9, source="    total += slow(batch)")
-    main = attrs.evolve(report.verdict.main, where=(where,))
+    main = replace(report.verdict.main, where=(where,))
     text = terminal_summary(attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main)), width=100)
     assert "\n      total += slow(batch)\n" in text

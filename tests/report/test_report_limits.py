@@ -103,7 +103,7 @@ def test_advice_and_report_count_the_containers_cores(tmp_path, container):
     loop = training(500, wait=0.1)  # loading takes ten times as long as the step
     metrics = metrics_of(loop, rows)
     assert workers_of(JudgeContext(metrics, {})).suggested <= 2
-    assert metrics.as_dict()["cpu_cores"] == {"algo-1": 2}
+    assert metrics.system.cores == {"algo-1": 2}
 
 
 REPORT = """

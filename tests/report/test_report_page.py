@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis.decide import decide
 from sm_profiler.diagnosis.judges import JudgeContext
@@ -147,7 +148,7 @@ def test_page_of_traces_is_accessible_and_fits(tmp_path, scheme, width):
 @browser
 def test_long_lines_of_code_fit_a_phone(report, tmp_path):
     where = Location("folder/" * 9 + "train.py", 5, "function_" * 9, 0.9, source="loss = criterion(" + "x, " * 90 + ")")
-    main = attrs.evolve(report.verdict.main, where=(where,))
+    main = replace(report.verdict.main, where=(where,))
     html = render_html(attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main)))
     with page_of(html, tmp_path, viewport={"width": 360, "height": 800}) as (page, _):
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -320,19 +321,19 @@ def test_page_of_a_day_long_job_is_small():
 def test_cost_is_a_dated_estimate():
     report = report_from(training(300, wait=0.02), gpu_samples(15, 6, memory=20), instance_type="ml.g5.2xlarge")
     cost = report_of(report.metrics, report.verdict, {}, job=JobInfo()).cost
-    assert cost["per_hour"] > cost["lost_per_hour"] > 0
-    assert "stimate" in cost["sentence"]
-    assert "us-east-1" in cost["sentence"]
-    share = cost["lost_per_hour"] / cost["per_hour"]
+    assert cost.per_hour > cost.lost_per_hour > 0
+    assert "stimate" in cost.sentence
+    assert "us-east-1" in cost.sentence
+    share = cost.lost_per_hour / cost.per_hour
     between = {"ml.g5.2xlarge": 0.04502 / share}  # the sentence had $0.05, the page $0.04
     rounded = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices=between)).cost
-    assert f"${rounded['lost_per_hour']:.2f} of" in rounded["sentence"]
+    assert f"${rounded.lost_per_hour:.2f} of" in rounded.sentence
     own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": 100.0})).cost
-    assert own["per_hour"] == 100.0
-    assert "your price table" in own["sentence"]
+    assert own.per_hour == 100.0
+    assert "your price table" in own.sentence
     other = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"node": 1.0})).cost
-    assert other["per_hour"] == cost["per_hour"]
-    assert "us-east-1" in other["prices"]
+    assert other.per_hour == cost.per_hour
+    assert "us-east-1" in other.prices
     assert report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": None})).cost is None
 
 

@@ -1,15 +1,18 @@
 """Interruptions, the bill, and instances of several types."""
 
+import json
+
 import attrs
 import pytest
 
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.metrics.metric_folds import JobInfo
-from sm_profiler.metrics.startup import billed_time, costs_as_dict, repeated_work
+from sm_profiler.metrics.startup import Billed, billed_time, repeated_work
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
 from sm_profiler.report.prices import cost_of
+from sm_profiler.report.report_json import report_json, to_json
 from tests.support.reports import START_S, metrics_of, report_from, training
 
 FIRST, SECOND = "algo-1-11", "algo-1-22"
@@ -53,18 +56,18 @@ def test_page_terminal_and_json_name_what_an_interruption_cost():
     assert f"{again.steps} steps done again" in tile[2]
     assert f"{again.steps} steps" in terminal_summary(report, width=100)
     assert "; 1 step (" in terminal_summary(report_from(interrupted(2.005), metadata=METADATA), width=100)
-    found = report.as_dict()["job"]["interruptions"]
+    found = json.loads(to_json(report))["job"]["interruptions"]
     assert found["repeated_steps"] == again.steps
-    assert found["repeated_usd"] == pytest.approx(again.seconds * report.cost["per_hour"] / 3600, abs=1e-4)
-    assert "interruptions" not in report_from(training(100)).as_dict()["job"]
+    assert found["repeated_usd"] == pytest.approx(again.seconds * report.cost.per_hour / 3600, abs=1e-4)
+    assert "interruptions" not in json.loads(to_json(report_from(training(100))))["job"]
 
 
 def test_the_bill_of_a_spot_job_is_on_the_page():
     metrics = metrics_of(training(100))
     description = {"EnableManagedSpotTraining": True, "TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": 2400}
     metrics = attrs.evolve(metrics, description=description)
-    assert costs_as_dict(metrics, None) == {"billed": {"spot": True, "training_s": 7200.0, "billable_s": 2400.0}}
     report = attrs.evolve(report_from(training(100)), metrics=metrics)
+    assert report_json(report).job.billed == Billed(spot=True, training_s=7200.0, billable_s=2400.0)
     (tile,) = [tile for tile in glance(report) if tile[0] == "Billed"]
     assert tile[2].endswith("of training, spot")
 
@@ -91,7 +94,7 @@ def spot(*attempts, resumed=True):
 )
 def test_attempts_whose_steps_are_not_stored_are_named(attempts, missing):
     report = report_from(interrupted(1.5), metadata=METADATA, description=spot(*attempts))
-    assert report.as_dict()["job"]["interruptions"]["attempts_without_steps"] == missing
+    assert json.loads(to_json(report))["job"]["interruptions"]["attempts_without_steps"] == missing
     named = {0: "", 1: "steps of attempt 1 are not stored", 2: "steps of attempts 1 and 3 are not stored"}[len(missing)]
     tile = next(tile for tile in glance(report) if tile[0] == "Interruptions")
     for text in (tile[2], " ".join(terminal_summary(report, width=100).split())):
@@ -112,15 +115,15 @@ def test_a_damaged_bill_is_left_out(value):
 @pytest.mark.parametrize(("kind", "rough"), [("ml.p5e.48xlarge", True), ("ml.g5.xlarge", False)])
 def test_money_of_an_estimated_price_is_marked(kind, rough):
     report = report_from(training(400, wait=0.1), instance_type=kind)
-    assert report.cost["price_estimated"] is rough
-    assert (f"the price of {kind} estimated" in report.cost["sentence"]) is rough
+    assert report.cost.price_estimated is rough
+    assert (f"the price of {kind} estimated" in report.cost.sentence) is rough
     (tile,) = [tile for tile in glance(report) if tile[0] == "Lost money"]
     assert tile[2].endswith("at an estimated price") is rough
     shown = " ".join(terminal_summary(report).split())
     assert "saves about $" in shown
     assert ("at an estimated price." in shown) is rough
     own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={kind: 40.0}))
-    assert "estimated" not in own.cost["sentence"]
+    assert "estimated" not in own.cost.sentence
 
 
 def test_groups_of_instances_have_their_own_prices():
@@ -130,10 +133,11 @@ def test_groups_of_instances_have_their_own_prices():
     mixed = attrs.evolve(metrics, types_by_node=types)
     prices = {"ml.p4d.24xlarge": 30.0, "ml.c5.18xlarge": 4.0}
     verdict = report_from(rows).verdict
-    assert cost_of(metrics, verdict, prices)["per_hour"] == 90.0
+    assert cost_of(metrics, verdict, prices).per_hour == 90.0
     cost = cost_of(mixed, verdict, prices)
-    assert (cost["per_hour"], cost["nodes"]) == (38.0, 3)
-    assert cost["instance_type"] == "ml.p4d.24xlarge + ml.c5.18xlarge"
-    assert "1 x ml.p4d.24xlarge + 2 x ml.c5.18xlarge" in cost["sentence"]
-    assert costs_as_dict(mixed, None) == {"instance_types": {"ml.p4d.24xlarge": 1, "ml.c5.18xlarge": 2}}
+    assert (cost.per_hour, cost.nodes) == (38.0, 3)
+    assert cost.instance_type == "ml.p4d.24xlarge + ml.c5.18xlarge"
+    assert "1 x ml.p4d.24xlarge + 2 x ml.c5.18xlarge" in cost.sentence
+    types = report_json(attrs.evolve(report_from(rows), metrics=mixed)).job.instance_types
+    assert types == {"ml.p4d.24xlarge": 1, "ml.c5.18xlarge": 2}
     assert cost_of(mixed, verdict, {"ml.p4d.24xlarge": 30.0}) is None

@@ -17,7 +17,7 @@ from sm_profiler.metrics.scaling import codec, folding, part
 from sm_profiler.metrics.scaling import part as plan
 from sm_profiler.metrics.scaling.part import plan_parts
 from sm_profiler.report import build_report
-from sm_profiler.report.write import to_json
+from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.item_table import ItemTable
 from sm_profiler.source.listed import open_listed

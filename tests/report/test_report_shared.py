@@ -1,5 +1,7 @@
 """Verdicts on machines that others use, and causes that only the sampled lines show; from made-up rows."""
 
+import json
+
 import attrs
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.build import report_of
+from sm_profiler.report.report_json import to_json
 from tests.support.reports import START_S, metrics_of, training, verdict_of
 
 NAME = "algo-1-0"
@@ -135,7 +138,7 @@ def test_every_finding_warns_that_others_stretched_its_times(waiting, warned):
     assert (text in (report.load_alarm or "")) is warned
     assert (text in " ".join(terminal_summary(report, width=100).split())) is warned
     assert (text in render_html(report)) is warned
-    assert report.as_dict()["verdict"]["shared_wait"] == pytest.approx(waiting, abs=0.01)
+    assert json.loads(to_json(report))["verdict"]["shared_wait"] == pytest.approx(waiting, abs=0.01)
 
 
 @pytest.mark.parametrize(("waiting", "confidence"), [(0.0, "high"), (0.1, "medium"), (0.3, "low"), (0.7, "low")])

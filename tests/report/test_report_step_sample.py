@@ -1,6 +1,5 @@
 """Long jobs keep a sample of their steps and exact sums of all of them, in any parts and within bounds."""
 
-import json
 import random
 from itertools import pairwise
 
@@ -16,6 +15,7 @@ from sm_profiler.metrics import step_fold, step_sample
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.step_sample import FIRST, LONGEST_STRETCH, sampled
+from sm_profiler.report.report_json import report_json, to_json
 from tests.support.reports import START_S, FakeWindow, events, metrics_of, report_from, system, training
 
 NOTHING = system([])
@@ -154,18 +154,17 @@ def test_sums_and_counts_are_those_of_all_steps(small):
         assert one.waits_seen == other.waits_seen
         assert one.loop == pytest.approx(other.loop)
         assert np.median(one.iterations.length) == pytest.approx(np.median(other.iterations.length), rel=1e-6)
-    mine, theirs = found.as_dict(), exact.as_dict()
-    for rank in mine["ranks"]:
-        assert rank.pop("judged_steps") < 700
-    assert [(rank["train_steps"], rank["eval_steps"]) for rank in mine["ranks"]] == [(3000, 600)] * 2
-    assert mine["steps_per_second"] == pytest.approx(theirs["steps_per_second"])
+    job = report_json(report_from(rows)).job
+    assert all(rank.judged_steps < 700 for rank in job.ranks)
+    assert [(rank.train_steps, rank.eval_steps) for rank in job.ranks] == [(3000, 600)] * 2
+    assert found.steps_per_second == pytest.approx(exact.steps_per_second)
 
 
 def test_a_report_states_how_many_steps_it_judges(small):
     rows = long_job()
-    assert report_from(rows).quality["collectors"] == []
+    assert report_from(rows).quality.collectors == ()
     small(1000)
-    (line,) = report_from(rows).quality["collectors"]
+    (line,) = report_from(rows).quality.collectors
     assert line.endswith("of 7,200 steps; sums are of all steps")
 
 
@@ -240,4 +239,4 @@ def test_the_state_is_bounded(small):
 def test_short_jobs_are_not_sampled():
     report = report_from(long_job())
     assert all(rank.judged is None for rank in report.metrics.ranks)
-    assert "judged_steps" not in json.dumps(report.metrics.as_dict())
+    assert "judged_steps" not in to_json(report)

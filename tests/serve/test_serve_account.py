@@ -11,7 +11,7 @@ from moto import mock_aws
 from starlette.testclient import TestClient
 
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.texts import sentence
+from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of

@@ -5,7 +5,7 @@ import pytest
 from sm_profiler.errors import SourceError
 from sm_profiler.jobs.finding import Job
 from sm_profiler.monitor.run_state import write_state
-from sm_profiler.report.write import verdict_of
+from sm_profiler.report.report_json import read_verdict
 from sm_profiler.serve.jobs import Jobs, Verdicts
 
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits for data."}}'
@@ -39,7 +39,7 @@ def test_a_source_that_cannot_be_listed_is_a_problem_of_its_own(tmp_path, monkey
     "text", ["", "[]", "{}", '{"verdict": {"class": "X"}}', '{"verdict": {"class": "GC_BOUND"}}', "[" * 99999]
 )
 def test_a_damaged_report_has_no_verdict(text):
-    assert verdict_of(text.encode()) is None
+    assert read_verdict(text.encode()) is None
 
 
 def test_a_report_that_could_not_be_read_is_read_again_later():

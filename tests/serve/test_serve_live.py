@@ -47,7 +47,7 @@ def test_the_report_grows_with_the_files_and_ends_as_the_whole_report(job, tmp_p
     assert reader.over
     report, whole = reader.report(), build_report(open_source(folder, cache=False))
     assert 0 < seen[0] < seen[1] == steps(whole)
-    assert report.verdict.as_dict() == whole.verdict.as_dict()
+    assert report.verdict == whole.verdict
     assert not report.metrics.running
 
 
@@ -103,7 +103,7 @@ def test_a_report_leaves_the_state_as_it_was(job):
     reader = JobReader(str(job))
     reader.read()
     first, second = reader.report(), reader.report()
-    assert first.verdict.as_dict() == second.verdict.as_dict()
+    assert first.verdict == second.verdict
     assert steps(first) == steps(second)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
-from sm_profiler.report.write import SavedVerdict
 from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
@@ -38,7 +37,7 @@ def test_what_is_kept_is_found_again(tmp_path):
     again = load("s3://bucket/job")
     assert (again.state, again.spark, again.files) == ("reading", (0.1, 0.2), 7)
     assert {key: part.html for key, part in again.parts.items()} == {"verdict": "<p>x</p>", "glance": ""}
-    assert (again.main, again.saved) == (None, SavedVerdict(Class.INPUT_BOUND, "x"))
+    assert (again.main, again.saved) == (None, Finding(Class.INPUT_BOUND, "x"))
     assert load("s3://bucket/other") is None
 
 

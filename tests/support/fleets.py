@@ -3,18 +3,20 @@
 import json
 
 from sm_profiler._version import __version__
-from sm_profiler.fleet.billing import Prices, with_bill
-from sm_profiler.fleet.description import facts_of
+from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.report_json import read_report
-from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.rows import read_report, row_of
+from sm_profiler.report.prices import Prices
 
 START_S = 1_790_000_000
 HOUR = 3600.0
 
 
 def finding(kind="BALANCED", seconds=None, *, share=0.0, of="loop", evidence=(), **other):
-    gain = {"seconds": {"low": 0.8 * seconds, "value": seconds, "high": 1.1 * seconds}} if seconds is not None else None
+    gain, nothing = None, {"low": 0.0, "value": 0.0, "high": 0.0}
+    if seconds is not None:
+        saved = {"low": 0.8 * seconds, "value": seconds, "high": 1.1 * seconds}
+        gain = {"seconds_per_step": nothing, "share_of_loop": nothing, "speedup": nothing, "usd": None, "seconds": saved}
     return {
         "class": kind, "headline": f"{kind} leads.", "next_step": f"Repair {kind}.", "share_of_time": share, "share_of": of,
         "confidence": "high", "evidence": list(evidence), "where": [], "gain": gain, **other,
@@ -46,11 +48,11 @@ def report_json(  # one argument a part
             "name": name, "start": start, "end": start + duration, "duration_s": duration, "running": False,
             "nodes": [f"algo-{place + 1}" for place in range(len(hosts))], "instance_type": "ml.g5.xlarge",
             "gpus": [{"node": "algo-1", "name": "gpu0", "mean": 50.0, "idle": 0.1, "memory": 50.0, "memory_max": 60.0}],
-            "loop": [start, start + duration], "steps_per_second": 1000 / step_ms, "profiler_overhead": 0.002,
+            "cpu_cores": {}, "initialization_s": None, "utilisation": {}, "loop": [start, start + duration], "steps_per_second": 1000 / step_ms, "profiler_overhead": 0.002,
             "ranks": ranks, "startup": [], **job,
         },
         "verdict": {**verdict, "also": list(also), "not_judged": []},
-        "data_quality": {"lost": 0},
+        "data_quality": {"sentence": "", "files": 0, "states": {}, "lost": 0, "rows": [], "more": 0, "collectors": []},
     }  # fmt: skip
 
 
@@ -69,5 +71,5 @@ def description(name="job", *, status="Completed", start=START_S, billable=3600,
 def priced(report=None, described=None, *, prices=None, **place):
     """Return the row of a report and a description, with its bill."""
     found = read_report(json.dumps(report).encode()) if report else None
-    row = row_of(found, facts_of(described or {}), FleetJob("", judged="report" if report else "", **place))
+    row = row_of(found, described or {}, FleetJob("", judged="report" if report else "", **place))
     return with_bill(row, Prices.of(prices))

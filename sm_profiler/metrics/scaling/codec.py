@@ -225,7 +225,7 @@ def _array(array: NDArray[Any], apart: _Write) -> list[Any]:
 def _fields(value: Any) -> list[str]:
     if attrs.has(type(value)):
         return [field.name for field in attrs.fields(type(value)) if hasattr(value, field.name)]
-    return list(getattr(value, "__dict__", {}))
+    return list(getattr(value, "__struct_fields__", getattr(value, "__dict__", ())))
 
 
 class _Unpacking:
@@ -262,6 +262,8 @@ class _Unpacking:
 
     def _object(self, value: list[Any]) -> Any:
         found = self._class(value[1])
+        if issubclass(found, msgspec.Struct):
+            return found(**{key: self(one) for key, one in value[2]})
         made: Any = object.__new__(found) if not issubclass(found, dict) else dict.__new__(found)
         for key, one in value[2]:
             object.__setattr__(made, key, self(one))

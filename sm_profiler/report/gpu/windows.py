@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.analysis.gpu.callers import Frame
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces, TraceFile, read_trace
@@ -112,13 +113,13 @@ def add_windows(report: Report, source: Any) -> Report:
     verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}
     found = [
-        attrs.evolve(finding, headline=f"In the detailed windows: {finding.headline}")
+        replace(finding, headline=f"In the detailed windows: {finding.headline}")
         for finding in (judged.main, *judged.also)
         if finding.kind in OF_KERNELS and finding.kind not in known
     ]
     if verdict.main.kind is Class.COMPUTE_BOUND and found and found[0].confidence != "low":
         verdict = attrs.evolve(verdict, main=found.pop(0))  # no other gain is there to claim the same seconds
-    added = (attrs.evolve(finding, gain=None) for finding in found)
+    added = (replace(finding, gain=None) for finding in found)
     return attrs.evolve(report, verdict=attrs.evolve(verdict, also=(*verdict.also, *added)))
 
 

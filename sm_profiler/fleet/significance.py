@@ -35,7 +35,7 @@ def drawn_at_least(count: int, drawn: int, marked: int, total: int) -> float:
         _log_choose(marked, number) + _log_choose(total - marked, drawn - number) - whole
         for number in range(count, min(drawn, marked) + 1)
     ]
-    return min(math.fsum(math.exp(one) for one in logs), 1.0)
+    return min(math.fsum(math.exp(log) for log in logs), 1.0)
 
 
 def _log_choose(total: int, drawn: int) -> float:

@@ -8,7 +8,7 @@ from datetime import date
 
 import attrs
 
-from sm_profiler.fleet.model import FleetJob, Sums
+from sm_profiler.fleet.model import FleetJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
 from sm_profiler.formatting import percent, plural
 
@@ -83,7 +83,7 @@ def group_value(value: str) -> str:
     return re.sub(r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/", "", value)
 
 
-def coverage(sums: Sums) -> str:
+def coverage(sums: Totals) -> str:
     """Return how much of what some jobs cost was judged, in a sentence; "" if all was."""
     if sums.coverage is None or (sums.judged == sums.jobs and sums.coverage >= 1):
         return ""
@@ -126,7 +126,7 @@ class Amounts:
     priced: bool
 
     @classmethod
-    def of(cls, totals: Sums) -> Amounts:
+    def of(cls, totals: Totals) -> Amounts:
         """Return the amounts for a fleet with these sums."""
         return cls(totals.in_dollars)
 
@@ -143,14 +143,14 @@ class Amounts:
         """Format a number that is in the page's unit already."""
         return money(value) if self.priced else hours(value)
 
-    def spent(self, sums: Sums) -> float:
+    def spent(self, sums: Totals) -> float:
         """Return what some jobs cost."""
         return sums.bill_usd if self.priced else sums.instance_hours
 
-    def lost(self, sums: Sums) -> float:
+    def lost(self, sums: Totals) -> float:
         """Return what some jobs lost."""
         return sums.lost_usd if self.priced else sums.lost_instance_hours
 
-    def judged(self, sums: Sums) -> float:
+    def judged(self, sums: Totals) -> float:
         """Return what of the cost was judged."""
         return sums.judged_usd if self.priced else sums.judged_instance_hours

@@ -1,0 +1,180 @@
+"""The jobs of a fleet, before they are read: those in a folder or an S3 prefix, and the training jobs of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import attrs
+
+from sm_profiler.errors import SourceError
+from sm_profiler.fleet import description as descriptions
+from sm_profiler.fleet import sanitize
+from sm_profiler.fleet.model import FleetJob
+from sm_profiler.jobs.listing import PAGE, Place, find_places
+from sm_profiler.report import report_json
+from sm_profiler.storage import FileInfo, LocalStorage, Storage
+
+if TYPE_CHECKING:
+    from sm_profiler.jobs.account import Account
+
+DATASET = "/job="  # in the location of a job in a dataset of Parquet files
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """Files of a job: its description, its report.json, and where its profile is.
+
+    Attributes:
+        description: response of DescribeTrainingJob; empty if there is none.
+        report: bytes of its report.json; None if there is none.
+        place: a row with its name and its locations.
+        profile: location to judge it from, as `source.open_source` takes it; "" if there is none.
+        changed: last change of a file of the profile, seconds since the epoch.
+        reported: the same of its report.json.
+        identity: text that changes if one of these files does; "" if the candidate has it already.
+    """
+
+    description: Mapping[str, Any]
+    report: bytes | None
+    place: FleetJob
+    profile: str = ""
+    changed: float = 0.0
+    reported: float = 0.0
+    identity: str = ""
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """A job that may be in the index.
+
+    Attributes:
+        job: its location, the same in each run.
+        name: its name, for an error.
+        load: reads its small files; raises SourceError.
+        identity: text that changes if one of its files does; "" if only `load` returns it.
+        modified: last change of its description, for a job of an account.
+        started: when it may have started at the earliest, or its last change; 0 if unknown.
+        ended: it runs no more; False if unknown.
+    """
+
+    job: str
+    name: str
+    load: Callable[[], Loaded]
+    identity: str = ""
+    modified: str = ""
+    started: float = 0.0
+    ended: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its folder or URI, or its ARN."""
+        root, *inner = self.job.split("\n")
+        return "/".join([root.rstrip("/"), *filter(None, inner[:1])])
+
+
+def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]]:
+    """Return the jobs below a storage's root, and sentences about what was left out.
+
+    Raises:
+        SourceError: it cannot be listed, or is no folder.
+    """
+    if isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        raise SourceError(f"{storage.uri} is not a folder")
+    found = find_places(storage)
+    return [_candidate_of(storage, place) for place in found.places], found.notes
+
+
+def _candidate_of(storage: Storage, place: Place) -> Candidate:
+    """Return the candidate of a place that was found."""
+    name = place.name or storage.uri.rstrip("/").rpartition("/")[2]
+    return Candidate(
+        job=f"{storage.uri}\n{place.folder}\n{place.dataset}",
+        name=sanitize.name(name),
+        load=partial(_load, storage, place, name),
+        identity=place.identity,
+        started=place.changed,
+    )
+
+
+def _load(storage: Storage, place: Place, name: str) -> Loaded:
+    """Read the small files of a job.
+
+    Raises:
+        SourceError: one of them cannot be read.
+    """
+    profile = ""
+    if place.dataset:
+        profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
+    elif place.profile is not None:
+        profile = _join(storage.uri, place.profile)
+    found = _read(storage, place.description, descriptions.MAX_BYTES)
+    above = place.report.key.rpartition("/")[0] if place.report else ""
+    row = FleetJob(
+        sanitize.name(name),
+        source=sanitize.sentence(profile or _join(storage.uri, place.folder)),
+        report=sanitize.sentence(_join(storage.uri, above)) if _has_page(storage, place, above) else "",
+    )
+    return Loaded(
+        descriptions.read_description(found) if found is not None else {},
+        _read(storage, place.report, report_json.MAX_BYTES),
+        row,
+        profile,
+        place.newest,
+        place.report.mtime if place.report else 0.0,
+        place.identity,
+    )
+
+
+def _has_page(storage: Storage, place: Place, above: str) -> bool:
+    """Return whether there is a page beside a job's report.json, for a link to it."""
+    return place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)
+
+
+def _read(storage: Storage, info: FileInfo | None, most: int) -> bytes | None:
+    if info is None:
+        return None
+    if info.size > most:
+        raise SourceError(f"its {info.key.rpartition('/')[2]} is larger than {most >> 20} MB")
+    return storage.read(info.key, 0, most + 1)
+
+
+def _join(root: str, key: str) -> str:
+    return f"{root.rstrip('/')}/{key}" if key else root
+
+
+def candidates_of(account: Account, since: float | None = None) -> Iterator[Candidate]:
+    """Yield the jobs, the newest first.
+
+    Args:
+        account: the account.
+        since: leave out jobs that were created before; seconds since the epoch.
+
+    Raises:
+        SourceError: they cannot be listed.
+    """
+    for job in account.jobs(since):
+        yield Candidate(
+            job=job.arn or job.name,
+            name=sanitize.name(job.name),
+            load=partial(_load_described, account, job.name, job.arn),
+            modified=job.modified,
+            started=job.created,
+            ended=job.ended,
+        )
+
+
+def _load_described(account: Account, name: str, arn: str) -> Loaded:
+    """Describe a job, and read its report if there is one.
+
+    Raises:
+        SourceError: a request failed.
+    """
+    description = account.describe(name)
+    description["Tags"] = account.tags(arn) if arn else []
+    found = account.place(description, name)
+    if found is None:
+        return Loaded(description, None, FleetJob(sanitize.name(name), source=sanitize.sentence(arn)))
+    return attrs.evolve(_load(*found, name), description=description)
