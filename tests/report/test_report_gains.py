@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
-from test_report_turns import in_step, jitter
 
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import Class
@@ -28,7 +27,7 @@ from sm_profiler.render.gain_text import gain_sentence
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import plain
-from tests.support.reports import gpu_samples, metrics_of, report_from, training
+from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, report_from, training
 
 STEP = 0.0102  # seconds of an iteration of report_helpers.training()
 
