@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import os
 import shutil
 import tempfile
 from functools import cache
@@ -10,10 +11,15 @@ from pathlib import Path
 from tests.tools import make_job as generator
 
 
+def remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not a child that a test has forked
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @cache
 def written_once(options: tuple[str, ...]) -> Path:
     scratch = tempfile.mkdtemp(prefix="sm-profiler-tests-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    atexit.register(remove, scratch, os.getpid())
     folder = Path(scratch, "job", "profiler-output")
     with contextlib.redirect_stdout(None):
         generator.main(["--out", str(folder), *options])
