@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import remove_shared_jobs
+
 ROOT = Path(__file__).parents[1]
 REMEDIES = (
     ("Chromium is not installed", "tests in a browser", "install Chromium (apt install chromium)"),
@@ -40,6 +42,11 @@ def pytest_runtest_setup():
     """Skip what does not fit into the time that CI has."""
     if time.time() > UNTIL:
         pytest.skip("no time is left: SM_PROFILER_TESTS_UNTIL has passed")
+
+
+def pytest_sessionfinish():
+    """Remove the jobs that tests share, in pytest's workers, too, which run no exit functions."""
+    remove_shared_jobs()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -166,7 +166,10 @@ def test_report_page_and_terminal_have_the_stacks():
     assert found["dead_threads"] == [
         {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
     ]
-    assert answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"] == found["stacks"]
+    assert (
+        answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"]
+        == found["stacks"]
+    )
     assert_as_stored(words_of(render_html(report), "stacks"), "stacks")
     text = terminal_summary(report, width=100)
     assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
