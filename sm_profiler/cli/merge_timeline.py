@@ -23,9 +23,9 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Write the trace and print what it holds."""
-        from sm_profiler.report.gpu.report import holds_only_traces
-        from sm_profiler.report.gpu.timeline import export_traces
+        from sm_profiler.gpu_traces.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
+        from sm_profiler.report.traces import holds_only_traces
         from sm_profiler.source import open_source
 
         if holds_only_traces(options.source):

@@ -145,7 +145,7 @@ def report_there(options: Namespace) -> int:
 
 def is_trace_source(where: str) -> bool:
     """Return whether a source holds traces of torch.profiler and no profile; a bucket is not searched for them in vain."""
-    from sm_profiler.report.gpu.report import holds_only_traces
+    from sm_profiler.report.traces import holds_only_traces
 
     return holds_only_traces(where)
 
@@ -153,7 +153,7 @@ def is_trace_source(where: str) -> bool:
 def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
     """Report on a file, folder or prefix of torch.profiler's traces."""
     from sm_profiler.report import JobInfo
-    from sm_profiler.report.gpu import report_traces
+    from sm_profiler.report.traces import report_traces
 
     report = report_traces(options.source, JobInfo(instance_type=options.instance_type, prices=prices))
     lost = report.quality.lost

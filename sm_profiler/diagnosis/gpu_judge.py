@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from sm_profiler.analysis.gpu.collectives import communication
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.diagnosis import policy
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
 from sm_profiler.diagnosis.confidence import CLOSE_TO_LIMIT, Confidence
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.formatting import percent, shorten
-from sm_profiler.metrics.gpu.measure import CodeLine, RankTime
+from sm_profiler.gpu_traces.collectives import communication
+from sm_profiler.gpu_traces.measure import CodeLine, RankTime
+from sm_profiler.gpu_traces.traces import GpuTraces
 
 MAX_LOCATIONS = 5
 

@@ -261,7 +261,7 @@ class Report:
         source: location of the profile.
         generated: time at which the report was made.
         link: address of its page, for messages; "" if that is unknown.
-        gpu_traces: what traces of torch.profiler show of each rank; see `report.gpu.tables`.
+        gpu_traces: what traces of torch.profiler show of each rank; see `gpu_traces.step_view.describe`.
         ledger: where the time of each rank went; None without steps.
     """
 

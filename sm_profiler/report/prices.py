@@ -163,12 +163,15 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
     if metrics.ending.failed:
         return billed, billed
     wanted = [("", metrics.interruptions[1])]
-    for one in (verdict.main, *verdict.also):
-        if one.kind.is_healthy or one.kind is Class.INCONCLUSIVE:
+    for finding in (verdict.main, *verdict.also):
+        if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
             continue
-        whole = metrics.loop[1] - metrics.loop[0] if one.of == "loop" and metrics.loop else metrics.duration
+        whole = metrics.loop[1] - metrics.loop[0] if finding.of == "loop" and metrics.loop else metrics.duration
         seconds = loss_of(
-            one.gain.seconds.value if one.gain else None, one.share_of_time, whole, leads=one is verdict.main
+            finding.gain.seconds.value if finding.gain else None,
+            finding.share_of_time,
+            whole,
+            leads=finding is verdict.main,
         )
         wanted.append(("", seconds))
     ran = max(bill.training_s if bill is not None else 0.0, metrics.duration, billed)

@@ -13,7 +13,7 @@ from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.formatting import duration, natural_key, plural, shorten
 from sm_profiler.metrics.system_fold import MAX_SECONDS, SystemWindow
 from sm_profiler.render.blocks import Picture, Section
-from sm_profiler.render.svg import drawing, element, text
+from sm_profiler.render.charts import drawing, element, text
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import ColumnBuilder
 

@@ -7,7 +7,7 @@ import marshal
 
 import pytest
 
-from sm_profiler.analysis.cprofile_reader import read_statistics
+from sm_profiler.formats.cprofile_reader import read_statistics
 from sm_profiler.hook.python_stats import marshalled
 
 

@@ -90,7 +90,7 @@ DECIDING = [
     *sorted((PACKAGE / "diagnosis/judges").glob("*.py")),
     *(PACKAGE / f"metrics/{name}.py" for name in ("attempts", "job_metrics", "stalls", "system_fold")),
     PACKAGE / "diagnosis/decide.py",
-    PACKAGE / "render/slices.py",
+    PACKAGE / "render/ledger_view.py",
     PACKAGE / "report/prices.py",
 ]
 

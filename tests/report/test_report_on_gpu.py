@@ -13,8 +13,8 @@ from sm_profiler.diagnosis.loop import Saving
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
-from sm_profiler.report.gpu import windows
-from sm_profiler.report.gpu.windows import Windows
+from sm_profiler.report import trace_windows as windows
+from sm_profiler.report.trace_windows import Windows
 from tests.support.reports import gpu_samples, metrics_of, report_from, training, verdict_of
 
 
