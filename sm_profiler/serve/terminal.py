@@ -65,7 +65,7 @@ def age(snapshot: Snapshot, now: float) -> str:
 
 
 def measures(snapshot: Snapshot, blocks: str = BLOCKS, width: int = MAX_WIDTH) -> list[str]:
-    """Return a line on the step time and one on the machines."""
+    """Return a line on the step time and a line on the machines."""
     report, values, lines = snapshot.report, snapshot.spark, []
     if values:
         drawn = sparks(values[-max(width - 40, 8) :], blocks)
@@ -81,7 +81,7 @@ def step_times(values: tuple[float, ...]) -> str:
 
 
 def verdict_of(snapshot: Snapshot, report: Report) -> str:
-    """Return the verdict's class and confidence; a job that goes on may still get one."""
+    """Return the verdict's class and confidence; a job that goes on may still get a verdict."""
     main = report.verdict.main
     if main.kind is Class.INCONCLUSIVE and snapshot.state != "ended":
         return NO_VERDICT
