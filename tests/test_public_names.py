@@ -31,7 +31,7 @@ EXPORTED = {
     "sm_profiler.deploy": "StartedRules deploy_image start_rules wait_for_end",
     "sm_profiler.diagnosis": """CAUSES Cause Fact Finding Interval Ledger RankLedger Repair Table Verdict diagnose
         is_table read_table""",
-    "sm_profiler.executors": "Meter Pool TaskResult open_pool run_tasks",
+    "sm_profiler.executors": "Meter Pool Remote TaskResult map_tasks open_pool run_tasks",
     "sm_profiler.fleet": "Fleet FleetJob build_fleet write_fleet",
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",

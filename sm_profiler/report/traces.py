@@ -24,7 +24,7 @@ from sm_profiler.gpu_traces.step_view import describe
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.report.build import JobInfo, job_name, report_without_profile
 from sm_profiler.source import FileQuality
-from sm_profiler.source.elsewhere import profile_around
+from sm_profiler.source.opening import profile_around
 from sm_profiler.storage import Storage, open_storage
 
 _OURS = re.compile(r"(?:^|/)((?:system|framework)/.*|profiler-output/.*)")
