@@ -17,7 +17,11 @@ from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.traces import report_traces
 from sm_profiler.report.write import to_json
+from sm_profiler.serve import live as live_module
+from sm_profiler.serve.jobs import find_shown
+from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.reading import is_over
+from sm_profiler.serve.snapshot import Page, packed_or_none, unpacked
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage
 from tests.support.serving import copy_files, data_files, end, make_job

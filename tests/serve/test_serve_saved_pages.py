@@ -6,6 +6,7 @@ import zlib
 import attrs
 import pytest
 
+from sm_profiler.diagnosis.model import Finding
 from sm_profiler.report import Class
 from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
