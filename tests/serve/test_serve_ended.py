@@ -62,8 +62,10 @@ def test_a_job_that_is_over_is_shown_as_one_that_is_read_here(where):
     assert (there.snapshot.state, there.snapshot.note) == (here.snapshot.state, here.snapshot.note) == ("ended", "")
     assert shown(there.snapshot) == shown(here.snapshot)
     assert there.snapshot.parts["heat"].html
-    for name in ("main", "spark", "gpu", "files", "data_at"):
+    for name in ("spark", "gpu", "files", "data_at"):
         assert getattr(there.snapshot, name) == getattr(here.snapshot, name), name
+    for name in ("kind", "headline", "label"):
+        assert getattr(there.snapshot.main, name) == getattr(here.snapshot.main, name), name
     whole = json.loads(to_json(there.snapshot.whole_report()))
     assert whole["verdict"] == json.loads(to_json(here.snapshot.report))["verdict"]
     assert there.snapshot.report is None
