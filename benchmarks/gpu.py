@@ -223,7 +223,7 @@ def truth_of(trace: Any, host: tuple[float, float]) -> float | None:
         trace: a `KinetoTrace`.
         host: start and end of the phase on the host, microseconds since the epoch.
     """
-    from sm_profiler.analysis.gpu.launches import launch_rows
+    from sm_profiler.gpu_traces.launches import launch_rows
 
     events = trace.events
     device = events[events.on_device]
@@ -273,8 +273,8 @@ def phase_table(found: Mapping[str, Sequence[tuple[float, float]]]) -> str:
 
 def measure_phases(folder: Path) -> dict[str, list[tuple[float, float]]]:
     """Compare the phases of a profile with the kernels of its windows' traces."""
-    from sm_profiler.analysis.gpu.gpu_traces import find_traces, read_trace
     from sm_profiler.formats import event_names
+    from sm_profiler.gpu_traces.traces import find_traces, read_trace
     from sm_profiler.source import open_source
 
     names = {
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profile_window(folder, options.batch)
     print(phase_table(measure_phases(folder)), flush=True)
     from sm_profiler.report import terminal_summary
-    from sm_profiler.report.gpu import report_traces
+    from sm_profiler.report.traces import report_traces
 
     print(f"\n{terminal_summary(report_traces(folder / 'framework'))}")
     return 0

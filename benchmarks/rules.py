@@ -20,9 +20,9 @@ import numpy as np
 
 from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import system_events, trace_events
 from sm_profiler.rules import CPUBottleneck, EvaluationWindow, ProfilerReport, StepOutlier
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.event_objects import framework_events, system_events
 
 START_S = 1_700_000_040
 NODES, GPUS, CORES, RANKS = 2, 8, 5, 16
@@ -200,7 +200,7 @@ def apis(per_minute: int) -> None:
                     each.minute_us,
                     each.minute_us + 60_000_000,
                     system_events(each.system),
-                    framework_events(each.events),
+                    trace_events(each.events),
                 ),
             )
             pairs.append((objects_ms / columns_ms, columns_ms, objects_ms))

@@ -24,6 +24,7 @@ OF_PART = {
     "compare": "analysis",
     "demo": "local,sagemaker2",
     "fleet": "analysis",
+    "gpu_traces": "analysis",
     "local": "local",
     "mcp": "mcp",
     "merge-timeline": "analysis",

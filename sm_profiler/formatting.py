@@ -1,4 +1,4 @@
-"""Numbers and names as text: durations, shares, sizes, dates; names cleaned, shortened, in natural order."""
+"""Numbers and names as text: durations, shares, sizes, dates; names cleaned, shortened, in natural order, of libraries."""
 
 from __future__ import annotations
 
@@ -108,3 +108,16 @@ def shorten(text: str, limit: int = 60) -> str:
     """Replace the middle of a long text by an ellipsis."""
     text = clean(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+# Python's own files, installed packages and the profiler. Kineto shortens a path to what follows its folder in sys.path,
+# so that a library's may begin with its name; "~" is a built-in function of cProfile's.
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib/python3[0-9.]*|sm_profiler/hook)/"
+    r"|^(?:torch|importlib)/|^runpy\.py|^<(?!ipython-input-|stdin>)|^~"
+)
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file of recorded code belongs to Python, an installed package or the profiler."""
+    return _LIBRARY.search(file) is not None

@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_gives_way_to_another_one(place):
     (place / "config.json").write_text(json.dumps(config))
     done = command(["run", "--config", "config.json", "script.py"], place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "this one is written to" in done.stderr
+    assert "this profile is written to" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -286,7 +286,7 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x" * 5000, "this one is written to"),
+        ("x" * 5000, "this profile is written to"),
         ("a\0b", "LocalPath: not a possible path"),
         ("\ud800", "LocalPath: not a possible path"),
         ("e'\x1b[31m\n", "sm-profiler report $'"),

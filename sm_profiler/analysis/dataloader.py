@@ -263,7 +263,7 @@ class TF_dataloader_analysis(PT_dataloader_analysis):  # like its model
         for process, text in zip(found.node.decode(), found.args.decode(), strict=True):
             try:
                 about = json.loads(text)
-                batches, stages = int(about["batches"]), [dict(one) for one in about["stages"]]
+                batches, stages = int(about["batches"]), [dict(stage) for stage in about["stages"]]
             except (ValueError, TypeError, KeyError, RecursionError):
                 continue
             if batches >= latest.get(process, (0, []))[0]:
@@ -271,13 +271,13 @@ class TF_dataloader_analysis(PT_dataloader_analysis):  # like its model
         rows = [
             {
                 "process": process,
-                "stage": one.get("stage"),
-                "ms_per_element": _milliseconds(one.get("us")),
-                "ms_per_batch": _milliseconds(one.get("batch_us")),
-                **{name: one.get(name) for name in _COLUMNS[4:]},
+                "stage": stage.get("stage"),
+                "ms_per_element": _milliseconds(stage.get("us")),
+                "ms_per_batch": _milliseconds(stage.get("batch_us")),
+                **{name: stage.get(name) for name in _COLUMNS[4:]},
             }
             for process, (_, stages) in sorted(latest.items())
-            for one in stages
+            for stage in stages
         ]
         return pd.DataFrame(rows, columns=_COLUMNS)
 

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import islice
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import msgspec
+import attrs
 import numpy as np
 
 from sm_profiler.analysis.readers import ProfileLocation, ends_with, open_profile, step_interval
-from sm_profiler.analysis.selection import event_rows, system_rows
-from sm_profiler.analysis.timeline_events import (
-    LOW_GPU,
-    Record,
-    TrackIds,
-    clock_record,
-    counter_section,
-    low_gpu_section,
-    merge_by_time,
-    python_section,
-    read_clocks,
-    span_section,
-)
+from sm_profiler.analysis.selection import event_rows, system_rows, tick_times
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import event_arguments
 from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
+from sm_profiler.timeline.writer import Clock, TimelineWriter, read_clocks, timeline_file
 
 _log = logger_for(__name__)
-_CHUNK = 10_000
+LOW_GPU = 85.0  # percent; the default threshold of the filter `lowgpu`
 _LOW_GPU_FILTER: Mapping[str, Sequence[float]] = {"lowgpu": ()}
 
 
@@ -115,119 +105,93 @@ class MergedTimeline:
             begin_us, end_us = step_interval(self.source.events(), int(start), int(end))
             if not end_us:
                 raise SourceError(f"step {int(start)} or {int(end)} was not recorded")
-        records = timeline_records(
-            self.source,
-            begin_us,
-            end_us,
-            file_suffix_filter=self.file_suffix_filter,
-            sys_metrics_filter=sys_metrics_filter,
-        )
         name = self.file_name(end_us)
-        write_records(records, name)
+        with _written(name) as path:
+            self._write(path, begin_us, end_us, sys_metrics_filter or {})
         _log.info("Merged timeline saved at: %s", name)
         return name
 
+    def _write(self, path: Path, start_us: float, end_us: float, metrics: Mapping[str, Sequence[float]]) -> None:
+        events = self.source.events()
+        rows = event_rows(events, start_us, end_us)
+        if self.file_suffix_filter is not None:
+            suffixes = self.file_suffix_filter
+            rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in suffixes))
+        clocks = read_clocks(self.source.metadata())
+        events = _on_one_clock(events[rows], clocks)
+        with timeline_file(path, self.source.first_timestamp_us or 0, event_arguments, absolute=True) as writer:
+            writer.add_events(events)
+            for stats in _windows(self.source, start_us, end_us):
+                window = stats.window
+                step = layout.NO_STEP if window.start_step is None else window.start_step
+                at, until = (_nanoseconds(writer, us) for us in (window.start_us, window.end_us))
+                writer.add_slice(
+                    layout.shown_node(stats.node), f"Python profiling: {stats.profiler}",
+                    f"{stats.profiler} {window.start_mode} {step}", "python", at, until - at, {"file": stats.path},
+                )  # fmt: skip
+            if metrics:
+                system = self.source.system()
+                system = system[system_rows(system, start_us, end_us)]
+                writer.add_system(system)
+                if "lowgpu" in metrics:
+                    _mark_low_gpu(writer, system, next(iter(metrics["lowgpu"]), LOW_GPU))
+            writer.finish(self.source.metadata(), self.source.origin)
 
-def timeline_records(
-    source: ProfileSource,
-    start_us: float | None = None,
-    end_us: float | None = None,
-    *,
-    file_suffix_filter: Sequence[str] | None = None,
-    sys_metrics_filter: Mapping[str, Sequence[float]] | None = _LOW_GPU_FILTER,
-) -> Iterator[Record]:
-    """Yield the records of a trace: first those that name processes and tracks, then all others sorted by time.
 
-    Args:
-        source: the profile.
-        start_us: start of the part, microseconds since the epoch; default: the start of the job.
-        end_us: end of the part, microseconds since the epoch; default: the end of the job.
-        file_suffix_filter: as in `MergedTimeline`.
-        sys_metrics_filter: as in `MergedTimeline.merge_timeline`.
-    """
-    start_us, end_us = -np.inf if start_us is None else start_us, np.inf if end_us is None else end_us
-    tracks = TrackIds()
-    events = source.events()
-    rows = event_rows(events, start_us, end_us)
-    if file_suffix_filter is not None:
-        rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in file_suffix_filter))
-    events = events[rows]
-    clocks = read_clocks(source.metadata(), events.node.present())
+def _nanoseconds(writer: TimelineWriter, us: float) -> int:
+    return round((us - writer.origin_us) * 1e3)
+
+
+def _on_one_clock(events: EventColumns, clocks: Mapping[str, Clock]) -> EventColumns:
+    offsets = np.array([clocks.get(node, Clock()).offset_us for node in events.node.values] or [0.0])
+    return attrs.evolve(events, start_us=events.start_us - offsets[events.node.codes]) if offsets.any() else events
+
+
+def _windows(source: ProfileSource, start_us: float, end_us: float) -> list[layout.PythonStats]:
+    """Return one file for each window of a Python profiler in a time range; Pyinstrument writes two."""
     parsed = (layout.parse_path(info.key) for info in source.other_files)
-    stats = [each for each in parsed if isinstance(each, layout.PythonStats)]
-    inside = [
-        each for each in _one_per_window(stats) if each.window.start_us <= end_us and each.window.end_us >= start_us
-    ]
-    sections = [span_section(events, tracks, clocks), python_section(inside, tracks)]
-    if sys_metrics_filter:
-        system = source.system()
-        system = system[system_rows(system, start_us, end_us)]
-        sections.append(counter_section(system, tracks))
-        if "lowgpu" in sys_metrics_filter:
-            below = next(iter(sys_metrics_filter["lowgpu"]), LOW_GPU)
-            sections.append(low_gpu_section(system, below, tracks))
-    yield clock_record(clocks)
-    for section in sections:
-        yield from section.metadata
-    yield from merge_by_time(section.records for section in sections)
+    found = {
+        (stats.profiler, stats.node, stats.window): stats
+        for stats in parsed
+        if isinstance(stats, layout.PythonStats) and stats.window.start_us <= end_us and stats.window.end_us >= start_us
+    }
+    return sorted(found.values(), key=lambda stats: stats.window.start_us)
 
 
-def write_records(records: Iterable[Record], where: str) -> None:
-    """Write a trace to a file or an s3:// URI; a failure leaves no partial file.
+def _mark_low_gpu(writer: TimelineWriter, system: SystemColumns, below: float) -> None:
+    """Mark each tick at which a GPU's utilization was below a threshold in percent."""
+    rows = system[system.dimension.mask("GPUUtilization")]
+    low = np.isfinite(rows.value) & (rows.value < below)
+    ticks, rows = tick_times(rows)[low], rows[low]
+    order = np.argsort(ticks, kind="stable")
+    names = [f"{node} {name}" for node, name in zip(rows.node.decode(), rows.name.decode(), strict=True)]
+    edges = np.flatnonzero(np.diff(ticks[order], prepend=-1, append=-1))
+    for first, last in pairwise(edges.tolist()):
+        args = {names[row]: float(rows.value[row]) for row in order[first:last].tolist()}
+        at = _nanoseconds(writer, float(ticks[order[first]]))
+        writer.add_mark("low GPU utilization", "sys_metrics_bottlenecks", at, args)
+
+
+@contextlib.contextmanager
+def _written(where: str) -> Iterator[Path]:
+    """Give the path of a file to write, and move it to a path or s3:// URI; a failure leaves no partial file there.
 
     Raises:
-        SourceError: the trace cannot be written.
+        SourceError: the file cannot be written.
     """
     folder, _, name = where.rpartition("/")
     if where.startswith("s3://"):
-        open_storage(folder).write(name, b"".join(_encoded(records)))
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch, name)
+            open_storage(folder).write(name, Path(scratch, name).read_bytes())
         return
     path = Path(where)
     partial = path.with_name(f"{path.name}{layout.TEMPORARY}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.writelines(_encoded(records))
+        yield partial
         partial.replace(path)
     except OSError as error:
+        raise SourceError(f"{where} cannot be written: {error.strerror}") from error
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise SourceError(f"{where} cannot be written: {error.strerror}") from error
-
-
-def _encoded(records: Iterable[Record]) -> Iterator[bytes]:
-    """Encode a JSON array, one record per line, in chunks of some thousand lines."""
-    encoder = msgspec.json.Encoder()
-    records = iter(records)
-    yield b"[\n"
-    between = b""
-    while part := list(islice(records, _CHUNK)):
-        yield between + b",\n".join(_line(encoder, _with_whole_times(record)) for record in part)
-        between = b",\n"
-    yield b"\n]\n"
-
-
-def _line(encoder: msgspec.json.Encoder, record: Record) -> bytes:
-    try:
-        return encoder.encode(record)
-    except UnicodeEncodeError:  # an unpaired surrogate; json escapes it
-        return json.dumps(record).encode()
-
-
-def _with_whole_times(record: Record) -> Record:
-    """Convert whole microseconds to integers."""
-    for key in ("ts", "dur"):
-        value: Any = record.get(key)
-        if isinstance(value, float) and value.is_integer():
-            record[key] = int(value)
-    return record
-
-
-def _one_per_window(stats: Iterable[layout.PythonStats]) -> Iterator[layout.PythonStats]:
-    """Yield one file per window; Pyinstrument writes two."""
-    seen = set()
-    for each in stats:
-        key = (each.profiler, each.node, each.window)
-        if key not in seen:
-            seen.add(key)
-            yield each

@@ -11,14 +11,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from sm_profiler.analysis.events import (
-    ProcessInfo,
-    ProfilerSystemEvent,
-    ThreadInfo,
-    TraceEvent,
-    system_events,
-    trace_events,
-)
 from sm_profiler.analysis.times import (
     TimeUnits,
     convert_utc_datetime_to_microseconds,
@@ -27,6 +19,14 @@ from sm_profiler.analysis.times import (
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import (
+    ProcessInfo,
+    ProfilerSystemEvent,
+    ThreadInfo,
+    TraceEvent,
+    system_events,
+    trace_events,
+)
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.profile import Options
 from sm_profiler.storage import FileInfo, MissingFileError, open_storage

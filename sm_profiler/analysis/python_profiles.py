@@ -17,7 +17,6 @@ from typing import ClassVar, Generic, TypeVar
 import attrs
 import pandas as pd
 
-from sm_profiler.analysis.cprofile_reader import MAX_BYTES
 from sm_profiler.analysis.python_stats import (
     CPROFILE,
     PYINSTRUMENT,
@@ -32,6 +31,7 @@ from sm_profiler.analysis.python_stats import (
 )
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
+from sm_profiler.formats.cprofile_reader import MAX_BYTES
 from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
 from sm_profiler.storage.local import real_path

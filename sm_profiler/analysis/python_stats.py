@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import pandas as pd
 
-from sm_profiler.analysis.cprofile_reader import (
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.formats import layout
+from sm_profiler.formats.cprofile_reader import (
     MAX_BYTES,
     DamagedStatisticsError,
     Statistics,
     read_statistics,
 )
-from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.formats import layout
 from sm_profiler.printable import printable
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"

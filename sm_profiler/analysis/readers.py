@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.events import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.analysis.times import (
     TimeUnits,
@@ -22,6 +21,7 @@ from sm_profiler.analysis.times import (
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.printable import printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from sm_profiler.render.markdown import Summary
     from sm_profiler.report.compare import Comparison
-    from sm_profiler.report.gpu.compare import TraceComparison
+    from sm_profiler.report.trace_compare import TraceComparison
 
 EXAMPLE = """\
 example, in CI:
@@ -49,8 +48,8 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Compare, print, and apply the limit."""
         from sm_profiler.report.compare import RegressionLimit
-        from sm_profiler.report.gpu.report import holds_only_traces
         from sm_profiler.report.report_json import plain
+        from sm_profiler.report.traces import holds_only_traces
         from sm_profiler.storage import open_storage
 
         limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
@@ -107,7 +106,7 @@ def compared_profiles(before: str, after: str, executor: str | None) -> Compared
 
 def compared_traces(before: str, after: str) -> Compared:
     """Compare two sources of torch.profiler's traces."""
-    from sm_profiler.report.gpu.compare import (
+    from sm_profiler.report.trace_compare import (
         compare_traces,
         render_trace_comparison,
         summarize_trace_comparison,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.printable import printable
 
 
@@ -23,9 +22,9 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Write the trace and print what it holds."""
-        from sm_profiler.report.gpu.report import holds_only_traces
-        from sm_profiler.report.gpu.timeline import export_traces
+        from sm_profiler.gpu_traces.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
+        from sm_profiler.report.traces import holds_only_traces
         from sm_profiler.source import open_source
 
         if holds_only_traces(options.source):

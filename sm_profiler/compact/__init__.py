@@ -10,10 +10,6 @@ from sm_profiler._lazy import lazy_exports
 __all__ = ["Compacted", "athena_ddl", "compact"]
 
 if TYPE_CHECKING:
-    from sm_profiler.compact.athena import athena_ddl
-    from sm_profiler.compact.compacting import compact
-    from sm_profiler.compact.rewriting import Compacted
+    from sm_profiler.compact.compacting import Compacted, athena_ddl, compact
 else:
-    __getattr__, __dir__ = lazy_exports(
-        __name__, {"athena": ["athena_ddl"], "compacting": ["compact"], "rewriting": ["Compacted"]}
-    )
+    __getattr__, __dir__ = lazy_exports(__name__, {"compacting": ["Compacted", "athena_ddl", "compact"]})

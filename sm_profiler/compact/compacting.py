@@ -2,45 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import chain
+from typing import Any
 
 import attrs
+import msgspec
+import numpy as np
+import pyarrow as pa
 
-from sm_profiler._version import __version__
-from sm_profiler.compact.rewriting import Compacted, Rewriting, in_part, in_time
-from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
+from sm_profiler.errors import SourceError
+from sm_profiler.executors import Meter, Pool, Remote, map_tasks, open_pool
+from sm_profiler.formats import layout
+from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.outcome import READ, Outcome
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
-from sm_profiler.metrics.scaling import codec
-from sm_profiler.metrics.scaling.folding import DIFFERENT
+from sm_profiler.metrics.sample_fold import decode_stacks
+from sm_profiler.metrics.step_fold import GC, MODES, StepFold, column, each_process
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.listed import ListedStorage, place_of, shared_location
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths
-from sm_profiler.source.parquet.contents import TableWriter
+from sm_profiler.source.parquet.contents import PartWriter, TableWriter
 from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
+from sm_profiler.source.parquet.schema import SCHEMAS
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
-from sm_profiler.source.parse import parse_all
-from sm_profiler.source.profile import progress_bar
+from sm_profiler.source.parse import Parsed, parse_all
+from sm_profiler.source.profile import SETTLED_S, progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
+
+
+@attrs.frozen(eq=False)
+class _Window:
+    """Events as the folds read them."""
+
+    start_us: int
+    new_events: EventColumns
+
+
+class DerivedTables:
+    """Steps and stacks of one part."""
+
+    def __init__(self) -> None:
+        self._steps = StepFold()
+        self._samples: list[dict[str, Any]] = []
+        self._count = 0
+
+    def add(self, events: Any) -> None:
+        """Add whole files, if there are any with events."""
+        if not isinstance(events, EventColumns):
+            return
+        self._count += 1
+        own = events[events.kind.mask(layout.PYTHON_TIMELINE)]
+        self._steps.update(_Window(self._count, own))
+        self._samples.extend(_stacks(own))
+
+    def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each table that has rows, as columns."""
+        found = [(name, rows) for name, rows in each_process(self._steps.result()) if len(rows)]
+        if found:
+            together = [rows for _, rows in found]
+            modes = [MODES[mode] for rows in together for mode in rows.mode]
+            columns = {
+                "process": [name for name, rows in found for _ in range(len(rows))],
+                "mode": modes,
+                "step": np.concatenate([rows.number for rows in together]),
+                "start_us": np.concatenate([rows.start for rows in together]),
+                "duration_us": np.concatenate([rows.duration for rows in together]),
+            }
+            for part in ("wait", "forward", "backward", "optimizer", "declared", GC):
+                columns[f"{part}_us"] = np.concatenate([rows.parts[:, column(part)] for rows in together])
+            yield paths.STEPS, columns
+        if self._samples:
+            names = SCHEMAS[paths.SAMPLES].names
+            yield paths.SAMPLES, {name: [sample[name] for sample in self._samples] for name in names}
+
+
+def _stacks(events: EventColumns) -> Iterator[dict[str, Any]]:
+    rows = events[events.phase.mask(SAMPLES)]
+    for node, start_us, code in zip(rows.node.codes, rows.start_us, rows.args.codes, strict=True):
+        for stack in decode_stacks(rows.args.values[code]):
+            yield {
+                "process": rows.node.values[node],
+                "start_us": float(start_us),
+                "phase": stack.phase,
+                "long_step": stack.long,
+                "stack": ";".join(f"{place.function} ({place.file}:{place.line})" for place in stack.places),
+                "library": stack.leaf,
+                "seconds": stack.microseconds / 1e6,
+                "samples": stack.count,
+            }
+
+
+@attrs.define
+class Compacted:
+    """Account of a compaction.
+
+    Attributes:
+        job: name of the job.
+        files: files of the profile that were read.
+        rows: their rows.
+        read_bytes: their bytes.
+        parts: Parquet files that were written.
+        written_bytes: their bytes.
+        unchanged: files that were in Parquet already.
+        left: files that could not be read, or may still be written; the next time they are tried again.
+    """
+
+    job: str
+    files: int = 0
+    rows: int = 0
+    read_bytes: int = 0
+    parts: int = 0
+    written_bytes: int = 0
+    unchanged: int = 0
+    left: int = 0
+
+    def add(self, other: Compacted) -> None:
+        """Add the counts of a part."""
+        for name in ("files", "rows", "read_bytes", "parts", "written_bytes", "unchanged", "left"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def save(self, storage: Storage, part: Part, data: bytes) -> None:
+        """Write and count a Parquet file."""
+        storage.write(part.key, data)
+        self.parts += 1
+        self.written_bytes += len(data)
+
+
+class Rewriting:
+    """The new content of one part.
+
+    Attributes:
+        done: account of it.
+    """
+
+    def __init__(self, part: Part, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
+        """Begin with the files whose rows the part holds already.
+
+        Args:
+            part: the part.
+            held: these files.
+            existing: the dataset, for their rows.
+            origin: location of the profile.
+        """
+        self._part, self._held, self._existing, self._origin = part, held, existing, origin
+        self._new: dict[str, FileRows] = {}
+        self.done = Compacted(part.job)
+
+    def take(
+        self, parsed: Iterator[Parsed], count: int, *, finished: bool, advance: Callable[[Item], object] = bool
+    ) -> None:
+        """Add the next parsed files, as far as they can be used."""
+        for _ in range(count):
+            piece = FileRows.parsed(*next(parsed))
+            advance(piece.item)
+            settled = finished or time.time() - piece.item.info.mtime > SETTLED_S
+            if not piece.rows or (piece.outcome.status != READ and not settled):
+                self.done.left += 1
+                continue
+            self.done.files += 1
+            self.done.rows += piece.count
+            self.done.read_bytes += piece.item.info.size
+            self._new[piece.item.info.key] = piece
+
+    @property
+    def _items(self) -> list[Item]:
+        held = [item for item in self._held if item.info.key not in self._new]
+        return sorted([*held, *(piece.item for piece in self._new.values())], key=in_part)
+
+    def loose(self) -> Iterator[FileRows]:
+        """Yield the files with the ends and begins of events that have no counterpart in them, without their rows."""
+        for item in self._items:
+            piece = self._new.get(item.info.key)
+            if piece is None:
+                yield from self._existing.pieces_without_rows([item])
+            elif piece.loose_ends or piece.open_events:
+                yield FileRows(item, piece.outcome, loose=loose_rows(item, piece.loose_ends, piece.open_events))
+
+    def write(self, storage: Storage, streams: Streams) -> None:
+        """Write the part and the tables that are computed from it.
+
+        Args:
+            storage: root of the dataset.
+            streams: events that are open at the start of the part; afterwards, those at its end.
+        """
+        items = self._items
+        if not items:
+            return
+        writer, derived = PartWriter(self._part.table, self._origin), DerivedTables()
+        old = self._existing.pieces([item for item in items if item.info.key not in self._new])
+        for item in items:
+            raw = self._new.pop(item.info.key, None) or next(old)
+            derived.add(writer.add(raw.joined(streams), raw))
+        derived.add(writer.flush())
+        for table, rows in derived.tables():
+            made = TableWriter(table)
+            made.write_rows(rows)
+            self.done.save(storage, self._part.of(table), made.finish(Header(headers.VERSION, self._origin)))
+        self.done.save(storage, self._part, writer.finish())  # last: it lists the files that are done
+
+
+def in_time(part: Part) -> tuple[str, str, str]:
+    """Return the place of a part among the others."""
+    return part.hour, part.table, part.node
+
+
+def in_part(item: Item) -> tuple[int, int, str]:
+    """Return the place of a file in its part."""
+    return item.rank, item.at_us, item.info.key
+
 
 Open = tuple[str, str, OpenEvent]  # node, kind and event
 
 
-@attrs.frozen
-class Task:
+class Task(msgspec.Struct):
     """A part for a worker.
 
     Attributes:
-        version: of sm-profiler.
         source, target: locations of the profile and of the dataset.
         origin: where the profile was recorded.
         part: the part.
@@ -52,7 +239,6 @@ class Task:
         is_known: these are all of them.
     """
 
-    version: str
     source: str
     target: str
     origin: str
@@ -61,25 +247,22 @@ class Task:
     held: list[Item]
     file: FileInfo | None
     finished: bool
-    opened: list[Open] = attrs.field(factory=list)
-    is_known: bool = False
+    opened: list[Open]
+    is_known: bool
 
 
-@attrs.frozen
-class Answer:
+class Answer(msgspec.Struct):
     """Result of a part.
 
     Attributes:
         done: account of it.
         missed: nothing was written, as the begin of an event is missing.
         loose: files with ends and begins of events that have no counterpart in them, in their order.
-        error: one line if the part can be neither read nor written.
     """
 
     done: Compacted
     missed: bool = False
-    loose: list[tuple[Item, list[LooseEnd], list[OpenEvent]]] = attrs.field(factory=list)
-    error: str = ""
+    loose: list[tuple[Item, list[LooseEnd], list[OpenEvent]]] = []
 
     def pieces(self) -> Iterator[FileRows]:
         """Yield the files in `loose`, without rows."""
@@ -94,35 +277,18 @@ def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Pa
     Raises:
         SourceError: one cannot be read or written, or the workers failed.
     """
-    encoded = (codec.encode(task) for task in tasks)
-    for result in run_tasks(pool, rewrite_part, encoded, waiting=meter.draw):
-        answer = (
-            codec.decode(result.data)
-            if result.data
-            else Answer(Compacted(""), error=f"the workers failed: {result.error}")
-        )
-        if answer.error:
-            raise SourceError(answer.error)
+    for number, answer in map_tasks(pool, rewrite_part, tasks, waiting=meter.draw):
         if not answer.missed:
-            meter.add(len(tasks[result.number].new), answer.done.rows)
-        yield tasks[result.number].part, answer
+            meter.add(len(tasks[number].new), answer.done.rows)
+        yield tasks[number].part, answer
 
 
-def rewrite_part(data: bytes) -> bytes:
-    """Write a part; task and answer are bytes."""
-    task: Task = codec.decode(data)
-    try:
-        if task.version != __version__:
-            raise SourceError(DIFFERENT.format(task.version, __version__))
-        return codec.encode(_rewritten(task))
-    except ProfilerError as error:
-        return codec.encode(Answer(Compacted(task.part.job), error=str(error)))
-
-
-def _rewritten(task: Task) -> Answer:
+@Remote
+def rewrite_part(task: Task) -> Answer:
+    """Write a part."""
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
-    existing.load()
+    existing.load(footers=True)
     for key, reason in existing.unreadable.items():
         raise SourceError(f"{storage.uri}/{key}: {reason}")
     rewriting = Rewriting(task.part, task.held, existing, task.origin)
@@ -182,7 +348,7 @@ class _Compaction:
     def __init__(self, source: ProfileSource, storage: Storage, job: str) -> None:
         self._source, self._storage = source, storage
         self._existing = ParquetStorage(storage, job)
-        self._existing.load()
+        self._existing.load(footers=True)
         if self._existing.unreadable:
             key, reason = next(iter(self._existing.unreadable.items()))
             raise SourceError(f"{storage.uri}/{key}: {reason}; delete it, and compact again")
@@ -201,7 +367,7 @@ class _Compaction:
         is_moved = any(sizes.get(item.info.key) == item.info.size for item in self._source.files)
         if sizes and not is_moved and self._existing.origin != self._source.origin:
             raise SourceError(
-                f"{self._existing.uri} holds another job, of {self._existing.origin}: give this one a name of its own with --job"
+                f"{self._existing.uri} holds another job, of {self._existing.origin}: give this job another name with --job"
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
@@ -246,12 +412,12 @@ class _Compaction:
         and a second task writes the part with the events that are open once those before it are known.
         """
         source, target = place_of(self._source)[0], shared_location(self._storage)
-        files = {part: file.info for part, file in self._existing.parts.items()}
+        files = self._existing.parts
 
         def task(part: Part, opened: list[Open], *, is_known: bool) -> Task:
             held = list(self._held.get(part, {}).values())
             return Task(
-                __version__, source, target, self._source.origin, part, list(changed[part]), held,
+                source, target, self._source.origin, part, list(changed[part]), held,
                 files.get(part) if held else None, self._source.finished, opened, is_known,
             )  # fmt: skip
 
@@ -276,7 +442,7 @@ class _Compaction:
                 piece.joined(self._streams)
             if answers[part].missed or self._streams.failed:
                 own = {(item.node, item.kind) for item, _, _ in answers[part].loose}
-                yield part, [one for one in opened if one[:2] in own]
+                yield part, [event for event in opened if event[:2] in own]
 
     def _replay(self, part: Part) -> None:
         """Follow the events that are open at the end of a part's files, for the parts after it."""
@@ -286,13 +452,10 @@ class _Compaction:
 
     def _write_list(self) -> None:
         """Write the list of files unless it is there."""
-        written = ParquetStorage(self._storage, self.done.job)
-        if written.contents is None:
-            written.load()
-            contents = written.new_contents()
-            if contents is not None:
-                self._storage.write(paths.contents_of(self.done.job), contents)
-                self.done.written_bytes += len(contents)
+        contents = ParquetStorage(self._storage, self.done.job).new_contents()
+        if contents is not None:
+            self._storage.write(paths.contents_of(self.done.job), contents)
+            self.done.written_bytes += len(contents)
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""
@@ -309,7 +472,7 @@ class _Compaction:
         self.done.save(self._storage, part, made.finish(Header(headers.VERSION, self._source.origin)))
 
     def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
-        """Add files, each in a row group of its own, so that one can be read without the others."""
+        """Add files, one to a row group, so that each can be read without the others."""
         small = [info for info in infos if info.size <= MAX_KEPT_BYTES]
         found = [(info, None) for info in infos if info.size > MAX_KEPT_BYTES]
         for info, data in chain(read_all(storage, small), found):
@@ -320,3 +483,32 @@ class _Compaction:
                     "kept": [kept is not None], "data": [kept or b""],
                 }
             )  # fmt: skip
+
+
+_TYPES = {
+    pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
+    pa.binary(): "binary",
+}  # fmt: skip
+DATABASE = "sm_profiler"
+
+
+def athena_ddl(location: str, *, database: str = DATABASE) -> str:
+    """Return the statements for a dataset.
+
+    The last statement of each table adds its partitions: repeat it after new jobs or hours.
+
+    Args:
+        location: s3:// URI of the dataset.
+        database: name of the database.
+    """
+    quoted = location.rstrip("/").replace("'", "\\'")
+    statements = [f"CREATE DATABASE IF NOT EXISTS {database};"]
+    for table, schema in SCHEMAS.items():
+        columns = ",\n".join(f"  `{field.name}` {_TYPES[field.type]}" for field in schema)
+        keys = ["job string"] if table == paths.FILES else ["job string", "node string", "hour string"]
+        statements.append(
+            f"CREATE EXTERNAL TABLE IF NOT EXISTS {database}.{table} (\n{columns}\n)\n"
+            f"PARTITIONED BY ({', '.join(keys)})\nSTORED AS PARQUET\nLOCATION '{quoted}/{table}/';"
+        )
+        statements.append(f"MSCK REPAIR TABLE {database}.{table};")
+    return "\n\n".join(statements) + "\n"

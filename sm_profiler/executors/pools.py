@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -14,8 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any
+from typing import Any
 
 import attrs
 
@@ -25,28 +25,28 @@ from sm_profiler.printable import one_line
 from sm_profiler.processes import Helper, processors, receive_message, send_message, start_module, wait_for
 
 ATTEMPTS = 3  # processes that a task is given to, one after another, if they are killed
-
-
-def send(stream: IO[bytes], *messages: bytes) -> None:
-    """Write messages and flush."""
-    for message in messages:
-        send_message(stream, message)
-    stream.flush()
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 does not define
+_PIPE_BYTES = 1 << 20
 
 
 class LocalExecutor(Executor):
     """Runs functions of this package that take and return bytes, each in one of several processes.
 
-    Nothing is pickled or forked, and nothing of the caller's script is imported again.
-
-    A task whose process is killed runs again in another.
+    Unlike those of `ProcessPoolExecutor`, the processes unpickle nothing and do not import the caller's script again, and
+    one that is killed takes no other task with it: its task runs again in another.
     """
 
-    def __init__(self, workers: int) -> None:
-        """Start no process yet: each starts with its first task."""
+    def __init__(self, workers: int, *, restarts: bool = True) -> None:
+        """Start no process yet: each starts with its first task.
+
+        Args:
+            workers: their number.
+            restarts: replace a process that is killed; otherwise, its task fails at once.
+        """
         self.workers = workers
+        self._restarts = restarts
         self._threads = ThreadPoolExecutor(workers, "sm-profiler-task")
-        self._free: SimpleQueue[Helper] = SimpleQueue()
+        self._free: list[tuple[str, Helper]] = []
         self._all: list[Helper] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -58,29 +58,36 @@ class LocalExecutor(Executor):
         return self._threads.submit(self._run, f"{fn.__module__}:{fn.__qualname__}", data)
 
     def _run(self, name: str, data: bytes) -> bytes:
-        for _ in range(ATTEMPTS):
-            helper = self._take()
+        attempts = ATTEMPTS if self._restarts else 1
+        for _ in range(attempts):
+            helper = self._take(name)
             try:
-                send(helper.requests, name.encode(), data)
+                send_message(helper.requests, data)
+                helper.requests.flush()
                 failed, answer = receive_message(helper.answers), receive_message(helper.answers)
             except (OSError, EOFError, ValueError):  # killed, for its memory for example
                 helper.process.kill()
                 continue
-            self._free.put(helper)
+            self._free.append((name, helper))
             if failed:
                 raise RuntimeError(answer.decode())
             return answer
-        raise BrokenExecutor(f"{ATTEMPTS} processes in a row were killed at the same part of the job")
+        raise BrokenExecutor(f"{attempts} processes in a row were killed at the same part of the job")
 
-    def _take(self) -> Helper:
-        while not self._free.empty():
-            helper = self._free.get()
-            if helper.process.poll() is None:
-                return helper
+    def _take(self, name: str) -> Helper:
+        """Return a process that calls a function, which it was started for: nothing in a task names code."""
         with self._lock:
+            for each in self._free:
+                if each[0] == name and each[1].process.poll() is None:
+                    self._free.remove(each)
+                    return each[1]
             if self._closed:
                 raise BrokenExecutor("the executor is closed")
-            helper = Helper("sm_profiler.executors.tasks")
+            if len(self._all) >= self.workers and not self._restarts:
+                raise BrokenExecutor("a process was killed")
+            helper = Helper("sm_profiler.executors.worker", [name])
+            with suppress(OSError):
+                fcntl.fcntl(helper.answers, _SET_PIPE_SIZE, _PIPE_BYTES)
             self._all.append(helper)
         return helper
 

@@ -1,46 +1,129 @@
-"""Many calls of one function with the workers of a pool: bytes in, bytes out, in the order of arrival."""
+"""Many calls of one function by the workers of a pool, in the order of arrival."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from importlib import import_module
+from contextlib import closing
+from functools import cached_property, update_wrapper
 from types import TracebackType
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import attrs
+import msgspec
+import numpy as np
 
-from sm_profiler.errors import SourceError
-from sm_profiler.executors.pools import Pool, send
+from sm_profiler._version import __version__
+from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.executors.pools import Pool
 from sm_profiler.printable import one_line
-from sm_profiler.processes import receive_message
 
-_OURS = "sm_profiler."
-
-
-def main() -> None:
-    """Run tasks until the owner closes the pipe."""
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, os.fdopen(int(sys.argv[2]), "wb") as answers:
-        while True:
-            try:
-                name, data = receive_message(requests).decode(), receive_message(requests)
-            except EOFError:
-                return
-            try:
-                module, _, function = name.partition(":")
-                if not module.startswith(_OURS):
-                    raise ValueError(f"{module} is no module of sm-profiler")  # answered like all others
-                answer = getattr(import_module(module), function)(data)
-            except Exception as error:  # the owner raises it
-                send(answers, b"1", f"{type(error).__name__}: {error}".encode())
-            else:
-                send(answers, b"", answer)
+TaskT = TypeVar("TaskT")
+AnswerT = TypeVar("AnswerT")
+# The types of arrays; the number of each is that of its MessagePack extension.
+_KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
+_FAILED, _ANSWERED = b"\1", b"\0"
 
 
-if __name__ == "__main__":
-    main()
+def _version() -> str:
+    return __version__
+
+
+class Remote(Generic[TaskT, AnswerT]):
+    """A function that workers call: a function of one task and its answer, called with bytes and returning bytes.
+
+    The types of both are those of the function's annotations: MessagePack of msgspec structs, attrs classes and flat numpy
+    arrays. Nothing else is accepted, and an executor transports no objects. Errors of sm-profiler, and that of a worker of
+    another version, reach the caller as such.
+    """
+
+    def __init__(self, function: Callable[[TaskT], AnswerT], version: Callable[[], str] = _version) -> None:
+        """Wrap a function.
+
+        Args:
+            function: the function.
+            version: returns what has to be the same where the command runs and on a worker.
+        """
+        update_wrapper(self, function)
+        self.function, self._version = function, version
+
+    @cached_property
+    def _decoders(self) -> tuple[Any, Any]:
+        hints = get_type_hints(self.function)
+        kinds = (next(kind for name, kind in hints.items() if name != "return"), hints["return"])
+        first, second = (msgspec.msgpack.Decoder(kind, dec_hook=_as_it_is, ext_hook=_array) for kind in kinds)
+        return first, second
+
+    def __call__(self, data: bytes) -> bytes | bytearray:
+        """Call the function; a worker does."""
+        try:
+            theirs, begin = _version_in(data)
+            if theirs != (here := self._version()):
+                raise SourceError(
+                    f"sm-profiler is {theirs} where the command runs and {here} on a worker: install the same version"
+                )
+            return _encoded(_ANSWERED, self.function(self._decoders[0].decode(memoryview(data)[begin:])))
+        except ProfilerError as error:
+            return _FAILED + str(error).encode(errors="backslashreplace")
+
+    def __reduce__(self) -> str:
+        """Have executors that pickle functions pickle its name."""
+        return str(self.function.__qualname__)
+
+    def encode(self, task: TaskT) -> bytearray:
+        """Return a task as the bytes that a worker takes.
+
+        Raises:
+            UnicodeEncodeError: it holds a text that is none, such as the name of a local file.
+        """
+        return _encoded(self._version().encode() + b"\0", task)
+
+    def decode(self, data: bytes | bytearray) -> AnswerT:
+        """Return a worker's answer.
+
+        Raises:
+            SourceError: that of the function, or the bytes are no answer.
+        """
+        if data[:1] == _FAILED:
+            raise SourceError(bytes(data[1:]).decode(errors="replace"))
+        try:
+            answer: AnswerT = self._decoders[1].decode(memoryview(data)[1:])
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise SourceError(f"a worker's answer is damaged: {error}") from None
+        return answer
+
+
+def _version_in(data: bytes) -> tuple[str, int]:
+    end = data.find(0)
+    return bytes(data[:end]).decode(errors="replace"), end + 1
+
+
+def _encoded(head: bytes, value: Any) -> bytearray:
+    found = bytearray(head)
+    _ENCODER.encode_into(value, found, -1)
+    return found
+
+
+def _extension(value: Any) -> Any:
+    if not isinstance(value, np.ndarray) or value.dtype not in _KINDS:
+        raise TypeError(f"a task or answer with {type(value)}")
+    return msgspec.msgpack.Ext(_KINDS.index(value.dtype), np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_extension)
+
+
+def _array(kind: int, data: memoryview) -> Any:
+    if not 0 <= kind < len(_KINDS):
+        raise ValueError(f"extension {kind}")
+    return np.frombuffer(data, _KINDS[kind]).copy()  # aligned, and without the message around it
+
+
+def _as_it_is(kind: Any, value: Any) -> Any:
+    del kind  # an array: msgspec has no other type that it cannot make itself
+    return value
 
 
 AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
@@ -65,8 +148,8 @@ class TaskResult:
 
 def run_tasks(
     pool: Pool,
-    function: Callable[[bytes], bytes],
-    tasks: Iterable[bytes],
+    function: Callable[[Any], Any],
+    tasks: Iterable[bytes | bytearray],
     *,
     waiting: Callable[[], object] = bool,
     in_order: bool = False,
@@ -105,10 +188,31 @@ def run_tasks(
             future.cancel()
 
 
-def _submitted(pool: Pool, function: Callable[[bytes], bytes], task: bytes) -> Future[bytes]:
+def map_tasks(
+    pool: Pool,
+    function: Remote[TaskT, AnswerT],
+    tasks: Iterable[TaskT],
+    *,
+    waiting: Callable[[], object] = bool,
+    in_order: bool = False,
+) -> Generator[tuple[int, AnswerT], None, None]:
+    """Yield the number and the answer of each task as they arrive; the arguments are those of `run_tasks`.
+
+    Raises:
+        SourceError: the function raised it, a task failed, or the workers cannot be reached any more.
+    """
+    found = run_tasks(pool, function, map(function.encode, tasks), waiting=waiting, in_order=in_order)
+    with closing(found) as results:
+        for result in results:
+            if result.error:
+                raise SourceError(f"the workers failed: {result.error}")
+            yield result.number, function.decode(result.data)
+
+
+def _submitted(pool: Pool, function: Callable[[Any], Any], task: bytes | bytearray) -> Future[bytes]:
     try:
         return pool.executor.submit(function, task)
-    except Exception as error:  # every executor has errors of its own
+    except Exception as error:  # each executor has other errors
         raise SourceError(f"the workers cannot be reached: {_described(error)}") from None
 
 
@@ -117,7 +221,7 @@ def _result(number: int, future: Future[bytes]) -> TaskResult:
         return TaskResult(number, future.result())
     except CancelledError:
         raise SourceError("the workers cannot be reached: the connection to the scheduler is lost") from None
-    except Exception as error:  # of the function, or of an executor, which has errors of its own
+    except Exception as error:  # of the function, or of an executor, each of which has other errors
         return TaskResult(number, error=_described(error))
 
 

@@ -35,9 +35,8 @@ from sm_profiler.formatting import clean, duration, percent, plural, shorten
 from sm_profiler.jobs.listing import PAGE
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import Picture, Table, cut_table
-from sm_profiler.render.charts import ChartPart, ticks
+from sm_profiler.render.charts import ChartPart, drawing, element, text, ticks
 from sm_profiler.render.page import Link, render_page
-from sm_profiler.render.svg import drawing, element, text
 
 MAX_CAUSES = 6  # in the bar; the others are summed
 MAX_GROUPS = 12  # rows a key

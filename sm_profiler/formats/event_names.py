@@ -56,7 +56,7 @@ ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 # without waiting for a core. Of JAX, operations of a gradient function that is not compiled, and `call_us`, the length of
 # its call.
 OPERATORS = f"{OWN}operators"
-# A method of a training callback; name: `Class.method`. A long call is an event of its own, short ones are summed up:
+# A method of a training callback; name: `Class.method`. A long call is an event, short calls are summed up:
 # `calls`, and the `file` and `line` that define the method.
 CALLBACK = f"{OWN}callback"
 # The input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator). `num_workers` and, for

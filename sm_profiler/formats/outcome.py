@@ -12,7 +12,7 @@ import attrs
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BETWEEN = re.compile(r"[\s,\[\]]*")
-# The next record after a damaged one begins on a line of its own, or after the end of another object. Neither pattern
+# The next record after a damaged one begins on a new line, or after the end of another object. Neither pattern
 # can match the same blanks from two starting points, which would take quadratic time.
 _RESTART = re.compile(r"\n[^\S\n]*(?=\{)|\}\s*,\s*(?=\{)")
 # Raw line breaks inside strings are accepted and become blanks, as they mean nothing outside of strings.
@@ -20,6 +20,9 @@ _DECODER = json.JSONDecoder(strict=False)
 _BREAKS = str.maketrans("\t\r\n", "   ")
 _BROKEN_LINE = re.compile(r"[^ \t\r\n,\[\]][^\n]*")
 _BROKEN_LINE_AT_END = re.compile(r"[^ \t\r\n,\[\]}][^\n]*")  # there, braces close the object around the records
+_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+_BORDER_TRIES = 64  # closing braces inspected for borders between records
+_BORDERS = 4  # borders tried
 _WINDOW = 1024  # characters in which the end of an object is sought first
 _LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
 _FREE_OBJECTS, _BYTES_AN_OBJECT = 1000, 16  # an event has at least as many bytes
@@ -64,6 +67,22 @@ def objects(text: str, tally: Tally) -> Iterator[str]:
             reason = "damaged" if restart or budget <= 0 else "cut off"
             tally.drop(reason, broken if by_line else min(broken, 1))
         at = _after_blanks(text, end)
+
+
+def borders(data: bytes | bytearray, start: int, end: int) -> list[tuple[int, int]]:
+    """Return likely borders between two records in a part of the data, the last first: where a record ends and the next begins.
+
+    A border may be inside a string, so the caller tries the next if the text before it cannot be decoded.
+    """
+    found: list[tuple[int, int]] = []
+    brace = end
+    for _ in range(_BORDER_TRIES):
+        brace = data.rfind(b"}", start, brace)
+        if brace < 0 or len(found) == _BORDERS:
+            break
+        if border := _BORDER.match(data, brace):
+            found.append((brace + 1, border.end()))
+    return found
 
 
 def _after_blanks(text: str, at: int) -> int:
@@ -125,7 +144,7 @@ class Tally:
             self.dropped[reason] += count
 
     def mend(self, what: str) -> None:
-        """Note a repair that lost nothing."""
+        """Record a repair that lost nothing."""
         if what not in self.mended:
             self.mended.append(what)
 

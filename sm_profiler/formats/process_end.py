@@ -45,7 +45,7 @@ def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
     try:
         text = str(error)[:_READ].strip()
-    except Exception:  # an exception of the script may have a method of its own that fails
+    except Exception:  # an exception class of the script may override a method and fail in it
         text = ""
     message = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return bounded_line(mask(f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"))

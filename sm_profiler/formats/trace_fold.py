@@ -37,7 +37,7 @@ _LARGEST = 2**63
 
 
 def validated(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the expected type, so that readers need no checks of their own.
+    """Return the arguments of the expected type, so that readers need not check them.
 
     Unknown arguments, which later versions may add, are kept if they are plain values.
     """

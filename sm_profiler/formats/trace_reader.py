@@ -31,6 +31,7 @@ from sm_profiler.formats.outcome import (
     UNPACKED_TIMES,
     Outcome,
     Tally,
+    borders,
     clean,
     most_events,
     most_texts,
@@ -49,9 +50,6 @@ from sm_profiler.formats.trace_rows import TraceRows, argument_tables
 MAX_RECORDS = 20_000_000  # of a file
 _INPUT_BYTES = 1 << 16
 _FEW = 200  # up to so many metadata records are deleted from a list one by one
-_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
-_BORDER_TRIES = 64  # closing braces inspected for borders between records
-_BORDERS = 4  # borders tried
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b')
 
 
@@ -127,7 +125,7 @@ class _Records:
         for records in self._lists(tally):
             if not self.count:
                 self.absolute = self._is_object and any(
-                    one.ph == "X" and one.ts >= ABSOLUTE_US for one in records[:1000]
+                    record.ph == "X" and record.ts >= ABSOLUTE_US for record in records[:1000]
                 )
             self.seen += len(records)
             room = self._most - self.count
@@ -180,16 +178,16 @@ class _Records:
         if not self._is_object and (opening := data.find(b"[")) >= 0 and not data[:opening].strip():
             at = opening + 1
         while at < len(data):
-            borders = _borders(data, at)
-            if not borders and len(data) - at > MAX_RECORD_BYTES:
+            found = _borders(data, at)
+            if not found and len(data) - at > MAX_RECORD_BYTES:
                 tally.drop("a record that is too long, and all after it")
                 yield []
                 return
-            if not borders:
+            if not found:
                 yield self._last(data[at:], tally)
                 return
-            stop, following = borders[0]
-            for end, after in borders:
+            stop, following = found[0]
+            for end, after in found:
                 # A border inside a string leaves the string, and so the array, open.
                 with suppress(*BROKEN):
                     records = _ARRAY.decode(b"[" + data[at:end] + b"]")
@@ -213,18 +211,8 @@ class _Records:
 
 def _borders(data: bytes | bytearray, start: int) -> list[tuple[int, int]]:
     """Return the ends of a chunk's records and the beginnings of the next chunk, likely ones; none if it is the last."""
-    found: list[tuple[int, int]] = []
-    at = start
-    while not found and at + CHUNK_BYTES < len(data):
-        brace = at + CHUNK_BYTES
-        for _ in range(_BORDER_TRIES):
-            brace = data.rfind(b"}", at, brace)
-            if brace < 0 or len(found) == _BORDERS:
-                break
-            if border := _BORDER.match(data, brace):
-                found.append((brace + 1, border.end()))
-        at += CHUNK_BYTES
-    return found
+    chunks = range(start, len(data) - CHUNK_BYTES, CHUNK_BYTES)
+    return next((found for at in chunks if (found := borders(data, at, at + CHUNK_BYTES))), [])
 
 
 def _by_column(records: _Records, fold: TraceFold) -> TraceRows | None:

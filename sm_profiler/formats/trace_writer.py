@@ -254,7 +254,7 @@ class TraceWriter:
         self.finish()
 
     def abandon(self) -> None:
-        """Leave the open file as it is: in a forked child it belongs to the parent."""
+        """Give up the open file without closing it: in a forked child it belongs to the parent."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)

@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.event_names import PROFILING
+from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
-from sm_profiler.hook.threads import waited_ns
 
 MIN_NS = 50_000  # shorter work is counted and not recorded
 STALL, BACKGROUND, WINDOW = "stall", "background", "window"  # kinds of records

@@ -19,12 +19,11 @@ from typing import Protocol
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.helpers import Helpers
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.other_threads import Frames, current_frames, outwards, stack_of
+from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
-from sm_profiler.hook.threads import waited_ns
 from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 from sm_profiler.settings import SAMPLER_ENABLED
 

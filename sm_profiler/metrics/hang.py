@@ -11,13 +11,12 @@ import numpy as np
 
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.formats.process_end import bounded_line
-from sm_profiler.formatting import clean
+from sm_profiler.formatting import clean, is_library
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.record_fold import Record, record_of
 
-LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/sm_profiler/hook/")
 # What the innermost frames wait for: ends of file names, the more specific ones first.
 WAITS = (
     (("torch/distributed/", "horovod/", "deepspeed/comm/", "jax/_src/distributed.py"), "the other ranks"),
@@ -282,11 +281,6 @@ def _dead(record: Record) -> Iterable[DeadThread]:
             before = float(ago) - record.seconds if isinstance(ago, (int, float)) and math.isfinite(ago) else 0.0
             name, where = (bounded_line(str(one.get(key, ""))) for key in ("name", "where"))
             yield DeadThread(name, bounded_line(error), where, before)
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file belongs to Python, to an installed package or to the hook."""
-    return any(part in file or file.startswith(part) for part in LIBRARY)
 
 
 def _waits_for(frames: Sequence[Frame], *, several: bool) -> str:

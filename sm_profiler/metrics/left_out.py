@@ -7,7 +7,6 @@ interpreter, on a busy machine for seconds.
 from __future__ import annotations
 
 import contextlib
-import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.cprofile_reader import DamagedStatisticsError, Function, Statistics, read_statistics
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formatting import number
+from sm_profiler.formats.cprofile_reader import DamagedStatisticsError, Function, Statistics, read_statistics
+from sm_profiler.formatting import is_library, number
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import TRAIN, StepRows, column
@@ -26,7 +25,6 @@ from sm_profiler.metrics.step_fold import TRAIN, StepRows, column
 CPROFILE = "cprofile"
 MAX_FILES = 12  # windows have a few steps, with two files each
 MAX_BYTES = 4_000_000  # of a file
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/sm_profiler/hook/", "<", "~")
 MODEL = "/torch/nn/modules/module.py"  # calls forward()
 
 
@@ -77,24 +75,15 @@ def own_seconds(statistics: Statistics) -> dict[Function, float]:
     """Return the script's functions with their time, without that of the script's functions which they call."""
     found: dict[Function, float] = {}
     for function, (*_, cumulative, callers) in statistics.items():
-        if _is_users(function) and not _is_forward(callers):
+        if not is_library(function[0]) and not _is_forward(callers):
             found[function] = found.get(function, 0.0) + cumulative
     for function, (*_, callers) in statistics.items():
-        if not _is_users(function):
+        if is_library(function[0]):
             continue
         for caller, through in callers.items():
             if caller in found:
                 found[caller] -= through[-1]
     return {function: max(spent, 0.0) for function, spent in found.items()}
-
-
-def _is_users(function: Function) -> bool:
-    file = function[0]
-    return not any(part in file if part.startswith("/") else file.startswith(part) for part in _libraries())
-
-
-def _libraries() -> tuple[str, ...]:
-    return (*LIBRARIES, sysconfig.get_paths()["stdlib"] + "/")
 
 
 def _is_forward(callers: Iterable[Function]) -> bool:

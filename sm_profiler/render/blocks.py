@@ -81,7 +81,9 @@ def parameter(rules: Mapping[str, Object], rule: str, name: str, default: str) -
 
 def by_node(rules: Mapping[str, Object], rule: str) -> dict[str, Mapping[str, Any]]:
     """Return the entries of a rule's Details that are objects."""
-    return {str(node): one for node, one in details(rules, rule).items() if isinstance(one, Mapping) and one}
+    return {
+        str(node): result for node, result in details(rules, rule).items() if isinstance(result, Mapping) and result
+    }
 
 
 def not_judged(key: str, title: str, why: object) -> Section:
@@ -104,8 +106,8 @@ def share_ring(values: Mapping[str, Any], title: str) -> Picture | None:
         ChartPart(readable_phase(name), value, colours[place % len(colours)])
         for place, (name, value) in enumerate(shown)
     ]
-    whole = sum(one.value for one in drawn)
-    legend = tuple((shorten(one.name, 48), one.colour, f"{100 * one.value / whole:.1f} %") for one in drawn)
+    whole = sum(part.value for part in drawn)
+    legend = tuple((shorten(part.name, 48), part.colour, f"{100 * part.value / whole:.1f} %") for part in drawn)
     return Picture(charts.donut(drawn, title), title, legend, "donut")
 
 
@@ -137,9 +139,9 @@ def readable_phase(name: str) -> str:
 def box_plots(rows: Mapping[str, Any], caption: str) -> list[Picture]:
     """Draw box plots of the rows that have quartiles; none if no row has."""
     boxes = [
-        Box(str(name), *(number(one.get(key)) for key in ("p25", "p50", "p75", "lower", "upper")))
-        for name, one in rows.items()
-        if isinstance(one, Mapping) and "p50" in one
+        Box(str(name), *(number(result.get(key)) for key in ("p25", "p50", "p75", "lower", "upper")))
+        for name, result in rows.items()
+        if isinstance(result, Mapping) and "p50" in result
     ]
     if not boxes:
         return []

@@ -15,7 +15,7 @@ from sm_profiler.formats.event_names import CELL
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
-from sm_profiler.render.svg import element
+from sm_profiler.render.charts import element
 
 MAX_GRAPHS = 8
 MAX_FRAMES = 150  # of a graph
@@ -97,10 +97,10 @@ def part_of(finding: Finding, location: Location) -> str:
 def graphs(samples: Samples) -> list[Graph]:
     """Return the graphs of the phases that take time, in the order of a step."""
     by_phase: dict[str, list[Sampled]] = {}
-    for one in samples.stacks:
-        by_phase.setdefault(one.phase, []).append(one)
-    whole = sum(one.seconds for one in samples.stacks)
-    sums = {phase: sum(one.seconds for one in stacks) for phase, stacks in by_phase.items()}
+    for stack in samples.stacks:
+        by_phase.setdefault(stack.phase, []).append(stack)
+    whole = sum(stack.seconds for stack in samples.stacks)
+    sums = {phase: sum(stack.seconds for stack in stacks) for phase, stacks in by_phase.items()}
     chosen = sorted((phase for phase in sums if sums[phase] > MIN_PHASE * whole), key=lambda phase: -sums[phase])
     chosen = sorted(chosen[:MAX_GRAPHS], key=lambda phase: (_ORDER.index(phase) if phase in _ORDER else 99, phase))
     return [_graph(phase, by_phase[phase], samples) for phase in chosen]
@@ -109,7 +109,7 @@ def graphs(samples: Samples) -> list[Graph]:
 def _graph(phase: str, stacks: list[Sampled], samples: Samples) -> Graph:
     root = tree(stacks)
     drawn = list(_layout(root))[:MAX_FRAMES]
-    depth = max((one[1] for one in drawn), default=0) + 1
+    depth = max((part[1] for part in drawn), default=0) + 1
     title = _title(phase)
     label = f"{title}: flame graph of {duration(root.seconds)}, summed over processes"
     frames = [_frame(node, level, start, root.seconds) for node, level, start in drawn]
@@ -124,7 +124,7 @@ def _graph(phase: str, stacks: list[Sampled], samples: Samples) -> Graph:
         else ""
     )
     if missing > MIN_WIDTH:
-        note += f"; {percent(missing)} of the time has no line of its own"
+        note += f"; {percent(missing)} of the time belongs to no line"
     return Graph(phase, title, root.seconds, drawing, tuple(_rows(stacks, samples)), note and f"{note}.")
 
 
@@ -136,15 +136,15 @@ def _title(phase: str) -> str:
 def tree(stacks: Iterable[Sampled]) -> Node:
     """Merge stacks from the outermost frame on; the innermost function of a library is the last."""
     root = Node(None, "")
-    for one in stacks:
-        root.seconds += one.seconds
+    for stack in stacks:
+        root.seconds += stack.seconds
         node = root
-        for place in one.places[:MAX_DEPTH]:
+        for place in stack.places[:MAX_DEPTH]:
             node = node.called(place, place, place.function)
-            node.seconds += one.seconds
-        if one.leaf and one.places:
-            node = node.called(one.leaf, None, one.leaf)
-            node.seconds += one.seconds
+            node.seconds += stack.seconds
+        if stack.leaf and stack.places:
+            node = node.called(stack.leaf, None, stack.leaf)
+            node.seconds += stack.seconds
     return root
 
 
@@ -158,7 +158,7 @@ def _layout(root: Node) -> Iterator[tuple[Node, int, float]]:
     while row:
         below = []
         for node, start in row:
-            for inner in sorted(node.calls.values(), key=lambda one: (-one.seconds, one.name)):
+            for inner in sorted(node.calls.values(), key=lambda item: (-item.seconds, item.name)):
                 if inner.seconds >= MIN_WIDTH * root.seconds:
                     yield inner, level, start
                     below.append((inner, start))
@@ -183,10 +183,10 @@ def _frame(node: Node, level: int, start: float, whole: float) -> Markup:
 def _rows(stacks: Iterable[Sampled], samples: Samples) -> Iterator[tuple[str, ...]]:
     sums: dict[Place, float] = {}
     whole = 0.0
-    for one in stacks:
-        whole += one.seconds
-        if one.places:
-            sums[one.places[-1]] = sums.get(one.places[-1], 0.0) + one.seconds
+    for stack in stacks:
+        whole += stack.seconds
+        if stack.places:
+            sums[stack.places[-1]] = sums.get(stack.places[-1], 0.0) + stack.seconds
     for place, seconds in sorted(sums.items(), key=lambda item: (-item[1], item[0].file, item[0].line))[:MAX_ROWS]:
         source = shorten(samples.source(place), 100)
         yield at_line(place), shorten(place.function, 60), source, duration(seconds), percent(seconds / whole)
@@ -196,16 +196,16 @@ def to_speedscope(samples: Samples, name: str) -> dict[str, Any]:
     """Return the stacks as a file for speedscope.app: one profile per process and phase."""
     frames: dict[tuple[str, str, int], int] = {}
     by_profile: dict[tuple[str, str], list[Sampled]] = {}
-    for one in samples.stacks:
-        by_profile.setdefault((one.process, one.phase), []).append(one)
+    for stack in samples.stacks:
+        by_profile.setdefault((stack.process, stack.phase), []).append(stack)
     profiles = []
     for (process, phase), stacks in sorted(by_profile.items()):
         rows, weights = [], []
-        for one in stacks:
-            keys = [(place.function, place.file, place.line) for place in one.places]
-            keys += [(one.leaf, "", 0)] if one.leaf else []
+        for item in stacks:
+            keys = [(place.function, place.file, place.line) for place in item.places]
+            keys += [(item.leaf, "", 0)] if item.leaf else []
             rows.append([frames.setdefault(key, len(frames)) for key in keys])
-            weights.append(one.seconds)
+            weights.append(item.seconds)
         profiles.append(
             {
                 "type": "sampled", "name": f"{process} {_title(phase)}", "unit": "seconds", "startValue": 0,

@@ -9,14 +9,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.kernels import KINDS
 from sm_profiler.formatting import duration, percent, plural, shorten
-from sm_profiler.metrics.gpu.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
+from sm_profiler.gpu_traces.kernels import KINDS
+from sm_profiler.gpu_traces.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import Picture, Section, Table
 from sm_profiler.render.charts import ChartPart
 
-MAX_RANKS = 12  # with bars and tables of their own
+MAX_RANKS = 12  # with bars and tables
 MAX_STEPS = 3  # drawn, each of another rank
 _LONGEST = 100  # characters of a kernel's name
 # Kinds of a step's lanes: label and colour.
@@ -151,7 +151,7 @@ def _longest_steps(traces: Sequence[Trace]) -> Section:
     found = [(trace["rank"], trace["longest_step"]) for trace in traces if trace.get("longest_step")]
     if not found:
         return Section("gpu-steps", title, missing="No kernels were recorded.")
-    found.sort(key=lambda one: -float(one[1]["length_us"]))
+    found.sort(key=lambda item: -float(item[1]["length_us"]))
     shown = found[:MAX_STEPS]
     sentences = [_about_step(rank, step) for rank, step in shown]
     column = max(float(step["length_us"]) / int(step["columns"]) for _, step in shown)
@@ -232,7 +232,7 @@ def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
 
 
 def _phases(traces: Sequence[Trace]) -> list[Section]:
-    """Return the time of each phase of the hook, for the traces of its own windows."""
+    """Return the time of each phase of the hook, for traces of its windows."""
     rows = tuple(
         (str(row["phase"]), str(trace["rank"]), f"{row['kernels']:,}", _us(row["device_us"]), percent(float(row["share"])))
         for trace in traces for row in trace.get("phases", ())

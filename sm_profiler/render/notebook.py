@@ -41,7 +41,10 @@ def _plain(text: str) -> str:
 
 def _where(finding: Finding) -> str:
     """Return the lines of code behind a finding, as a list."""
-    lines = [f"- {_plain(at_line(one))} in {_plain(one.function)}: {part_of(finding, one)}" for one in finding.where]
+    lines = [
+        f"- {_plain(at_line(location))} in {_plain(location.function)}: {part_of(finding, location)}"
+        for location in finding.where
+    ]
     return "\n\n**Where:**\n\n" + "\n".join(lines) if lines else ""
 
 

@@ -31,7 +31,7 @@ from sm_profiler.render.blocks import (
     times_fired,
     what_ran,
 )
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
@@ -93,9 +93,12 @@ RULES = {
 CUSTOM = RuleText("A custom rule.")
 # Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
 JUDGED = {
-    "MaxInitializationTime": Class.INITIALIZATION_BOUND,
-    "BatchSize": Class.BATCH_TOO_SMALL,
-    "LoadBalancing": Class.UNBALANCED_GPUS,
+    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
+    "BatchSize": (Class.BATCH_TOO_SMALL,),
+    "LoadBalancing": (Class.UNBALANCED_GPUS,),
+    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
+    "Dataloader": (Class.INPUT_BOUND,),
+    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
 }
 
 
@@ -115,7 +118,9 @@ class Answers:
         """Return the verdict's finding on a rule's question."""
         if self.verdict is None:
             return None
-        return next((one for one in (self.verdict.main, *self.verdict.also) if one.kind is JUDGED[rule]), None)
+        return next(
+            (finding for finding in (self.verdict.main, *self.verdict.also) if finding.kind in JUDGED[rule]), None
+        )
 
     def fired(self, rule: str) -> bool:
         """Return whether the answer is yes."""
@@ -145,15 +150,18 @@ def build_sections(
     """
     answers = Answers(rules, verdict if any(rank.iterations for rank in metrics.ranks) else None)
     return [
-        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
-        gpu_use(answers), dataloading(rules), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
-        bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
+        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(answers),
+        gpu_use(answers), dataloading(answers), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
+        bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(answers),
     ]  # fmt: skip
 
 
 def folded(sections: Sequence[Section]) -> list[Section]:
     """Return sections of which each is one line until it is opened, and one for all that had nothing to judge."""
-    return [*(attrs.evolve(one, fold=True) for one in sections if not one.not_judged), *_not_judged(sections)]
+    return [
+        *(attrs.evolve(section, fold=True) for section in sections if not section.not_judged),
+        *_not_judged(sections),
+    ]
 
 
 def _not_judged(sections: Sequence[Section]) -> list[Section]:
@@ -244,14 +252,14 @@ def framework(metrics: JobMetrics, rules: Rules) -> Section:
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
         "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
     }  # fmt: skip
-    slices = [one for one in loop_slices(metrics.ranks, watched=bool(metrics.metadata)) if one.is_named]
+    slices = [piece for piece in loop_slices(metrics.ranks, watched=bool(metrics.metadata)) if piece.is_named]
     if slices:
         titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
     if not pictures and not slices:
         missing = f"No framework metrics were recorded: {how_to_record(metrics)}"
         return Section(key, title, missing=missing)
-    rows = [(one.label, one.value, one.note) for one in slices]
+    rows = [(piece.label, piece.value, piece.note) for piece in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
         shares, totals = found.get(device), found.get(f"{device}_total")
@@ -294,9 +302,9 @@ def rule_table(rules: Rules, broken: Mapping[str, str]) -> Section:
     return Section("rules", "Rules summary", (note,), (cut_table(head, rows, MAX_RULES),), fired=bool(count))
 
 
-def step_durations(rules: Rules) -> Section:
+def step_durations(answers: Answers) -> Section:
     """Statistics and a histogram for each process and phase."""
-    key, title = "steps", "Step duration analysis"
+    key, title, rules = "steps", "Step duration analysis", answers.rules
     found = details(rules, "StepOutlier")
     entries = _step_entries(found.get("step_details"))
     if not entries:
@@ -305,16 +313,16 @@ def step_durations(rules: Rules) -> Section:
     rows: list[tuple[str, ...]] = []
     pictures: list[Picture] = []
     total = 0
-    for process, one in entries:
-        stats, outliers = one.get("step_stats", {}), int(number(one.get("number_of_outliers")))
+    for process, entry in entries:
+        stats, outliers = entry.get("step_stats", {}), int(number(entry.get("number_of_outliers")))
         total += outliers
         values = (milliseconds(stats.get(name)) for name in ("mean", "max", "p99", "p95", "p50", "min"))
-        rows.append((process, readable_phase(str(one.get("phase", ""))), *values, str(outliers)))
+        rows.append((process, readable_phase(str(entry.get("phase", ""))), *values, str(outliers)))
         if len(pictures) < MAX_PICTURES:
-            edges = numbers(one.get("binedges"))
+            edges = numbers(entry.get("binedges"))
             unit, scale = ("ms", 1e3) if max(edges, default=0.0) < 1 else ("seconds", 1.0)
             name = f"Step durations of {shorten(process, 40)} without waiting, {unit}"
-            drawn = charts.histogram(numbers(one.get("probs")), [edge * scale for edge in edges], name, unit)
+            drawn = charts.histogram(numbers(entry.get("probs")), [edge * scale for edge in edges], name, unit)
             pictures += [Picture(drawn, name)] if drawn else []
     sentence = (
         "Time from the start of a step's forward pass to the end of the optimizer, without waiting for data. "
@@ -324,15 +332,17 @@ def step_durations(rules: Rules) -> Section:
     head = ("Process", "Phase", "Mean", "Max", "p99", "p95", "p50", "Min", "Outliers")
     return Section(
         key, title, (sentence,), (cut_table(head, rows),), (*pictures, *what_ran(found, "What ran inside the outliers")),
-        _advice(rules, "StepOutlier"), bool(times_fired(rules, "StepOutlier")),
+        answers.advice("StepOutlier"), answers.fired("StepOutlier"),
     )  # fmt: skip
 
 
 def _step_entries(found: object) -> list[tuple[str, Object]]:
     """Flatten step_details: node → entry in the service's form, node → phase → entry in ours."""
     entries: list[tuple[str, Object]] = []
-    for node, one in found.items() if isinstance(found, Mapping) else ():
-        inner = [one] if isinstance(one, Mapping) and "step_stats" in one else getattr(one, "values", list)()
+    for node, result in found.items() if isinstance(found, Mapping) else ():
+        inner = (
+            [result] if isinstance(result, Mapping) and "step_stats" in result else getattr(result, "values", list)()
+        )
         entries += [(str(node), entry) for entry in inner if isinstance(entry, Mapping) and "step_stats" in entry]
     return entries
 
@@ -341,7 +351,9 @@ def gpu_use(answers: Answers) -> Section:
     """Box plot of each node with low use, workload histograms, differences between GPUs."""
     key, title, rules = "gpu", "GPU utilization analysis", answers.rules
     low, balance = by_node(rules, "LowGPUUtilization"), by_node(rules, "LoadBalancing")
-    workloads = {node: one["workloads"] for node, one in balance.items() if isinstance(one.get("workloads"), Mapping)}
+    workloads = {
+        node: result["workloads"] for node, result in balance.items() if isinstance(result.get("workloads"), Mapping)
+    }
     if not workloads and not low:
         reasons = [details(rules, rule).get("not_evaluated") for rule in ("LowGPUUtilization", "LoadBalancing")]
         return not_judged(key, title, reasons[0] or reasons[1] or "no GPU metrics")
@@ -356,8 +368,8 @@ def gpu_use(answers: Answers) -> Section:
             sentences.append(f"{node} has a single GPU, so there is nothing to balance.")
     if answers.finding("LoadBalancing") is not None:
         sentences.append(answers.sentence("LoadBalancing", ""))
-    for node, one in balance.items() if answers.verdict is None else ():
-        for first, others in dict(one.get("distances") or {}).items():
+    for node, result in balance.items() if answers.verdict is None else ():
+        for first, others in dict(result.get("distances") or {}).items():
             sentences += [
                 f"{first} and {second} of {node} have different loads (distance {number(value):.2f})."
                 for second, value in others.items()
@@ -372,12 +384,12 @@ def gpu_use(answers: Answers) -> Section:
 def _low_use(rules: Rules, node: str, gpus: Mapping[str, object]) -> list[str]:
     p95, p5 = (number(parameter(rules, "LowGPUUtilization", name, "0")) for name in ("threshold_p95", "threshold_p5"))
     sentences = []
-    for name, one in gpus.items():
-        if not isinstance(one, Mapping):
+    for name, result in gpus.items():
+        if not isinstance(result, Mapping):
             continue
-        at95, at5 = number(one.get("gpu_95")), number(one.get("gpu_5"))
+        at95, at5 = number(result.get("gpu_95")), number(result.get("gpu_5"))
         if at95 < p95:
-            most = number(one.get("gpu_max"))
+            most = number(result.get("gpu_max"))
             sentences.append(
                 f"{name} on {node} is underused: its 95th percentile is {at95:.0f} %, its maximum {most:.0f} %."
             )
@@ -396,9 +408,9 @@ def _workload(node: str, gpus: Mapping[str, Sequence[float]]) -> list[Picture]:
     return [Picture(drawn, f"Workload of the GPUs of {node}", legend)] if drawn else []
 
 
-def dataloading(rules: Rules) -> Section:
+def dataloading(answers: Answers) -> Section:
     """Loader processes compared with cores, settings, and a histogram of loading times."""
-    key, title = "loader", "Dataloading analysis"
+    key, title, rules = "loader", "Dataloading analysis", answers.rules
     found = details(rules, "Dataloader")
     if not found.get("cores"):
         why = "no dataloader events were recorded; they need a dataloader window in the configuration"
@@ -407,8 +419,8 @@ def dataloading(rules: Rules) -> Section:
     ran = f"{processes:,} data loading process{'' if processes == 1 else 'es'} ran on {plural(cores, 'CPU core')}."
     sentences = [ran] if processes else []
     waits = {node: number(share) for node, share in (found.get("waiting_share") or {}).items()}
-    if waits:
-        node = max(waits, key=lambda one: waits[one])
+    if waits and answers.verdict is None:  # else the parts of the loop have the share that the verdict judges
+        node = max(waits, key=lambda node: waits[node])
         on = f" on {node}, the most of {len(waits)} nodes" if len(waits) > 1 else ""
         sentences.append(f"The loop waited for batches {percent(waits[node])} of its time{on}.")
     if found.get("num_workers") is not None:
@@ -423,8 +435,9 @@ def dataloading(rules: Rules) -> Section:
         colour="amber",
     )  # fmt: skip
     pictures = (Picture(drawn, "Time to load a batch"),) if drawn else ()
-    advice = _advice(rules, "Dataloader")
-    return Section(key, title, tuple(sentences), (), pictures, advice, bool(advice))
+    return Section(
+        key, title, tuple(sentences), (), pictures, answers.advice("Dataloader"), answers.fired("Dataloader")
+    )
 
 
 def batch_size(answers: Answers) -> Section:
@@ -433,8 +446,8 @@ def batch_size(answers: Answers) -> Section:
     found = by_node(rules, "BatchSize")
     pictures = [
         picture
-        for node, one in list(found.items())[:MAX_PICTURES]
-        for picture in box_plots(one, f"CPU, GPU and GPU memory on {node}")
+        for node, result in list(found.items())[:MAX_PICTURES]
+        for picture in box_plots(result, f"CPU, GPU and GPU memory on {node}")
     ]
     why = details(rules, "BatchSize").get("not_evaluated")
     fired = answers.fired("BatchSize")
@@ -472,9 +485,9 @@ def bottleneck(rules: Rules, rule: str, title: str, key: str) -> Section:
     return Section(key, title, (sentence,), (), tuple(pictures), advice, bool(advice))
 
 
-def gpu_memory(rules: Rules) -> Section:
+def gpu_memory(answers: Answers) -> Section:
     """Box plot and increases of each node whose GPU memory grew."""
-    key, title = "memory", "GPU memory"
+    key, title, rules = "memory", "GPU memory", answers.rules
     found = by_node(rules, "GPUMemoryIncrease")
     if not found:
         why = details(rules, "GPUMemoryIncrease").get("not_evaluated")
@@ -484,8 +497,9 @@ def gpu_memory(rules: Rules) -> Section:
     for node, gpus in list(found.items())[:MAX_PICTURES]:
         pictures += box_plots(gpus, f"GPU memory on {node}")
         sentences += [
-            f"{name} on {node} rose by {number(one.get('increase')):.1f} percentage points between two windows; its maximum is "
-            f"{number(one.get('gpu_max')):.0f} %."
-            for name, one in gpus.items() if isinstance(one, Mapping)
+            f"{name} on {node} rose by {number(result.get('increase')):.1f} percentage points between two windows; its maximum is "
+            f"{number(result.get('gpu_max')):.0f} %."
+            for name, result in gpus.items() if isinstance(result, Mapping)
         ][:MAX_ROWS]  # fmt: skip
-    return Section(key, title, tuple(sentences), (), tuple(pictures), RULES["GPUMemoryIncrease"].advice, fired=True)
+    advice, fired = answers.advice("GPUMemoryIncrease"), answers.fired("GPUMemoryIncrease")
+    return Section(key, title, tuple(sentences), (), tuple(pictures), advice, fired)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
-from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
@@ -20,7 +20,7 @@ from sm_profiler.render import ledger_view
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -53,7 +53,7 @@ def terminal_summary(
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
     advice = [*_wrap(gain_of_finding(main), width), *_wrap(f"Next: {main.next_step}", width)]
     rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
-    rest += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
+    rest += [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -94,7 +94,7 @@ def _also(findings: Sequence[Finding], width: int) -> list[str]:
     """Return the other findings, each with its share of the time, in at most two lines."""
     if not findings:
         return []
-    each = [f"{one.kind.value} {_share(one)}({one.confidence})" for one in findings]
+    each = [f"{finding.kind.value} {_share(finding)}({finding.confidence})" for finding in findings]
     return textwrap.wrap(
         f"Also: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
     )
@@ -119,25 +119,25 @@ def _share(finding: Finding) -> str:
     return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
 
 
-def _location(finding: Finding, one: Location) -> str:
-    rank = f" on {one.rank}" if one.rank else ""
-    function = "" if one.function == MODULE else f" in {shorten(one.function, 40)}"
-    return f"{at_line(one)}{function}{rank} \N{EM DASH} {part_of(finding, one)}"
+def _location(finding: Finding, location: Location) -> str:
+    rank = f" on {location.rank}" if location.rank else ""
+    function = "" if location.function == MODULE else f" in {shorten(location.function, 40)}"
+    return f"{at_line(location)}{function}{rank} \N{EM DASH} {part_of(finding, location)}"
 
 
 def _places(main: Finding, width: int) -> list[str]:
     """Return the lines of code, the first with its source."""
     lines = []
-    for number, one in enumerate(main.where[:MAX_PLACES]):
-        lines.append(f"  {_location(main, one)}")
-        if not number and one.source:
-            lines.append(f"      {one.source.strip()}")
+    for number, location in enumerate(main.where[:MAX_PLACES]):
+        lines.append(f"  {_location(main, location)}")
+        if not number and location.source:
+            lines.append(f"      {location.source.strip()}")
     return [shorten(printable(line), width) for line in lines]
 
 
-def _evidence(one: Evidence) -> str:
-    limit = f" ({one.compared})" if one.compared else ""
-    return f"{one.metric}: {in_unit(one.value, one.unit)}{limit}" + (f", {one.where}" if one.where else "")
+def _evidence(fact: Evidence) -> str:
+    limit = f" ({fact.compared})" if fact.compared else ""
+    return f"{fact.metric}: {in_unit(fact.value, fact.unit)}{limit}" + (f", {fact.where}" if fact.where else "")
 
 
 def _broken(broken: Mapping[str, str]) -> str:
@@ -157,19 +157,19 @@ def _job_slices(report: Report) -> list[tuple[float, str, str, str]]:
     if report.verdict.kind is not Class.INITIALIZATION_BOUND:
         return []
     found = job_parts(report.metrics)
-    whole = sum(one.seconds for one in found) or 1.0
+    whole = sum(row.seconds for row in found) or 1.0
     return [
-        (one.seconds / whole, one.colour, one.letter, f"{one.label[:1].lower()}{one.label[1:]} {duration(one.seconds)}")
-        for one in found
-        if one.seconds / whole >= MIN_NAMED
+        (row.seconds / whole, row.colour, row.letter, f"{row.label[:1].lower()}{row.label[1:]} {duration(row.seconds)}")
+        for row in found
+        if row.seconds / whole >= MIN_NAMED
     ]
 
 
 def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
     slices = _job_slices(report) or [
-        (one.share, one.part.colour, one.part.letter, f"{one.label.lower()} {one.value}" if one.is_named else "")
-        for one in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata))
+        (piece.share, piece.part.colour, piece.part.letter, f"{piece.label.lower()} {piece.value}" if piece.is_named else "")
+        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata))
     ] or [
         (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
         for part, share in gpu_parts(report.gpu_traces)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Finding, Report
-from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.diagnosis.profile.case import mean_or_none
+from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
-from sm_profiler.formatting import duration, in_unit, percent, plural, shorten, size
-from sm_profiler.metrics.hang import Hang, is_library
+from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
+from sm_profiler.metrics.hang import Hang
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.render import charts, gpu_section, ledger_view
@@ -20,7 +20,7 @@ from sm_profiler.render.blocks import Picture
 from sm_profiler.render.charts import ChartPart
 from sm_profiler.render.flame import at_line, part_of, short_file
 from sm_profiler.render.gain_text import gain_of_finding
-from sm_profiler.render.slices import loop_slices
+from sm_profiler.render.ledger_view import loop_slices
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
@@ -42,23 +42,23 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "open": finding.is_open,
         "where": [
             {
-                "place": at_line(one),
-                "function": shorten(one.function, 60) if one.function != MODULE else "",
-                "rank": shorten(one.rank, 40),
-                "phase": shorten(one.phase, 40),
-                "part": part_of(finding, one),
-                "source": shorten(one.source, 160),
+                "place": at_line(location),
+                "function": shorten(location.function, 60) if location.function != MODULE else "",
+                "rank": shorten(location.rank, 40),
+                "phase": shorten(location.phase, 40),
+                "part": part_of(finding, location),
+                "source": shorten(location.source, 160),
             }
-            for one in finding.where
+            for location in finding.where
         ],
         "evidence": [
             {
-                "metric": one.metric,
-                "value": in_unit(one.value, one.unit),
-                "threshold": one.compared,
-                "where": shorten(one.where, 40),
+                "metric": fact.metric,
+                "value": in_unit(fact.value, fact.unit),
+                "threshold": fact.compared,
+                "where": shorten(fact.where, 40),
             }
-            for one in finding.evidence
+            for fact in finding.evidence
         ],
     }
 
@@ -80,7 +80,7 @@ def stacks_view(hang: Hang | None) -> dict[str, Any]:
         }
         for stack in every[:MAX_STACKS]
     ]
-    alone = [one.name for one in hang.stopped if len(one.stacks) == 1]
+    alone = [process.name for process in hang.stopped if len(process.stacks) == 1]
     children = [
         f"{shorten(child['name'], 40)} ({child['pid']}) of {shorten(child['rank'], 40)}: state {child['state'][:1] or '?'}"
         + (f", waits in {shorten(child['waits_in'], 40)}" if child["waits_in"].strip("0") else "")
@@ -102,8 +102,10 @@ def loop_bar(ranks: tuple[Rank, ...], title: str, *, watched: bool = False) -> P
     slices = loop_slices(ranks, watched=watched)
     if not slices:
         return None
-    drawn = [ChartPart(one.label, one.share, one.part.colour, one.note) for one in slices]
-    legend = tuple((one.label, one.part.colour, f"{one.value}|{one.note}") for one in slices if one.is_named)
+    drawn = [ChartPart(piece.label, piece.share, piece.part.colour, piece.note) for piece in slices]
+    legend = tuple(
+        (piece.label, piece.part.colour, f"{piece.value}|{piece.note}") for piece in slices if piece.is_named
+    )
     return Picture(charts.bar(drawn, title), title, legend, "bar")
 
 
@@ -122,7 +124,7 @@ def pictures(report: Report) -> list[Picture]:
     extra = draw(metrics) if draw else []
     if kind is Class.INITIALIZATION_BOUND:
         return [*extra, loop]
-    slow_start = any(one.kind is Class.INITIALIZATION_BOUND for one in report.verdict.also)
+    slow_start = any(finding.kind is Class.INITIALIZATION_BOUND for finding in report.verdict.also)
     return [loop, *extra, *(_job_bar(metrics) if slow_start else [])]
 
 
@@ -136,7 +138,7 @@ def _rank_bars(metrics: JobMetrics) -> list[Picture]:
 
 def _step_strip(metrics: JobMetrics) -> list[Picture]:
     """Draw the steps in order; of a long job with a period, a stretch in which single steps are visible."""
-    rank = max(metrics.ranks, key=lambda one: one.stall_share)
+    rank = max(metrics.ranks, key=lambda item: item.stall_share)
     lengths, long = rank.iterations.length, rank.stalls.long
     first, last = 0, len(lengths)
     if rank.stalls.period and last > charts.MAX_STRIP_BARS:
@@ -154,9 +156,9 @@ def _step_strip(metrics: JobMetrics) -> list[Picture]:
 def _job_bar(metrics: JobMetrics) -> list[Picture]:
     if not metrics.loop:
         return []
-    drawn = [ChartPart(one.label, one.seconds, one.colour) for one in job_parts(metrics)]
-    whole = sum(one.value for one in drawn) or 1.0
-    legend = tuple((one.name, one.colour, f"{percent(one.value / whole)}|{duration(one.value)}") for one in drawn)
+    drawn = [ChartPart(part.label, part.seconds, part.colour) for part in job_parts(metrics)]
+    whole = sum(part.value for part in drawn) or 1.0
+    legend = tuple((part.name, part.colour, f"{percent(part.value / whole)}|{duration(part.value)}") for part in drawn)
     title = "Where the job's time goes"
     return [Picture(charts.bar(drawn, title), title, legend, "bar")]
 
@@ -205,7 +207,7 @@ def _gpus(metrics: JobMetrics) -> list[Picture]:
     return drawn
 
 
-# Charts beside the loop's bar.
+# Charts next to the loop's bar.
 _EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
     Class.STRAGGLER: _rank_bars, Class.PERIODIC_STALL: _step_strip, Class.STEP_OUTLIERS: _step_strip,
     Class.INITIALIZATION_BOUND: _job_bar, Class.MEMORY_GROWTH: _memory, Class.INPUT_BOUND: _gpus,

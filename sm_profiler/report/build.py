@@ -13,24 +13,34 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.gain_ranking import priced
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.loop_ledger import totals_of
 from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, Verdict
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.ledger import totals_of
+from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
-from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import new_folds
+from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.source.opening import job_name
 
-__all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
+__all__ = [
+    "JobInfo",
+    "MetricFolds",
+    "assemble",
+    "build_report",
+    "data_quality",
+    "job_name",
+    "report_of",
+    "report_without_profile",
+]
 
 MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
@@ -136,7 +146,7 @@ def assemble(
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
-    quality, verdict = quality_of(source, metrics.metadata), decide(JudgeContext(metrics, rules), broken)
+    quality, verdict = quality_of(source, metrics.metadata), decide(Case(metrics, rules), broken)
     if (damage := quality.damage) and not metrics.running:  # files of a running job may still be on their way
         verdict = doubted(verdict, damage.doubt)
     report = report_of(
@@ -155,7 +165,7 @@ def _with_windows(report: Report, source: Any) -> Report:
     """Return a report with what the raw traces of the detailed windows show of the GPUs."""
     if not source.files.detailed:
         return report
-    from sm_profiler.report.gpu.windows import add_windows  # few profiles have such traces
+    from sm_profiler.report.trace_windows import add_windows  # few profiles have such traces
 
     try:
         return add_windows(report, source)
@@ -184,6 +194,24 @@ def report_of(  # most are optional parts
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ledger = totals_of(metrics)
     return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
+
+
+def report_without_profile(
+    name: str, verdict: Verdict, files: Sequence[Any], job: JobInfo, source: str, **more: Any
+) -> Report:
+    """Return a report on data that another tool recorded.
+
+    Args:
+        name: of the job, unless `job` has one.
+        verdict: the verdict.
+        files: outcomes of files.
+        job: name and prices.
+        source: where the data is.
+        more: further attributes of the report.
+    """
+    metrics = measure_job(StepFold().result(), SystemFold().result(), name=job.name or name, running=False)
+    report = report_of(metrics, verdict, {}, quality=data_quality(files, ()), job=job, source=source)
+    return attrs.evolve(report, verdict=verdict, **more)  # no prices: seconds of a recording are not those of the job
 
 
 def _roughly(finding: Finding) -> Finding:
@@ -256,22 +284,24 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return one line for each unusual state of a collector, with the number of processes."""
     lines: Counter[str] = Counter()
     seen = set()
-    for one in metadata:
-        states = one.get("collectors")
-        process = one.get("rank"), one.get("pid"), one.get("host")
+    for record in metadata:
+        states = record.get("collectors")
+        process = record.get("rank"), record.get("pid"), record.get("host")
         for name, state in states.items() if isinstance(states, Mapping) else ():
             if (process, name, str(state)) in seen or str(state) in NORMAL_STATES:
                 continue
             seen.add((process, name, str(state)))
             lines[f"{name}: {state}"] += 1
     latest: dict[Any, dict[str, Any]] = {}
-    for one in metadata:
-        latest.setdefault((one.get("rank"), one.get("pid"), one.get("host")), {}).update(one)
-    for one in latest.values():
-        if one.get("phases_every", 1) not in (1, None):
-            lines[f"phases were sampled at one of {one['phases_every']} steps to stay within the overhead budget"] += 1
-        if one.get("dropped"):
-            lines[f"{one['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
-        if one.get("clock_error_us"):
-            lines[f"clocks agree within {float(one['clock_error_us']) / 1e3:.3g} ms"] += 1
+    for item in metadata:
+        latest.setdefault((item.get("rank"), item.get("pid"), item.get("host")), {}).update(item)
+    for entry in latest.values():
+        if entry.get("phases_every", 1) not in (1, None):
+            lines[
+                f"phases were sampled at one of {entry['phases_every']} steps to stay within the overhead budget"
+            ] += 1
+        if entry.get("dropped"):
+            lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
+        if entry.get("clock_error_us"):
+            lines[f"clocks agree within {float(entry['clock_error_us']) / 1e3:.3g} ms"] += 1
     return tuple(line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items()))

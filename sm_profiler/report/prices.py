@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Cost, Verdict
 from sm_profiler.errors import ConfigError
@@ -163,12 +163,15 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
     if metrics.ending.failed:
         return billed, billed
     wanted = [("", metrics.interruptions[1])]
-    for one in (verdict.main, *verdict.also):
-        if one.kind.is_healthy or one.kind is Class.INCONCLUSIVE:
+    for finding in (verdict.main, *verdict.also):
+        if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
             continue
-        whole = metrics.loop[1] - metrics.loop[0] if one.of == "loop" and metrics.loop else metrics.duration
+        whole = metrics.loop[1] - metrics.loop[0] if finding.of == "loop" and metrics.loop else metrics.duration
         seconds = loss_of(
-            one.gain.seconds.value if one.gain else None, one.share_of_time, whole, leads=one is verdict.main
+            finding.gain.seconds.value if finding.gain else None,
+            finding.share_of_time,
+            whole,
+            leads=finding is verdict.main,
         )
         wanted.append(("", seconds))
     ran = max(bill.training_s if bill is not None else 0.0, metrics.duration, billed)
@@ -210,7 +213,7 @@ def smaller_instance(metrics: JobMetrics, kind: str, price_of: Mapping[str, floa
     """Return the next cheaper type of the same family if this one is less than half used in all respects."""
     used = [metrics.mean_of(metric) for metric in ("cpu", "gpu", "gpu_memory", "memory")]
     measured = [value for value in used if value is not None]
-    if metrics.mean_of("cpu") is None or not measured or max(measured) > policy.HALF_EMPTY:
+    if metrics.mean_of("cpu") is None or not measured or max(measured) > limits.HALF_EMPTY:
         return None
     family = kind.rpartition(".")[0]
     cheaper = [

@@ -74,7 +74,7 @@ def _spread(  # the runner's arguments after ours
 
 
 def make_folds() -> list[Any]:
-    """Return the report's folds, which the runner feeds beside the rules."""
+    """Return the report's folds, which the runner feeds along with the rules."""
     return MetricFolds().all()
 
 

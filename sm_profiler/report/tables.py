@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-import attrs
 from msgspec.structs import replace
 
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Report, Verdict
-from sm_profiler.metrics.job_metrics import measure_job
-from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.metrics.system_fold import SystemFold
-from sm_profiler.report.build import JobInfo, data_quality, report_of
+from sm_profiler.report.build import JobInfo, report_without_profile
 from sm_profiler.source import FileQuality
 
 NOTHING_FOUND = "No cause found"
@@ -34,16 +30,12 @@ def report_table(
     Raises:
         SourceError: the file cannot be read, or misses a column.
     """
-    name, job = os.fspath(source), job or JobInfo()
-    table = diagnosis.read_table(name, columns)
+    where = os.fspath(source)
+    table = diagnosis.read_table(where, columns)
     found = diagnosis.diagnose(table.ledger)
-    metrics = measure_job(
-        StepFold().result(), SystemFold().result(), name=job.name or name.rstrip("/").rpartition("/")[2], running=False
-    )  # fmt: skip
-    quality = data_quality([FileQuality(name, "read", table.lost, table.why)], ())
-    report = report_of(metrics, Verdict(_main(found, table)), {}, quality=quality, job=job, source=name)
-    also = tuple(finding_of(one, found) for one in found.findings[1:])
-    return attrs.evolve(report, verdict=Verdict(_main(found, table), also), ledger=table.ledger.totals)
+    verdict = Verdict(_main(found, table), tuple(finding_of(finding, found) for finding in found.findings[1:]))
+    name, files = where.rstrip("/").rpartition("/")[2], [FileQuality(where, "read", table.lost, table.why)]
+    return report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
 
 
 def finding_of(found: diagnosis.Finding, verdict: diagnosis.Verdict) -> Finding:

@@ -44,10 +44,9 @@ __all__ = [
 if TYPE_CHECKING:
     from sm_profiler.folding.engine import Fold, Following, run_folds, windows
     from sm_profiler.folding.window import EvaluationWindow
-    from sm_profiler.rules.batch_size import BatchSize
     from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
     from sm_profiler.rules.dataloader import Dataloader
-    from sm_profiler.rules.gpu_rules import GPUMemoryIncrease, LowGPUUtilization
+    from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
     from sm_profiler.rules.load_balancing import LoadBalancing
     from sm_profiler.rules.max_initialization_time import MaxInitializationTime
     from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
@@ -60,11 +59,10 @@ else:  # numpy is loaded by what needs it
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "batch_size": ["BatchSize"],
             "bottleneck": ["CPUBottleneck", "IOBottleneck"],
             "dataloader": ["Dataloader"],
             "sm_profiler.folding.engine": ["Fold", "Following", "run_folds", "windows"],
-            "gpu_rules": ["GPUMemoryIncrease", "LowGPUUtilization"],
+            "gpu_rules": ["BatchSize", "GPUMemoryIncrease", "LowGPUUtilization"],
             "load_balancing": ["LoadBalancing"],
             "max_initialization_time": ["MaxInitializationTime"],
             "overall": ["OverallFrameworkMetrics", "OverallSystemUsage"],

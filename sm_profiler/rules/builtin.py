@@ -11,9 +11,9 @@ import attrs
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding.window import EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import event_columns, system_columns
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.differences import Compat, Differences, differences
-from sm_profiler.rules.event_objects import event_columns, system_columns
 from sm_profiler.rules.results import Details, RuleResult
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
 

@@ -177,7 +177,7 @@ def met_text(name: str, window: int | None, found: object) -> str:
     if window is not None:
         text += f", first in minute {window + 1}"
     counts = [found.get(key) for key in ("Violations", "Datapoints")] if isinstance(found, dict) else []
-    if len(counts) == 2 and all(isinstance(one, (int, float)) for one in counts):  # both
+    if len(counts) == 2 and all(isinstance(count, (int, float)) for count in counts):  # both
         text += f": {counts[0]} of {counts[1]} observations"
     return text
 

@@ -1,4 +1,4 @@
-"""A user's rule in a process of its own: captured output, limited time, errors in one line."""
+"""A user's rule in a separate process: captured output, limited time, errors in one line."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class CustomProcess:
         return cls(process, settings.rule, outcome, settings.output / f"{settings.rule}.log")
 
     def _listen(self) -> None:
-        """Copy the rule's output to the log and to a file beside the report."""
+        """Copy the rule's output to the log and to a file next to the report."""
         kept = 0
         stream = self._process.stdout
         if stream is None:

@@ -1,8 +1,10 @@
-"""Rules about one metric of each GPU: LowGPUUtilization and GPUMemoryIncrease."""
+"""Rules about the latest values of each GPU: LowGPUUtilization, GPUMemoryIncrease and BatchSize."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from copy import copy, deepcopy
 from typing import Any, ClassVar
 
 import attrs
@@ -10,14 +12,149 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from sm_profiler.folding.window import EvaluationWindow
-from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.columns import Floats, SystemColumns
+from sm_profiler.formatting import natural_key
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.differences import Differences
-from sm_profiler.rules.grouping import GPU_MEMORY, GPU_UTILIZATION, gpu_data_missing, natural_key, values_per_gpu
+from sm_profiler.rules.grouping import (
+    CPU_UTILIZATION,
+    GPU_MEMORY,
+    GPU_UTILIZATION,
+    gpu_data_missing,
+    names_by_node,
+    sums_per_moment,
+    values_per_gpu,
+)
 from sm_profiler.rules.parameters import count, length, percentile, positive
 from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
-from sm_profiler.rules.rolling_series import EVERYTHING, Chunk, RollingCondition, RollingSeries, merge_series
+
+Chunk = Mapping[str, Floats]  # values of one window by name, in time order
+
+
+EVERYTHING = -1
+
+
+class RollingCondition:
+    """Decides on the newest values of a series; stateless."""
+
+    needed = 0.0  # values after which an evaluation no longer depends on what came before the series
+    look_back = 0  # earlier values of each name that an evaluation uses; EVERYTHING for all
+
+    def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, Any]:
+        """Return how often the condition is met, and the evidence of the last time.
+
+        Args:
+            before: number of values of each name before `new`.
+            tails: the last `look_back` of those, followed by `new`.
+            new: values of the window.
+        """
+        raise NotImplementedError
+
+
+class RollingSeries:
+    """Values of one GPU or node."""
+
+    def __init__(self, condition: RollingCondition, *, exact: bool = False) -> None:
+        self._condition, self._exact = condition, exact
+        self._head: list[tuple[int, Chunk]] = []
+        self._counts: dict[str, int] = {}
+        self._tails: dict[str, Floats] = {}
+        self._late: dict[str, QuantileSketch] = {}  # values after the head
+        self._early_hits, self._late_hits = 0, 0
+        self.last_hit: tuple[int, Any] | None = None  # start of the window, evidence
+        self.first_us: int | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RollingSeries:
+        """Return a series that shares the arrays, which never change."""
+        made = copy(self)
+        vars(made).update(
+            _head=list(self._head),
+            _counts=dict(self._counts),
+            _tails=dict(self._tails),
+            _late=deepcopy(self._late, memo),
+        )
+        return made
+
+    def feed(self, start_us: int, chunk: Chunk) -> int:
+        """Append a window's values; return how often they meet the condition."""
+        self.first_us = start_us if self.first_us is None else self.first_us
+        before = {name: self._counts.get(name, 0) for name in chunk}
+        nothing = np.empty(0)
+        tails = {name: np.concatenate([self._tails.get(name, nothing), values]) for name, values in chunk.items()}
+        hits, evidence = self._condition.check(before, tails, chunk)
+        if self._exact or min(before.values(), default=0) < self._condition.needed:
+            self._head.append((start_us, chunk))
+            self._early_hits += hits
+        else:
+            self._late_hits += hits
+            for name, values in chunk.items():
+                self._late.setdefault(name, QuantileSketch()).add(values)
+        if hits:
+            self.last_hit = (start_us, evidence)
+        for name, values in chunk.items():
+            self._counts[name] = before[name] + len(values)
+            look_back = self._condition.look_back
+            self._tails[name] = (
+                tails[name] if look_back == EVERYTHING else tails[name][-look_back:] if look_back else nothing
+            )
+        return hits
+
+    def merge(self, other: RollingSeries) -> RollingSeries:
+        """Return the series of both; their times must not overlap."""
+        first, second = (self, other) if (self.first_us or 0) <= (other.first_us or 0) else (other, self)
+        first.append(second)
+        return first
+
+    def append(self, later: RollingSeries) -> None:
+        """Add a series whose values all came later."""
+        head, late, late_hits = later._head, later._late, later._late_hits
+        counts, tails = later._counts, later._tails
+        replayed: dict[str, int] = {}
+        for start_us, chunk in head:
+            self.feed(start_us, chunk)
+            for name, values in chunk.items():
+                replayed[name] = replayed.get(name, 0) + len(values)
+        if not late:
+            return
+        self._late_hits += late_hits
+        for name, sketch in late.items():
+            self._late.setdefault(name, QuantileSketch()).merge(sketch)
+        for name, total in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + total - replayed.get(name, 0)
+            self._tails[name] = tails[name]
+        if late_hits and later.last_hit:
+            self.last_hit = later.last_hit
+
+    def nothing(self) -> Chunk:
+        """Return a window without new values."""
+        return dict.fromkeys(self._counts, np.empty(0))
+
+    @property
+    def hits(self) -> int:
+        """Number of times that the condition was met."""
+        return self._early_hits + self._late_hits
+
+    def count(self, name: str) -> int:
+        """Return the number of values of one name."""
+        return self._counts.get(name, 0)
+
+    def sketch(self, name: str, first: int | None = None) -> QuantileSketch:
+        """Return all values of one name, or the first ones of an exact series."""
+        total = QuantileSketch(exact=self._exact)
+        if name in self._late:
+            total.merge(self._late[name])
+        for _, chunk in self._head:
+            if name in chunk:
+                total.add(chunk[name] if first is None else chunk[name][: max(first - total.count, 0)])
+        return total
+
+
+def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSeries]) -> None:
+    """Merge the series of another part of the job into `mine`, key by key."""
+    for key, series in theirs.items():
+        mine[key] = mine[key].merge(series) if key in mine else series
+
 
 VALUES = "values"
 SEEN = "seen"  # in the evidence: number of values at the hit
@@ -48,75 +185,106 @@ class DeviceDetails:
         return details
 
 
-class GpuRule(BuiltinRule):
-    """Evaluates the latest values of a metric of each GPU; the parameters have a `patience`.
+Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
+
+
+class SeriesRule(BuiltinRule):
+    """Evaluates the latest values of each GPU or node.
 
     Attributes:
-        metric: dimension of the metric's rows.
-        Condition: built with the parameters and the differences; evaluates the values named VALUES.
-        asks_silent: the service evaluated GPUs again in windows without new values.
+        Condition: built with the parameters and the differences.
+        counted: name of the values that are the data points.
+        asks_silent: the service evaluated GPUs and nodes again in windows without new values.
     """
 
-    metric: ClassVar[str]
     Condition: ClassVar[type[Any]]
+    counted: ClassVar[str] = VALUES
     asks_silent: ClassVar[bool] = False
 
     def start(self) -> None:
         """Set up the state of the fold."""
         self._condition: RollingCondition = self.Condition(self.parameters, self.differs)
-        self._series: dict[tuple[str, str], RollingSeries] = {}
+        self._series: dict[Key, RollingSeries] = {}
         self._has_hits = False
         self._nodes: dict[str, dict[str, dict[str, float]]] = {}  # as it went: described at the last hit of each GPU
-        self._last: tuple[str, str] | None = None  # GPU that was evaluated last
+        self._last: Key | None = None  # what was evaluated last
 
     def evaluate(self, window: EvaluationWindow) -> bool:
-        """Append the window's values of each GPU; return True if the condition has been met."""
-        new = {(node, gpu): values for node, gpu, values in values_per_gpu(self.rows(window)[0], self.metric)}
+        """Append the window's values; return True if the condition has been met."""
+        new = self.values(window)
         if self.asks_silent and self.differs.silent_gpus:
-            new = {**dict.fromkeys(self._series, np.empty(0)), **new}
-        for (node, gpu), values in new.items():
-            exact = self.differs.all_values
-            series = self._series.setdefault((node, gpu), RollingSeries(self._condition, exact=exact))
-            self._last = node, gpu
-            if series.feed(window.start_us, {VALUES: values}):
+            new = {key: {**series.nothing(), **new.get(key, {})} for key, series in self._series.items()} | {
+                key: chunk for key, chunk in new.items() if key not in self._series
+            }
+        for key, chunk in new.items():
+            series = self._series.setdefault(key, RollingSeries(self._condition, exact=self.differs.all_values))
+            self._last = key if self.counted in chunk else self._last
+            if series.feed(window.start_us, chunk):
                 self._has_hits = True
                 if self.differs.as_it_went and series.last_hit:
-                    seen = series.sketch(VALUES, series.last_hit[1].get(SEEN))
-                    self._nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], seen)
+                    self._nodes.setdefault(key[0], {}).update(self.describe(key[1], series, series.last_hit[1]))
         return self._has_hits
 
     @abstractmethod
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
-        """Return the details of a GPU from the evidence of its last hit and all its values."""
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of a window."""
 
-    def absorb(self, other: GpuRule) -> None:
+    @abstractmethod
+    def describe(self, gpu: str, series: RollingSeries, evidence: Any) -> dict[str, dict[str, float]]:
+        """Return the details of each device from the evidence of the last hit and all values."""
+
+    def missing(self, datapoints: int) -> str | None:
+        """Return why the rule could not be evaluated; None if it could."""
+        return gpu_data_missing(datapoints, self.parameters.patience)
+
+    def absorb(self, other: Any) -> None:
         """Add the state of another part of the job."""
         merge_series(self._series, other._series)
         self._has_hits = any(series.hits for series in self._series.values())
 
     def result(self) -> RuleResult:
-        """Return the hits of all GPUs."""
-        if self.differs.as_it_went:
-            return self._result_as_it_went()
-        all_series = sorted(self._series.items(), key=lambda item: (natural_key(item[0][0]), natural_key(item[0][1])))
-        nodes: dict[str, dict[str, dict[str, float]]] = {}
-        for (node, gpu), series in all_series:
-            if series.last_hit:
-                nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], series.sketch(VALUES))
-        last_hits = [series.last_hit[0] for _, series in all_series if series.last_hit]
-        hits = sum(series.hits for _, series in all_series)
-        datapoints = max((series.count(VALUES) for _, series in all_series), default=0)
-        details = DeviceDetails(nodes, max(last_hits, default=None))
-        missing = gpu_data_missing(datapoints, self.parameters.patience)
-        return self._result(hits, hits, datapoints, details, missing)
-
-    def _result_as_it_went(self) -> RuleResult:
-        """Return the hits, with the data points of the GPU that was evaluated last."""
+        """Return all hits; as it went, with the data points of what was evaluated last."""
+        differs, nodes = self.differs, self._nodes
         hits = sum(series.hits for series in self._series.values())
-        times = [series.last_hit[0] for series in self._series.values() if series.last_hit]
-        nodes = {node: dict(gpus) for node, gpus in self._nodes.items()}
-        datapoints = self._series[self._last].count(VALUES) if self._last else 0
-        return self._result(hits, hits, datapoints, DeviceDetails(nodes, max(times, default=None), second=True))
+        time_us = max((series.last_hit[0] for series in self._series.values() if series.last_hit), default=None)
+        if differs.as_it_went:
+            datapoints = self._series[self._last].count(self.counted) if self._last else 0
+            nodes = {node: dict(devices) for node, devices in nodes.items()}
+            return self._result(hits, hits, datapoints, DeviceDetails(nodes, self.shown_time(time_us), second=True))
+        nodes = {}
+        for (node, gpu), series in sorted(self._series.items(), key=lambda item: tuple(map(natural_key, item[0]))):
+            if series.last_hit:
+                nodes.setdefault(node, {}).update(self.describe(gpu, series, series.last_hit[1]))
+        datapoints = max((series.count(self.counted) for series in self._series.values()), default=0)
+        return self._result(hits, hits, datapoints, DeviceDetails(nodes, time_us), self.missing(datapoints))
+
+    def shown_time(self, last_us: int | None) -> int | None:
+        """Return the time that the service showed: of the last window that met the condition."""
+        return last_us
+
+
+class GpuRule(SeriesRule):
+    """Evaluates the latest values of a metric of each GPU; the parameters have a `patience`.
+
+    Attributes:
+        metric: dimension of the metric's rows.
+    """
+
+    metric: ClassVar[str]
+
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of each GPU."""
+        found = values_per_gpu(self.rows(window)[0], self.metric)
+        return {(node, gpu): {VALUES: values} for node, gpu, values in found}
+
+    def describe(self, gpu: str, series: RollingSeries, evidence: dict[str, float]) -> dict[str, dict[str, float]]:
+        """Return the details of the GPU."""
+        seen = evidence.get(SEEN) if self.differs.as_it_went else None
+        return {gpu: self.details(evidence, series.sketch(VALUES, None if seen is None else int(seen)))}
+
+    @abstractmethod
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+        """Return the details of a GPU from the evidence of its last hit and its values."""
 
 
 @attrs.frozen
@@ -166,7 +334,7 @@ class LowGPUUtilization(GpuRule):
     metric = GPU_UTILIZATION
     asks_silent = True
 
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the percentiles of the last hit and the box plot of all values."""
         return {**evidence, **values.box().as_dict()}
 
@@ -218,7 +386,136 @@ class GPUMemoryIncrease(GpuRule):
     Condition = _Increase
     metric = GPU_MEMORY
 
-    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+    def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the last increase and the box plot of all values."""
         (p05,) = values.quantiles([0.05])
         return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box().as_dict()}
+
+
+CPU, MEMORY = "cpu", "_memory"
+
+
+@attrs.frozen
+class BatchSizeParameters:
+    """Percentages; window and patience count data points."""
+
+    cpu_threshold_p95: float = percentile(70)
+    gpu_threshold_p95: float = percentile(70)
+    gpu_memory_threshold_p95: float = percentile(70)
+    patience: int = count(1000)
+    window: int = length(500)
+
+
+class _Underutilized(RollingCondition):
+    """A node's CPU is underutilized, as are a GPU and its memory; the evidence is a list of GPUs."""
+
+    def __init__(self, parameters: BatchSizeParameters, _: Differences) -> None:
+        self.parameters = parameters
+        self.needed = max(parameters.patience, parameters.window) + 1
+        self.look_back = parameters.window or EVERYTHING
+
+    def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, list[str]]:
+        gpus = underutilized_gpus({name: before[name] + len(new[name]) for name in new}, tails, self.parameters)
+        return len(gpus), gpus
+
+
+def underutilized_gpus(lengths: dict[str, int], last: Chunk, limits: BatchSizeParameters) -> list[str]:
+    """Return the GPUs of a node that are underutilized together with their memory and the node's CPU.
+
+    Args:
+        lengths: number of values of each name so far.
+        last: at least the last `window` of them.
+        limits: the rule's parameters.
+    """
+    size = limits.window
+
+    def high(name: str) -> float:
+        return float(np.quantile(last[name][-size:], 0.95))
+
+    if lengths.get(CPU, 0) <= max(size, limits.patience) or high(CPU) >= limits.cpu_threshold_p95:
+        return []
+    gpus = [name for name in lengths if name != CPU and not name.endswith(MEMORY) and lengths[name] > size]
+    gpus = [gpu for gpu in gpus if len(last.get(gpu + MEMORY, ()))]
+    return [
+        gpu
+        for gpu in gpus
+        if high(gpu) < limits.gpu_threshold_p95 and high(gpu + MEMORY) < limits.gpu_memory_threshold_p95
+    ]
+
+
+def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, dict[str, Floats]]:
+    """Return the values of a window by node and name: mean CPU utilization, and use and memory of each GPU.
+
+    Args:
+        system: rows of the window.
+        cores: names of the cores by node.
+    """
+    values: dict[str, dict[str, Floats]] = {}
+    for node, sums in sums_per_moment(system, system.dimension.mask(CPU_UTILIZATION)):
+        values.setdefault(node, {})[CPU] = sums / len(cores[node])
+    for dimension, suffix in ((GPU_UTILIZATION, ""), (GPU_MEMORY, MEMORY)):
+        for node, gpu, of_gpu in values_per_gpu(system, dimension):
+            values.setdefault(node, {})[gpu + suffix] = of_gpu
+    return values
+
+
+def core_names(system: SystemColumns) -> dict[str, set[str]]:
+    """Return the names of the cores in a window, by node."""
+    return names_by_node(system, system.dimension.mask(CPU_UTILIZATION))
+
+
+class BatchSize(SeriesRule):
+    """Fires for each GPU that is underutilized, as are its memory and its node's CPU (95th percentiles of the last values)."""
+
+    Parameters = BatchSizeParameters
+    Condition = _Underutilized
+    counted = CPU
+    asks_silent = True
+
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        super().start()
+        self._cores: dict[str, set[str]] = {}
+        self._saw_gpu = False
+        self._first_us: int | None = None
+
+    def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
+        """Return the values of each node."""
+        self._first_us = window.start_us if self._first_us is None else self._first_us
+        system = self.rows(window)[0]
+        present = core_names(system)
+        self._add_cores(present)
+        everywhere = self.differs.across_nodes
+        cores = dict.fromkeys(present, set().union(*self._cores.values())) if everywhere else self._cores
+        found = node_values(system, cores)
+        self._saw_gpu = self._saw_gpu or any(set(chunk) != {CPU} for chunk in found.values())
+        return {(node, ""): chunk for node, chunk in found.items()}
+
+    def describe(self, gpu: str, series: RollingSeries, evidence: list[str]) -> dict[str, dict[str, float]]:
+        """Return the box plots of a node's CPU, and of the use and memory of its underutilized GPUs."""
+        found = {CPU: series.sketch(CPU).box().as_dict()}
+        for name in evidence if self.differs.as_it_went else sorted(evidence, key=natural_key):
+            use = series.sketch(name)
+            quartile = use.quantiles([0.25])[0] if self.differs.lent_quartile else None
+            found[name] = use.box().as_dict()
+            found[name + MEMORY] = series.sketch(name + MEMORY).box(quartile).as_dict()
+        return found
+
+    def _add_cores(self, cores: dict[str, set[str]]) -> None:
+        for node, names in cores.items():
+            self._cores.setdefault(node, set()).update(names)
+
+    def absorb(self, other: BatchSize) -> None:
+        """Add the state of another part of the job."""
+        super().absorb(other)
+        self._add_cores(other._cores)
+        self._saw_gpu = self._saw_gpu or other._saw_gpu
+
+    def missing(self, datapoints: int) -> str | None:
+        """Return why the rule could not be evaluated; None if it could."""
+        patience = max(self.parameters.patience, self.parameters.window)
+        return gpu_data_missing(datapoints if self._saw_gpu else 0, patience)
+
+    def shown_time(self, last_us: int | None) -> int | None:
+        """Return the time that the service showed: the first minute if there is a hit."""
+        return self._first_us if self.differs.first_minute and self._nodes else last_us

@@ -80,9 +80,3 @@ def node_groups(processes: Category) -> dict[str, Ints]:
     names = [node_of(process) for process in processes.values]
     numbers = Category.of(names)
     return dict(Category(numbers.codes[processes.codes], numbers.values).groups()) if names else {}
-
-
-def natural_key(text: str) -> tuple[object, ...]:
-    """Return a sort key under which algo-2 comes before algo-10."""
-    parts = re.split(r"([0-9]+)", text)
-    return tuple((0, len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (1, 0, part) for part in parts)

@@ -10,8 +10,9 @@ import numpy as np
 
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, Ints, SystemColumns
+from sm_profiler.formatting import natural_key
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.grouping import GPU_UTILIZATION, gpu_data_missing, natural_key, values_per_gpu
+from sm_profiler.rules.grouping import GPU_UTILIZATION, gpu_data_missing, values_per_gpu
 from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.results import RuleResult
 
@@ -58,7 +59,7 @@ class LoadBalancingDetails:
 
 
 class LoadBalancing(BuiltinRule):
-    """Fires for each pair of GPUs of a node whose histograms of use are further apart than `threshold` (Jensen-Shannon distance)."""
+    """Fires for each pair of GPUs of a node whose histograms of use differ by more than `threshold` (Jensen-Shannon distance)."""
 
     Parameters = LoadBalancingParameters
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints, SystemColumns
+from sm_profiler.formatting import natural_key
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import (
     CPU_UTILIZATION,
@@ -18,7 +19,6 @@ from sm_profiler.rules.grouping import (
     IO_WAIT,
     MEMORY_NAME,
     names_by_node,
-    natural_key,
     sums_per_moment,
 )
 from sm_profiler.rules.quantile_sketch import QuantileSketch

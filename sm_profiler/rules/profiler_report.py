@@ -15,12 +15,11 @@ from sm_profiler.folding.engine import Fold, Following, SourceLike, Stored, erro
 from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules import parameters as params
-from sm_profiler.rules.batch_size import BatchSize
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.dataloader import Dataloader
 from sm_profiler.rules.differences import Compat
-from sm_profiler.rules.gpu_rules import GPUMemoryIncrease, LowGPUUtilization
+from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
 from sm_profiler.rules.load_balancing import LoadBalancing
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
 from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage

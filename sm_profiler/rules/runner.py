@@ -119,7 +119,7 @@ class Runner:
         self._stopped.set()
 
     def run(self) -> tuple[Status, str]:
-        """Evaluate until the job is over; return status and details. A report is written in any case."""
+        """Evaluate until the job is over; return status and details. A report is always written."""
         write_status(self.settings.output, Status.IN_PROGRESS)
         try:
             status, details = self._run()

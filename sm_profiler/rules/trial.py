@@ -14,8 +14,8 @@ from sm_profiler.container import STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
 from sm_profiler.folding.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.rules.custom_process import IGNORED_FOLDER
-from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
 from sm_profiler.rules.rule import NoMoreProfilerData
 from sm_profiler.rules.settings import stop_signalled
 from sm_profiler.settings import POLL_S
@@ -94,13 +94,13 @@ class ProfilerTrial:
                 return
             self._sleep(self._poll_s)
 
-    def get_system_metrics(self, start_time: float, end_time: float) -> list[SystemEvent]:
+    def get_system_metrics(self, start_time: float, end_time: float) -> list[ProfilerSystemEvent]:
         """Return the system metrics from start_time to end_time (microseconds), both included."""
         return system_events(self.window(start_time, end_time).system)
 
-    def get_framework_metrics(self, start_time: float, end_time: float) -> list[FrameworkEvent]:
+    def get_framework_metrics(self, start_time: float, end_time: float) -> list[TraceEvent]:
         """Return the trace events that overlap a range."""
-        return framework_events(self.window(start_time, end_time).events)
+        return trace_events(self.window(start_time, end_time).events)
 
     def window(self, start_time: float, end_time: float) -> EvaluationWindow:
         """Return a range as columns: much faster than event objects."""

@@ -13,7 +13,7 @@ from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.formatting import duration, natural_key, plural, shorten
 from sm_profiler.metrics.system_fold import MAX_SECONDS, SystemWindow
 from sm_profiler.render.blocks import Picture, Section
-from sm_profiler.render.svg import drawing, element, text
+from sm_profiler.render.charts import drawing, element, text
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import ColumnBuilder
 
@@ -36,7 +36,7 @@ class Heat:
         first: number of the first column, in units of `width` since the epoch.
         width: seconds a column; doubles when COLUMNS are not enough.
         total, count: sum and number of samples, a row a device, COLUMNS columns.
-        is_cut: there were more than MAX_DEVICES, and the later ones are left out.
+        is_cut: there were more than MAX_DEVICES, and the later are left out.
     """
 
     rows: dict[Row, int] = attrs.field(factory=dict)

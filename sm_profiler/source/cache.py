@@ -1,10 +1,10 @@
 """Columnar copies of profiles that were read, for the next time: Arrow IPC files that are mapped into memory.
 
 A copy holds files of a job, each with its identity (size, and ETag or time of change). It is used as long as all of them
-are unchanged; other files are parsed.
+are unchanged; other files are parsed. Arrow does not survive damaged files, so the name of a copy contains its checksum.
 
-Arrow does not survive damaged files, so the name of a copy contains its checksum, and a copy of another user is never
-opened. Nothing is deleted but copies by their name in a folder that this module has made and marked.
+`OwnFolder` is where all that may be deleted is kept: copies, states of reports (`metrics/scaling/kept.py`), pages of
+`serve`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import stat
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import attrs
 import msgspec
@@ -79,18 +79,145 @@ def _values(chunk: Any) -> NDArray[Any]:
     return np.frombuffer(values, kind, len(chunk), chunk.offset * kind.itemsize)
 
 
-VERSION = 1
-WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
-MAX_BYTES = 8 << 30
 _FOLDER = "sm-profiler-copies"
 _MARKER = "CACHEDIR.TAG"  # backup programs skip folders with it
 _MARK = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of profiles, made by sm-profiler; they may be deleted.\n"
 )
-_SOURCE_NAME = re.compile(r"[0-9a-f]{24}")
-_COPY_NAME = re.compile(r"(?P<kind>system|events)-(?P<checksum>[0-9a-f]{8})\.arrow")
+_NAME = re.compile(r"[0-9a-f]{24}(-[0-9a-f]{8})?\..*|tmp.*\.tmp")
+
+
+def cache_root() -> Path | None:
+    """Return the folder of all copies, in SM_PROFILER_CACHE or in the user's cache folder; None if it is switched off."""
+    if CACHE.text().strip():
+        named = CACHE.read()
+        return Path(named) / _FOLDER if named else None
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sm-profiler" / _FOLDER
+    except RuntimeError:  # a user without a home
+        return None
+
+
+@attrs.frozen
+class OwnFolder:
+    """A folder of files in this user's cache, of which the oldest are deleted.
+
+    Nothing is read that another user may have written, and nothing is deleted but files by their name in a folder with
+    our mark.
+
+    Attributes:
+        name: its name in the cache.
+        suffix: of the files' names.
+        file_bytes: a larger file is neither written nor read.
+        files, total_bytes: limits of all files.
+    """
+
+    name: str
+    suffix: str
+    file_bytes: int
+    files: int
+    total_bytes: int
+
+    def write(self, what: str, data: bytes | Callable[[IO[bytes]], str]) -> None:
+        """Keep a file in place of an earlier one; a folder that cannot be written to is left alone.
+
+        Args:
+            what: what it is about.
+            data: its content, or what writes that and returns what its name has, too.
+        """
+        path = self._path(what)
+        if path is None or (isinstance(data, bytes) and len(data) > self.file_bytes):
+            return
+        with suppress(OSError):
+            if not self._is_marked(path.parent):
+                return
+            descriptor, temporary = tempfile.mkstemp(".tmp", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "w+b") as file:
+                    more = ""
+                    if callable(data):
+                        more = data(file)
+                    else:
+                        file.write(data)
+                written = path.with_name(f"{path.name.removesuffix(self.suffix)}{more}{self.suffix}")
+                earlier = [old for old in self._files_of(path) if old != written]
+                Path(temporary).replace(written)
+                for old in earlier:
+                    old.unlink(missing_ok=True)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+            self._make_room(path.parent)
+
+    def open(self, what: str) -> tuple[Path, IO[bytes]] | None:
+        """Open a file that this user has written; None if there is none."""
+        path = self._path(what)
+        with suppress(OSError):
+            if path is None or not _is_own(path.parent.lstat(), stat.S_ISDIR):
+                return None
+            found = max(self._files_of(path), key=lambda each: each.lstat().st_mtime, default=path)
+            descriptor = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = os.fdopen(descriptor, "rb")
+            status = os.fstat(descriptor)
+            if _is_own(status, stat.S_ISREG) and status.st_size <= self.file_bytes:
+                return found, file
+            file.close()
+        return None
+
+    def read(self, what: str) -> bytes:
+        """Return a file that this user has written; b"" if there is none."""
+        opened = self.open(what)
+        if opened is None:
+            return b""
+        with opened[1] as file, suppress(OSError):
+            return file.read()
+        return b""
+
+    def _path(self, what: str) -> Path | None:
+        root = cache_root()
+        name = hashlib.sha256(os.fsencode(what)).hexdigest()[:24]
+        return root.parent / self.name / f"{name}{self.suffix}" if root is not None else None
+
+    def _files_of(self, path: Path) -> list[Path]:
+        return sorted(path.parent.glob(f"{path.name.removesuffix(self.suffix)}*{self.suffix}"))
+
+    def _is_marked(self, folder: Path) -> bool:
+        """Make the folder and its mark; return False if it holds what is not ours, or is of another user."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _is_own(folder.lstat(), stat.S_ISDIR):
+            return False
+        mark = folder / _MARKER
+        if not mark.exists():
+            if not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
+                return False
+            mark.write_bytes(_MARK)
+        return mark.read_bytes() == _MARK
+
+    def _make_room(self, folder: Path) -> None:
+        """Delete the oldest files beyond the limits."""
+        found = [(path.lstat(), path) for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+        held = 0
+        for number, (status, old) in enumerate(sorted(found, key=lambda each: -each[0].st_mtime)):
+            held += status.st_size
+            if number >= self.files or held > self.total_bytes:
+                old.unlink(missing_ok=True)
+
+
+def _is_own(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether no other user can have written a file or folder."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and is_kind(found.st_mode)
+
+
+VERSION = 1
+WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
+MAX_BYTES = 8 << 30
+_CHECKED = re.compile(r"[0-9a-f]{24}-(?P<checksum>[0-9a-f]{8})\.arrow")
 _KEY = b"sm_profiler"
 _writing: list[threading.Thread] = []
+
+
+def _copies() -> OwnFolder:
+    return OwnFolder(_FOLDER, ".arrow", file_bytes=MAX_BYTES, files=1 << 20, total_bytes=MAX_BYTES)
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -109,13 +236,10 @@ class _File(msgspec.Struct, array_like=True):
         return mine == (info.key, info.size, info.etag, info.mtime, item.at_us)
 
 
-_Key = tuple[str, int | str]
-
-
 class _Header(msgspec.Struct, array_like=True):
     version: int
     files: list[_File]
-    open: list[tuple[str, str, _Key, tuple[str, str, int, int], float, str]]
+    open: list[tuple[str, str, OpenEvent]]
 
 
 _HEADER = msgspec.msgpack.Decoder(_Header)
@@ -156,25 +280,28 @@ class Copy:
 class Cache:
     """The copies of one source."""
 
-    def __init__(self, uri: str, root: Path) -> None:
-        self.root = root
-        self.folder = root / hashlib.sha256(os.fsencode(uri)).hexdigest()[:24]
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
 
     @classmethod
     def of(cls, uri: str, *, wanted: bool) -> Cache | None:
         """Return the cache of a source; None if it is not wanted or switched off, or pyarrow is not installed."""
-        root = cache_root() if wanted and find_spec("pyarrow") else None
-        return cls(os.path.realpath(uri) if "://" not in uri else uri, root) if root else None
+        if not wanted or cache_root() is None or not find_spec("pyarrow"):
+            return None
+        return cls(os.path.realpath(uri) if "://" not in uri else uri)
+
+    def _name(self, *, system: bool) -> str:
+        return f"{self._uri}\n{'system' if system else 'events'}"
 
     def load(self, items: Sequence[Item], *, system: bool) -> Copy | None:
         """Return the copy of files among `items`; None if there is none, or one of its files has gone or changed."""
         wait_for_copies()
-        copies = self._copies(system=system)
-        if not copies:
+        opened = _copies().open(self._name(system=system))
+        if opened is None:
             return None
-        path, pa = max(copies).path, arrow()
+        path, pa = opened[0], arrow()
         try:
-            table = pa.ipc.open_file(_checked(path)).read_all()
+            table = pa.ipc.open_file(_checked(*opened)).read_all()
             header = _HEADER.decode(table.schema.metadata[_KEY])
             by_key = {item.info.key: item for item in items}
             kept = [by_key.get(file.key) for file in header.files]
@@ -183,8 +310,6 @@ class Cache:
                 return None
             kind = SystemColumns if system else EventColumns
             columns = kind(*(from_arrow(table.column(field.name)) for field in attrs.fields(kind)))
-        except FileNotFoundError:
-            return None
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException, msgspec.MsgspecError):
             # Written by another version, or damaged: it is only a copy.
             with suppress(OSError):
@@ -195,18 +320,25 @@ class Cache:
             for file, item in zip(header.files, mine, strict=True)
         ]
         streams = Streams()
-        for node, stream, key, head, start_us, args in header.open:
-            streams.push(node, stream, OpenEvent(key, head, start_us, args))
+        for node, stream, event in header.open:
+            streams.push(node, stream, event)
         return Copy(columns, readings, streams)
 
     def save(self, copy: Copy, *, system: bool) -> None:
         """Keep a copy for the next time. It is written in the background; failures are ignored."""
-        thread = threading.Thread(target=self._save, args=(copy, system), name="sm-profiler-copy")
+        thread = threading.Thread(target=self._save, args=(copy, self._name(system=system)), name="sm-profiler-copy")
         _writing.append(thread)
         thread.start()
 
-    def _save(self, copy: Copy, system: bool) -> None:  # the thread hands arguments over by position
+    def _save(self, copy: Copy, name: str) -> None:
         pa = arrow()
+
+        def write(file: IO[bytes]) -> str:
+            with pa.ipc.new_file(pa.PythonFile(file, "w"), batch.schema) as writer:
+                writer.write_batch(batch)
+            file.flush()
+            return f"-{_checksum(file):08x}"
+
         files = [
             _File(
                 each.item.info.key,
@@ -220,129 +352,32 @@ class Cache:
             )
             for each in copy.readings
         ]
-        left = [(n, k, event.key, event.head, event.start_us, event.args) for n, k, event in copy.streams.left()]
-        # A full disk, a read-only home, numbers too large for the header: the next time is slower, that is all.
-        with suppress(OSError, ValueError, OverflowError, pa.ArrowException):
-            header = msgspec.msgpack.encode(_Header(VERSION, files, left))
+        # Numbers too large for the header: the next time is slower, that is all. So it is with a full disk.
+        with suppress(ValueError, OverflowError, pa.ArrowException):
+            header = msgspec.msgpack.encode(_Header(VERSION, files, list(copy.streams.left())))
             names = [field.name for field in attrs.fields(type(copy.columns))]
             arrays = [to_arrow(getattr(copy.columns, name)) for name in names]
             batch = pa.record_batch(arrays, names).replace_schema_metadata({_KEY: header})
-            _make_root(self.root)
-            self.folder.mkdir(exist_ok=True, mode=0o700)
-            self._make_room(batch.nbytes)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    summed = _Summed(file)
-                    with pa.ipc.new_file(pa.PythonFile(summed, "w"), batch.schema) as writer:
-                        writer.write_batch(batch)
-                earlier = [kept.path for kept in self._copies(system=system)]
-                written = self.folder / f"{_kind(system=system)}-{summed.checksum:08x}.arrow"
-                Path(temporary).replace(written)
-                for path in earlier:
-                    if path != written:
-                        path.unlink(missing_ok=True)
-            finally:
-                with suppress(OSError):
-                    Path(temporary).unlink(missing_ok=True)
-
-    def _copies(self, *, system: bool) -> list[_Kept]:
-        return [kept for kept in _copies_in(self.folder) if kept.path.name.startswith(_kind(system=system))]
-
-    def _make_room(self, wanted: int) -> None:
-        """Delete the oldest copies, so that all of them with a new one take MAX_BYTES at most."""
-        found: list[_Kept] = []
-        for folder in self.root.iterdir():
-            if _SOURCE_NAME.fullmatch(folder.name) and not folder.is_symlink():
-                found += _copies_in(folder)
-        held = sum(kept.size for kept in found)
-        for kept in sorted(found):
-            if held + wanted <= MAX_BYTES:
-                return
-            kept.path.unlink(missing_ok=True)
-            held -= kept.size
+            _copies().write(name, write)
 
 
-class _Kept(NamedTuple):
-    """A copy on disk; sorts by age."""
-
-    mtime: float
-    size: int
-    path: Path
+def _checksum(file: IO[bytes]) -> int:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return zlib.crc32(mapped)
 
 
-class _Summed:
-    """A file that Arrow writes to, with the checksum of its bytes."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.checksum = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.checksum = zlib.crc32(data, self.checksum)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Leave the file to its owner."""
-
-
-def _kind(*, system: bool) -> str:
-    return "system" if system else "events"
-
-
-def _copies_in(folder: Path) -> Iterator[_Kept]:
-    """Yield the copies in a folder: files of this user with the name of a copy."""
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        with suppress(OSError):
-            status = path.lstat()
-            if _COPY_NAME.fullmatch(path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                yield _Kept(status.st_mtime, status.st_size, path)
-
-
-def _checked(path: Path) -> Any:
+def _checked(path: Path, file: IO[bytes]) -> Any:
     """Map a copy into memory.
 
     Raises:
         ValueError: its contents do not have the checksum in its name.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
+    with file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    name = _COPY_NAME.fullmatch(path.name)
+    name = _CHECKED.fullmatch(path.name)
     if name is None or zlib.crc32(mapped) != int(name["checksum"], 16):
         raise ValueError(path)
     return arrow().BufferReader(arrow().py_buffer(mapped))
-
-
-def _make_root(root: Path) -> None:
-    """Make the folder of all copies, unless it is there with its mark.
-
-    Raises:
-        OSError: it cannot be made, or another program has made it.
-    """
-    if not root.exists():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        # It gets its name with its mark in it already; of two processes that make it the first wins.
-        made = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-", dir=root.parent))
-        (made / _MARKER).write_bytes(_MARK)
-        try:
-            made.rename(root)
-        except OSError:
-            (made / _MARKER).unlink()
-            made.rmdir()
-    if root.lstat().st_uid != os.geteuid() or (root / _MARKER).read_bytes() != _MARK:
-        raise PermissionError(root)
 
 
 def wait_for_copies() -> None:
@@ -365,86 +400,3 @@ def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
     copied = {item.info.key for item in mine}
     others = (item for item in items if item.kind and item.info.key not in copied)
     return any(item.order < last.get((item.node, item.kind), item.order) for item in others)
-
-
-def cache_root() -> Path | None:
-    """Return the folder of all copies, in SM_PROFILER_CACHE or in the user's cache folder; None if it is switched off."""
-    if CACHE.text().strip():
-        named = CACHE.read()
-        return Path(named) / _FOLDER if named else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "sm-profiler" / _FOLDER
-    except RuntimeError:  # a user without a home
-        return None
-
-
-_PRIVATE = 0o700
-
-
-@attrs.frozen
-class OwnFolder:
-    """A folder of files, of which the oldest are deleted.
-
-    Attributes:
-        name: its name in the cache.
-        suffix: of the files' names.
-        file_bytes: a larger file is neither written nor read.
-        files, total_bytes: limits of all files.
-    """
-
-    name: str
-    suffix: str
-    file_bytes: int
-    files: int
-    total_bytes: int
-
-    def write(self, what: str, data: bytes) -> None:
-        """Keep a file; a folder that cannot be written to is left alone."""
-        path = self._path(what)
-        if path is None or len(data) > self.file_bytes:
-            return
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-            if not _is_own(path.parent.lstat(), stat.S_ISDIR):
-                return
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                Path(temporary).replace(path)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
-            self._make_room(path.parent)
-
-    def _make_room(self, folder: Path) -> None:
-        held = 0
-        for number, old in enumerate(sorted(folder.iterdir(), key=lambda one: -one.lstat().st_mtime)):
-            held += old.lstat().st_size
-            if number >= self.files or held > self.total_bytes:
-                old.unlink(missing_ok=True)
-
-    def read(self, what: str) -> bytes:
-        """Return a file that this user has written; b"" if there is none."""
-        path = self._path(what)
-        if path is None:
-            return b""
-        try:
-            if not _is_own(path.parent.lstat(), stat.S_ISDIR):
-                return b""
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                found = os.fstat(descriptor)
-                return file.read() if _is_own(found, stat.S_ISREG) and found.st_size <= self.file_bytes else b""
-        except OSError:
-            return b""
-
-    def _path(self, what: str) -> Path | None:
-        root = cache_root()
-        name = hashlib.sha256(os.fsencode(what)).hexdigest()[:24]
-        return root.parent / self.name / f"{name}{self.suffix}" if root is not None else None
-
-
-def _is_own(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Return whether no other user can have written a file or folder."""
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and is_kind(found.st_mode)

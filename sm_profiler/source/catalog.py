@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import calendar
 import time
-from bisect import bisect_right, insort
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats import layout
-from sm_profiler.formats.columns import Mask
+from sm_profiler.formats.columns import Ints, Mask
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
 from sm_profiler.settings import TRAILING
-from sm_profiler.source.item_table import Item, ItemTable, OrderedItems, item_of
+from sm_profiler.source.item_table import Item, ItemTable, OrderedItems
 from sm_profiler.storage import FileInfo, Storage
 
 _DAY_US = 24 * 60 * layout.MINUTE_US
@@ -24,97 +22,35 @@ _FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the re
 _FAR_US = 100 * _DAY_US  # jobs end after 28 days; files of one job are never further apart
 
 
-@attrs.define(eq=False)
-class Cluster:
-    """Items whose times lie close together.
+@attrs.frozen
+class _Cluster:
+    """Files whose times lie close together: their number, and the range of their times."""
 
-    Attributes:
-        first_us, last_us: their range.
-        lead_us: least lead of a name's time over the time of the file's last change.
-        items: the items by key.
-    """
-
+    count: int
     first_us: int
     last_us: int
-    lead_us: float = float("inf")
-    items: ItemTable = attrs.field(factory=ItemTable)
+    is_future: bool
 
-    def add(self, item: Item) -> None:
-        """Add an item, whose key is new."""
-        self.first_us, self.last_us = min(self.first_us, item.at_us), max(self.last_us, item.at_us)
-        self.lead_us = min(self.lead_us, item.at_us - item.info.mtime * layout.SECOND_US)
-        self.items.put(item)
-
-    def is_near(self, at_us: int) -> bool:
-        """Return whether a time belongs to this cluster."""
-        return self.first_us - _FAR_US <= at_us <= self.last_us + _FAR_US
-
-    @property
-    def is_future(self) -> bool:
-        """True if all of its times are in the future, by this machine's clock and by that of the storage."""
-        return self.first_us > time.time() * layout.SECOND_US + _FUTURE_US and self.lead_us > _FUTURE_US
+    def includes(self, at_us: Ints, far_us: int = 0) -> Mask:
+        """Return whether times are in the range, or less than so far from it."""
+        found: Mask = (at_us >= self.first_us - far_us) & (at_us <= self.last_us + far_us)
+        return found
 
 
-class Clusters:
-    """All items of a catalog, clustered as they come: new ones are merged, the known are not sorted again."""
-
-    def __init__(self) -> None:
-        self._clusters: list[Cluster] = []  # in the order of time; their ranges are disjoint
-        self.joined = False  # whether clusters have become one since this was last reset
-
-    def __iter__(self) -> Iterator[Cluster]:
-        return iter(self._clusters)
-
-    def of(self, item: Item) -> Cluster:
-        """Return the cluster of an item that has been added."""
-        return self._clusters[self._place(item.at_us)]
-
-    def find(self, key: str, file: SystemFile | TraceFile) -> Item | None:
-        """Return the item with a key and its parsed name; None if there is none."""
-        return self._clusters[self._place(file.at_us)].items.find(key, file) if self._clusters else None
-
-    def _place(self, at_us: int) -> int:
-        return bisect_right(self._clusters, at_us, key=_first_us) - 1
-
-    def add(self, item: Item) -> None:
-        """Add an item to the clusters that its time belongs to, which become one."""
-        at = bisect_right(self._clusters, item.at_us, key=_first_us)
-        near = [one for one in self._clusters[max(at - 1, 0) : at + 1] if one.is_near(item.at_us)]
-        if not near:
-            insort(self._clusters, made := Cluster(item.at_us, item.at_us), key=_first_us)
-            made.add(item)
-            return
-        near[0].add(item)
-        for other in near[1:]:
-            self.joined = True
-            self._clusters.remove(other)
-            for each in other.items.ordered():
-                near[0].add(each)
-
-    def take(self, items: ItemTable) -> bool:
-        """Have these be all items, without a look at each, and return True; False if they are not one cluster."""
-        found = items.ordered()
-        if not len(found) or np.diff(np.sort(found.at_us)).max(initial=0) > _FAR_US:
-            return False
-        lead_us = float((found.at_us - found.mtimes * layout.SECOND_US).min())
-        self._clusters = [Cluster(int(found.at_us.min()), int(found.at_us.max()), lead_us, items)]
-        return True
-
-    def remove(self, item: Item) -> None:
-        """Remove an item that has been added."""
-        cluster = self.of(item)
-        cluster.items.discard(item)
-        if not len(cluster.items):
-            self._clusters.remove(cluster)
-
-    def job(self) -> Cluster | None:
-        """Return the cluster of the job: the largest, or of several the latest. One of the future is a job only if it is all there is."""
-        latest_first = reversed(self._clusters)  # the reader's clock may be wrong
-        return max(latest_first, key=lambda one: (not one.is_future, len(one.items)), default=None)
-
-
-def _first_us(cluster: Cluster) -> int:
-    return cluster.first_us
+def _clusters(table: ItemTable) -> list[_Cluster]:
+    """Return the clusters of all files in the order of time."""
+    at_us = table.column("at_us")
+    order = np.argsort(at_us, kind="stable")
+    times = at_us[order]
+    begins = np.flatnonzero(np.diff(times, prepend=times[:1] - 2 * _FAR_US) > _FAR_US)
+    leads = np.minimum.reduceat(times - table.column("mtime")[order] * layout.SECOND_US, begins)
+    future_us = time.time() * layout.SECOND_US + _FUTURE_US
+    return [
+        _Cluster(
+            end - begin, int(times[begin]), int(times[end - 1]), bool(times[begin] > future_us and lead > _FUTURE_US)
+        )
+        for begin, end, lead in zip(begins.tolist(), [*begins[1:].tolist(), len(times)], leads.tolist(), strict=True)
+    ]
 
 
 def are_future(items: OrderedItems) -> Mask:
@@ -132,17 +68,17 @@ class Catalog:
     """The files of one profiler output.
 
     Attributes:
+        table: the data files listed so far, those that are not read too.
         strays: data files that are not read because of the time in their name, by key, each with the reason.
         others: Python statistics and metadata files, by key.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self.table = ItemTable()
         self.strays: dict[str, str] = {}
-        self._approximate: dict[str, Item] = {}
-        self._timeless: dict[str, Item] = {}  # whose names have no time
-        self._clusters = Clusters()
-        self._job: Cluster | None = None
+        self._job: _Cluster | None = None
+        self._approximate: set[int] = set()  # numbers of files whose times are an estimate
         self.others: dict[str, FileInfo] = {}
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
@@ -151,22 +87,20 @@ class Catalog:
         self._is_kept = False  # whether the last listing was one of a moment
 
     @property
-    def items(self) -> ItemTable:
-        """The data files listed so far, by key."""
-        return self._job.items if self._job else ItemTable()
-
-    @property
     def ordered(self) -> OrderedItems:
-        """The data files in reading order."""
-        return self.items.ordered()
+        """The data files that are read, in reading order."""
+        return self.table.ordered(self._readable())
+
+    def _readable(self) -> Ints:
+        """Return the numbers of the files that are read."""
+        at_us = self.table.column("at_us")
+        return np.flatnonzero(self._job.includes(at_us)) if self._job else np.empty(0, np.int64)
 
     def beside(self) -> list[FileInfo]:
-        """Return the files that are not in `items`, by key."""
-        found = self.others | self._markers | {key: self._stray(key) for key in self.strays}
+        """Return the files that are not read as data, by key."""
+        strays = [item.info for key in self.strays if (item := self.table.find(key))]
+        found = self.others | self._markers | {info.key: info for info in strays}
         return [found[key] for key in sorted(found)]
-
-    def _stray(self, key: str) -> FileInfo:
-        return next(cluster.items[key].info for cluster in self._clusters if key in cluster.items)
 
     def refresh(self) -> OrderedItems:
         """List files that may be new since the last call; return the items that are new or have changed."""
@@ -174,12 +108,11 @@ class Catalog:
         listed_all = not any(self._latest.values())
         found = self._list(everything=False)
         if not self.finished or was_finished:
-            return found
+            return self.table.ordered(found)
         if not (listed_all and (self._is_kept or self._marked_us < (started - _SURELY_S) * 1e6)):
             # This is the last listing, so it leaves nothing out: files may have come while the first was under way.
-            again = self._list(everything=True)
-            found = ItemTable(chain(found, again)).ordered() if len(again) else found
-        return found
+            found = np.union1d(found, self._list(everything=True))
+        return self.table.ordered(found)
 
     @property
     def finished(self) -> bool:
@@ -197,12 +130,14 @@ class Catalog:
         """Time of the last end marker, microseconds since the epoch."""
         return max(info.mtime for info in self._markers.values()) * layout.SECOND_US
 
-    def _list(self, *, everything: bool) -> OrderedItems:
+    def _list(self, *, everything: bool) -> Ints:
+        """List files; return the numbers of those that are new, have changed, or are no strays any more."""
         trailing = TRAILING.read()
-        found, timeless = ItemTable(), list[FileInfo]()
-        is_first = not any(self._clusters)
+        timeless = list[tuple[FileInfo, DetailedTrace]]()
+        is_first = not len(self.table)
         kept = self._kept() if is_first else None
         self._is_kept = kept is not None
+        known, changed = len(self.table) if kept is None else 0, list[int]()
         for part, folder in ((layout.SYSTEM, layout.SYSTEM_FOLDER), (layout.FRAMEWORK, layout.TRACE_FOLDER)):
             from_us = self._latest[part] - trailing
             after = None
@@ -211,48 +146,71 @@ class Catalog:
                 after = f"{folder}/{layout.hour_folder(from_us)}/{number}"
             for info in self.storage.list(part + "/", after) if kept is None else kept.beside_in(part + "/"):
                 parsed = layout.parse_path(info.key)
-                self._note_other(info, parsed)
+                self._record_other(info, parsed)
                 if isinstance(parsed, DetailedTrace):
-                    timeless.append(info)  # its times are in another file, which may come later
+                    timeless.append((info, parsed))  # its times are in another file, which may come later
                 elif isinstance(parsed, (SystemFile, TraceFile)):
-                    known = None if is_first else self._clusters.find(info.key, parsed)
-                    self._note_new(info, parsed, known, None if is_first else found)
-        for info in timeless:
-            self._note_new(info, None, self._timeless.get(info.key), None if is_first else found)
+                    found = None if is_first else self.table.number_of(info.key, parsed)
+                    if found is None:
+                        self.table.add(info, parsed)
+                    elif self._has_changed(found, info):
+                        self.table.change(found, info, parsed)
+                        changed.append(found)
         if is_first:
-            found = self._all()
-        readable = self._without_strays(found)
-        self._note_latest(readable.ordered())
-        corrected = self._correct_times()
-        return (
-            ItemTable(chain(readable.ordered(), corrected.ordered())).ordered()
-            if len(corrected)
-            else readable.ordered()
-        )
+            self.table = self.table.without_doubles()
+        changed += self._add_detailed(timeless)
+        numbers = np.union1d(np.arange(known, len(self.table)), np.asarray(changed, np.int64))
+        readable = self._without_strays(numbers)
+        self._record_latest(self.table.ordered(readable))
+        return readable
+
+    def _has_changed(self, number: int, info: FileInfo) -> bool:
+        before = self.table.item(number).info
+        return (before.size, before.etag) != (info.size, info.etag)
+
+    def _add_detailed(self, found: Sequence[tuple[FileInfo, DetailedTrace]]) -> list[int]:
+        """Add detailed traces; return the numbers of the known ones that have changed, or whose times are no estimate any more."""
+        changed = []
+        for info, parsed in found:
+            number = self.table.number_of(info.key)
+            if number is None or self._has_changed(number, info):
+                changed += self._set_detailed(number, info, parsed)
+        for number in sorted(self._approximate):
+            item = self.table.item(number)
+            if item.file.folder in self._metadata:
+                changed += self._set_detailed(number, item.info, item.file)
+        return changed
+
+    def _set_detailed(self, number: int | None, info: FileInfo, parsed: DetailedTrace) -> list[int]:
+        """Add or change a detailed trace; return its number, unless the hour in its name is none."""
+        item = self._detailed(info, parsed)
+        if item is None:
+            return []
+        if number is None:
+            number = self.table.add_object(item)
+        else:
+            self.table.change_object(number, item)
+        (self._approximate.add if item.approximate else self._approximate.discard)(number)
+        return [number]
 
     def _kept(self) -> Any:
         """Return the list of files that is kept with a profile in Parquet, if all of its times are those of one job."""
         contents = getattr(self.storage, "contents", None)
-        return contents if contents is not None and self._clusters.take(contents.items.copy()) else None
+        if contents is None or not len(contents.items) or len(_clusters(contents.items)) > 1:
+            return None
+        self.table = contents.items.copy()
+        return contents
 
-    def _note_latest(self, items: OrderedItems) -> None:
-        """Note the latest times: files to come have no earlier names than the trailing ones."""
+    def _record_latest(self, items: OrderedItems) -> None:
+        """Record the latest times: files to come have no earlier names than the trailing ones."""
         items = items.chosen(~are_future(items))
-        for part, chosen in ((layout.SYSTEM, items.is_system), (layout.FRAMEWORK, ~items.is_system)):
-            self._latest[part] = max(self._latest[part], int(items.at_us[chosen].max(initial=0)))
-        hosts = items.hosts
+        systems, at_us, hosts = items.is_system, items.at_us, items.hosts
+        for part, chosen in ((layout.SYSTEM, systems), (layout.FRAMEWORK, ~systems)):
+            self._latest[part] = max(self._latest[part], int(at_us[chosen].max(initial=0)))
         for host in np.unique(hosts).tolist():
-            self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), int(items.at_us[hosts == host].max()))
+            self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), int(at_us[hosts == host].max()))
 
-    def _correct_times(self) -> ItemTable:
-        """Return the items whose start time was an estimate until their metadata file came."""
-        guessed = list(self._approximate.values())
-        found = [new for item in guessed if (new := self._item(item.info, item.file)) and not new.approximate]
-        for item in found:
-            self._note(item, self._timeless.get(item.info.key))
-        return self._without_strays(ItemTable(found))
-
-    def _note_other(self, info: FileInfo, parsed: layout.Parsed | None) -> None:
+    def _record_other(self, info: FileInfo, parsed: layout.Parsed | None) -> None:
         if info.key in layout.END_MARKERS:
             self._markers[info.key] = info
         if isinstance(parsed, TraceMetadata):
@@ -260,78 +218,42 @@ class Catalog:
         if isinstance(parsed, (TraceMetadata, layout.PythonStats)):
             self.others[info.key] = info
 
-    def _all(self) -> ItemTable:
-        """Return all items."""
-        each = [cluster.items for cluster in self._clusters]
-        return each[0].copy() if len(each) == 1 else ItemTable(chain.from_iterable(one.ordered() for one in each))
-
-    def _note_new(
-        self, info: FileInfo, parsed: SystemFile | TraceFile | None, known: Item | None, found: ItemTable | None
-    ) -> None:
-        if known is not None and (known.info.size, known.info.etag) == (info.size, info.etag):
-            return
-        item = self._item(info, parsed or layout.parse_path(info.key))
-        if item is not None:
-            self._note(item, known)
-            if found is not None:
-                found.put(item)
-
-    def _note(self, item: Item, known: Item | None) -> None:
-        """Add an item, or replace the one with its key."""
-        key = item.info.key
-        if known is not None:
-            self._clusters.remove(known)
-        self._approximate.pop(key, None)
-        if isinstance(item.file, DetailedTrace):
-            self._timeless[key] = item
-        if item.approximate:
-            self._approximate[key] = item
-        self._clusters.add(item)
-
-    def _without_strays(self, found: ItemTable) -> ItemTable:
-        """Separate the items with an impossible time in their name; return the readable ones of `found` and of before.
+    def _without_strays(self, found: Ints) -> Ints:
+        """Separate the files with an impossible time in their name; return the readable ones of `found` and of before.
 
         The times of a job lie close together. One far-off file would make readers walk years of empty minutes, and
         hide new files from the next listing.
         """
-        job = self._clusters.job()
-        if not len(found) or job is None:
-            return ItemTable()
-        others = [cluster for cluster in self._clusters if cluster is not job]
-        if not others and not self.strays:
-            self._job, self._clusters.joined = job, False
+        if not len(found):
             return found
-        moved = [item for item in found.ordered() if item.info.key not in job.items] if others else []
-        back: list[Item] = []
-        if job is not self._job or self._clusters.joined:
-            back = [job.items[key] for key in self.strays if key not in found and key in job.items]
-            moved = [item for cluster in others for item in cluster.items.ordered()]
-            self.strays.clear()
-            self._job, self._clusters.joined = job, False
-        for item in moved:
-            reason = "in the future" if self._clusters.of(item).is_future else "far from the job's other files"
-            self.strays[item.info.key] = f"named by a time {reason}"
-            found.discard(item)
-        for item in found.ordered():
-            self.strays.pop(item.info.key, None)
-        for item in back:
-            found.add(item)
-        return found
+        before, at_us = self._job, self.table.column("at_us")
+        if before is not None and not self.strays and before.includes(at_us[found], _FAR_US).all():
+            times = at_us[found]  # the known files need not be sorted again
+            first_us, last_us = min(before.first_us, int(times.min())), max(before.last_us, int(times.max()))
+            self._job = _Cluster(len(at_us), first_us, last_us, is_future=False)
+            return found
+        clusters = _clusters(self.table)
+        # The largest, or of several the latest; one of the future only if it is all there is: the reader's clock may be wrong.
+        job = self._job = max(reversed(clusters), key=lambda each: (not each.is_future, each.count))
+        was_stray, self.strays = self.strays, {}
+        for cluster in clusters:
+            reason = "in the future" if cluster.is_future else "far from the job's other files"
+            if cluster is not job:
+                numbers = np.flatnonzero(cluster.includes(at_us))
+                self.strays |= {item.info.key: f"named by a time {reason}" for item in self.table.items(numbers)}
+        back = [self.table.number_of(key) for key in was_stray if key not in self.strays]
+        return np.union1d(found[job.includes(at_us[found])], np.asarray(back, np.int64))
 
-    def _item(self, info: FileInfo, parsed: layout.Parsed | None) -> Item | None:
-        if isinstance(parsed, (SystemFile, TraceFile)):
-            return item_of(info, parsed)
-        if not isinstance(parsed, DetailedTrace):
-            return None
+    def _detailed(self, info: FileInfo, parsed: DetailedTrace) -> Item | None:
         metadata = self._metadata.get(parsed.folder)
         if metadata is None:
             start_us = _hour_us(parsed.hour)
             if start_us is None:
                 return None
-            return Item(info, parsed, start_us, parsed.host, layout.DETAILED_TRACE, start_us, approximate=True)
+            return Item(info, start_us, parsed.host, layout.DETAILED_TRACE, start_us, approximate=True)
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
-        return Item(info, parsed, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
+        return Item(info, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
 
 
 def _hour_us(hour: str) -> int | None:

@@ -157,47 +157,20 @@ class FileRows:
         return attrs.evolve(self, rows=tuple(rows), outcome=outcome)
 
 
-class StoredColumns:
-    """Columns of all files of a storage with a known number of rows: each row is written once."""
-
-    def __init__(self, *, is_system: bool, rows: int) -> None:
-        """Start with no rows; `rows` is their number."""
-        self._filler = ColumnFiller(SystemColumns if is_system else EventColumns, rows)
-        self._span: tuple[Copy, int, int] | None = None  # consecutive rows that are not written yet
-
-    def add(self, file: FileRows) -> None:
-        """Append the rows of the next file."""
-        if file.rows:
-            self._write()
-            joined = ColumnBuilder(is_system=file.item.is_system)
-            joined.add(attrs.evolve(file, copy=None))
-            self._filler.add(joined.columns())
-        if file.copy is not None:
-            start = file.start
-            if self._span is not None and self._span[0] is file.copy and self._span[2] == start:
-                start = self._span[1]
-            else:
-                self._write()
-            self._span = file.copy, start, file.stop
-
-    def _write(self) -> None:
-        if self._span is not None:
-            copy, start, stop = self._span
-            self._filler.add(copy.columns, start, stop)
-            self._span = None
-
-    def columns(self) -> Any:
-        """Return all rows; nothing is left then."""
-        self._write()
-        return self._filler.columns()
-
-
 class ColumnBuilder:
     """Columns of several files, built file by file."""
 
-    def __init__(self, *, is_system: bool, size: int = 0) -> None:
-        """Start with no rows; `size` is the expected number of bytes of files, 0 if unknown."""
+    def __init__(self, *, is_system: bool, size: int = 0, rows: int | None = None) -> None:
+        """Start with no rows.
+
+        Args:
+            is_system: the files have system metrics.
+            size: the expected number of bytes of files; 0 if unknown.
+            rows: the number of all rows, if it is known: each row is then written to its place at once.
+        """
         self._is_system = is_system
+        self._kind: Any = SystemColumns if is_system else EventColumns
+        self._filler = None if rows is None else ColumnFiller(self._kind, rows)
         self._size = size
         self._seen_bytes = self._seen_rows = 0
         self._tables: list[Any] = []  # columns, or packed ones and which of their rows
@@ -232,11 +205,12 @@ class ColumnBuilder:
         """Return all rows, without copying them if they are consecutive in a copy; the builder is empty then."""
         self._close_span()
         self._close_rows()
-        kind: Any = SystemColumns if self._is_system else EventColumns
+        if self._filler is not None:
+            return self._filler.columns()
         tables, self._tables = self._tables, []
         if tables and all(isinstance(each, tuple) for each in tables):
-            return gather(kind, tables)
-        return kind.concat([each[0][each[1]] if isinstance(each, tuple) else each for each in tables])
+            return gather(self._kind, tables)
+        return self._kind.concat([each[0][each[1]] if isinstance(each, tuple) else each for each in tables])
 
     def _assemble(self) -> None:
         if self._assembler is None:
@@ -251,13 +225,18 @@ class ColumnBuilder:
         if self._waiting:
             self._assemble()
         if self._assembler is not None:
-            self._tables.append(self._assembler.columns())
-            self._assembler = None
+            found, self._assembler = self._assembler.columns(), None
+            if self._filler is not None:
+                self._filler.add(found)
+            else:
+                self._tables.append(found)
 
     def _close_span(self) -> None:
         if self._span:
             copy, start, stop = self._span
-            if isinstance(copy.columns, Packed):
+            if self._filler is not None:
+                self._filler.add(copy.columns, start, stop)
+            elif isinstance(copy.columns, Packed):
                 self._tables.append((copy.columns, slice(start, stop)))
             else:
                 everything = start == 0 and stop == len(copy.columns)

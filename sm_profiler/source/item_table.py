@@ -1,11 +1,9 @@
-"""The data files of a long job as columns: about 40 bytes each, instead of a kilobyte as objects."""
+"""The data files of a long job as rows of an array: about 40 bytes each, instead of a kilobyte as objects."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, overload
 
 import attrs
@@ -41,20 +39,25 @@ class Item:
 
     Attributes:
         info: the file as listed.
-        file: its parsed name.
         at_us: the time of its name, microseconds since the epoch.
         node, kind: as in EventColumns for traces; a system file has a node and the kind "".
         start_us: origin of the times of a trace that does not name one.
         approximate: `start_us` is an estimate.
+        number: its number in its `ItemTable`; -1 if it is in none.
     """
 
     info: FileInfo
-    file: SystemFile | TraceFile | DetailedTrace
     at_us: int
     node: str
     kind: str
     start_us: int = 0
     approximate: bool = False
+    number: int = attrs.field(default=-1, eq=False)
+
+    @property
+    def file(self) -> Any:
+        """Its parsed name: SystemFile, TraceFile or DetailedTrace."""
+        return layout.parse_path(self.info.key)
 
     @property
     def is_system(self) -> bool:
@@ -79,101 +82,17 @@ class Item:
 
 def item_of(info: FileInfo, file: SystemFile | TraceFile) -> Item:
     """Return a file whose times are in its name."""
-    return Item(info, file, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
+    return Item(info, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
 
 
-_LOOSE = 64  # items that may stay objects when they are put in order
-_PACK_AT, _PACK_MOST = 1024, 1 << 15  # items that may be objects until they are packed: an eighth, within these limits
-_IN_ORDER = 2048  # the same if they come in the order of time
 _MAX_TAG = 64
 _TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
 _ASCII = bytes(range(128))
-_KINDS = (np.int64, np.int64, np.float64, np.int32, np.int32)  # of the columns of numbers
+_KINDS = {"at_us": "<i8", "size": "<i8", "mtime": "<f8", "stream": "<i4", "folder": "<i4", "etag": "|S1"}
+_LEAST_ROWS, _AT_ONCE = 64, 1024
+_UNSORTED = 4096  # rows at the end that are searched one by one: more are sorted
+_ODD = -1  # as stream: the row is an object
 _Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
-
-
-@attrs.frozen(eq=False)
-class _Packed:
-    """Items with standard names, sorted by time and stream.
-
-    Attributes:
-        at_us, size, mtime: as in Item and FileInfo.
-        stream, folder: numbers of the parts of the name beside the time.
-        etag: bytes.
-    """
-
-    at_us: Ints
-    size: Ints
-    mtime: NDArray[np.float64]
-    stream: NDArray[np.int32]
-    folder: NDArray[np.int32]
-    etag: NDArray[np.bytes_]
-
-    @classmethod
-    def of(cls, rows: Sequence[tuple[Any, ...]]) -> _Packed:
-        kinds = (*_KINDS, np.bytes_)
-        columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
-        return cls(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.at_us)
-
-    def __getitem__(self, rows: Any) -> _Packed:
-        return _Packed(*(column[rows] for column in self.all()))
-
-    def all(self) -> list[NDArray[Any]]:
-        """Return the columns."""
-        return [getattr(self, field.name) for field in attrs.fields(_Packed)]
-
-    def joined(self, other: _Packed) -> _Packed:
-        """Return the items of both, sorted."""
-        if len(self) and len(other) and other.at_us.min() <= self.at_us[-1]:
-            first = int(np.searchsorted(self.at_us, other.at_us.min()))
-            return self[:first].followed_by(self[first:].followed_by(other).in_order())  # what is before stays in order
-        return self.followed_by(other.in_order())  # files are read in the order of time
-
-    def followed_by(self, other: _Packed) -> _Packed:
-        """Return the items of both, as they are ordered in each."""
-        return _Packed(*map(np.concatenate, zip(self.all(), other.all(), strict=True)))
-
-    def in_order(self) -> _Packed:
-        """Return the items, sorted."""
-        return self[np.lexsort((self.stream, self.at_us))]
-
-
-class _Names:
-    """Parts of the names of files beside their time."""
-
-    def __init__(self) -> None:
-        self.streams, self.folders = Numbering(), Numbering()
-        self.stream_list: list[_Stream] = []
-        self.folder_list: list[str] = []
-
-    def pack(self, item: Item) -> tuple[Any, ...] | None:
-        """Return an item as numbers; None if its name holds more than these."""
-        info, file = item.info, item.file
-        if not isinstance(file, (SystemFile, TraceFile)) or item.start_us or item.approximate:
-            return None
-        folder, _, name = info.key.rpartition("/")
-        stream = _stream_of(file)
-        if name != _name(stream, file.at_us) or item_of(info, file) != item or len(info.etag) > _MAX_TAG:
-            return None
-        if not info.etag.isascii() or "\0" in info.etag or not 0 <= info.size < 1 << 62:
-            return None
-        codes = self.streams[stream], self.folders[folder]
-        if len(self.streams) > len(self.stream_list):
-            self.stream_list.append(stream)
-        if len(self.folders) > len(self.folder_list):
-            self.folder_list.append(folder)
-        return file.at_us, info.size, info.mtime, *codes, info.etag.encode()
-
-    def item(self, values: Sequence[Any]) -> Item:
-        """Return an item again."""
-        at_us, size, mtime, stream, folder, etag = values
-        kind, source = self.stream_list[stream]
-        file = TraceFile(at_us, source, kind) if kind else SystemFile(source, at_us // layout.SECOND_US)
-        key = f"{self.folder_list[folder]}/{_name((kind, source), at_us)}"
-        return item_of(FileInfo(key, size, mtime, etag.decode()), file)
 
 
 def _stream_of(file: SystemFile | TraceFile) -> _Stream:
@@ -186,7 +105,7 @@ def _name(stream: _Stream, at_us: int) -> str:
 
 
 class ItemColumns(msgspec.Struct):
-    """Items with standard names as data: parts of their names, and the bytes of each column of `_Packed`."""
+    """Items with standard names as data: parts of their names, and type and bytes of each column."""
 
     streams: list[_Stream]
     folders: list[str]
@@ -194,370 +113,339 @@ class ItemColumns(msgspec.Struct):
     columns: list[bytes]
 
 
-class ItemTable(MutableMapping[str, Item]):
-    """Items by key. Those with standard names are packed; they are made again each time they are read."""
+class ItemTable:
+    """The data files of a job. Each has a number, by which it first came, and which it keeps when it changes.
 
-    def __init__(self, items: Iterable[Item] = (), *, most: int = _PACK_MOST) -> None:
-        """Create a table.
+    Files with standard names are rows of a few arrays: time, size, time of change, ETag, and the numbers of the parts of
+    the name besides the time. All others are objects. A name is found by its time, for which all but the last rows are
+    sorted.
+
+    Attributes:
+        flags: of each file, eight bits for the reader.
+    """
+
+    def __init__(self) -> None:
+        self._streams, self._folders = Numbering(), Numbering()
+        self._columns: dict[str, NDArray[Any]] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+        self._is_shared = False  # whether another table has these columns, too
+        self._count = 0
+        self._by_time: Ints = np.empty(0, np.int64)  # numbers of the first files
+        self._objects: dict[int, Item] = {}
+        self._numbers: dict[str, int] = {}  # of the objects, by key
+        self.flags = np.zeros(0, np.uint8)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def column(self, name: str) -> Any:
+        """Return `at_us`, `size` or `mtime` of each file."""
+        return self._columns[name][: self._count]
+
+    def add(self, info: FileInfo, file: SystemFile | TraceFile) -> int:
+        """Add a file whose times are in its name, without looking for its key, and return its number."""
+        number = self._numbers.get(info.key, -1)
+        number = self._next() if number < 0 else number
+        self.change(number, info, file)
+        return number
+
+    def add_object(self, item: Item) -> int:
+        """Add a file whose times are not in its name, and which is not in the table; return its number."""
+        number = self._next()
+        self.change_object(number, item)
+        return number
+
+    def without_doubles(self) -> ItemTable:
+        """Return the table if each file is in it once, else one with the last of each: some servers list files twice."""
+        keys = [self.column(name) for name in ("folder", "stream", "at_us")]
+        order = np.lexsort(keys)
+        doubles = np.all([np.diff(column[order]) == 0 for column in keys], axis=0) & (keys[1][order[1:]] != _ODD)
+        if not doubles.any():
+            return self
+        made = ItemTable()
+        for item in self.items(np.sort(np.delete(order, np.flatnonzero(doubles)))):
+            made.add(item.info, item.file) if item.number not in self._objects else made.add_object(item)
+        return made
+
+    def change(self, number: int, info: FileInfo, file: SystemFile | TraceFile) -> None:
+        """Set a file as it is listed now."""
+        folder, _, name = info.key.rpartition("/")
+        stream, tag = _stream_of(file), info.etag
+        is_standard = name == _name(stream, file.at_us) and len(tag) <= _MAX_TAG and tag.isascii() and "\0" not in tag
+        if not is_standard or not 0 <= info.size < 1 << 62 or number in self._objects:
+            self.change_object(number, item_of(info, file))
+            return
+        codes = self._streams[stream], self._folders[folder]
+        self._set(number, file.at_us, info.size, info.mtime, *codes, tag.encode())
+
+    def change_object(self, number: int, item: Item) -> None:
+        """Set a file as it is known now."""
+        if number < len(self._by_time) and self._columns["at_us"][number] != item.at_us:
+            self._by_time = self._by_time[:0]
+        self._set(number, item.at_us, item.info.size, item.info.mtime, _ODD, _ODD, b"")
+        self._objects[number] = attrs.evolve(item, number=number)
+        self._numbers[item.info.key] = number
+
+    def _set(self, number: int, *values: Any) -> None:
+        if self._is_shared:
+            self._columns = {name: column.copy() for name, column in self._columns.items()}
+            self._is_shared = False
+        if len(values[-1]) > self._columns["etag"].itemsize:
+            self._columns["etag"] = self._columns["etag"].astype(f"|S{len(values[-1])}")
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column[number] = value
+
+    def _next(self) -> int:
+        """Append an empty row, and return its number."""
+        number = self._count
+        if number >= len(self.flags):
+            rows = max(number + number // 4, _LEAST_ROWS)
+            self._columns = {name: _longer(column, rows) for name, column in self._columns.items()}
+            self.flags, self._is_shared = _longer(self.flags, rows), False
+        self._count += 1
+        return number
+
+    def number_of(self, key: str, file: SystemFile | TraceFile | None = None) -> int | None:
+        """Return the number of a file; None if it is not in the table.
 
         Args:
-            items: the items.
-            most: of a long job's items, how many may be objects until they are packed: fewer if they come in the order of
-                time, which takes no sorting.
+            key: its key.
+            file: its parsed name, if that is known.
         """
-        self._most = most
-        self._names = _Names()
-        self._packed = _Packed.of(())
-        self._alive: Mask = np.ones(0, np.bool_)
-        self._dead = 0
-        self._marks = False  # whether packed items are in the table only once they are added
-        self._objects: dict[str, Item] = {}  # not packed yet
-        self._odd: dict[str, Item] = {}  # never packed
-        self._ordered: OrderedItems | None = None
-        for item in items:
-            self.add(item)
+        if key in self._numbers:
+            return self._numbers[key]
+        parsed = layout.parse_path(key) if file is None else file
+        folder, _, name = key.rpartition("/")
+        if not isinstance(parsed, (SystemFile, TraceFile)) or folder not in self._folders:
+            return None
+        stream = _stream_of(parsed)
+        if stream not in self._streams or name != _name(stream, parsed.at_us):
+            return None
+        codes = self._streams[stream], self._folders[folder]
+        known = len(self._by_time)
+        if self._count - known > max(_UNSORTED, known // 8):
+            known, self._by_time = self._count, np.argsort(self.column("at_us"), kind="stable")
+        times, streams, folders = (self._columns[name] for name in ("at_us", "stream", "folder"))
+        first = int(times[:known].searchsorted(parsed.at_us, "left", self._by_time))
+        last = int(times[:known].searchsorted(parsed.at_us, "right", self._by_time))
+        for numbers in (self._by_time[first:last], known + np.flatnonzero(times[known : self._count] == parsed.at_us)):
+            found = (streams[numbers] == codes[0]) & (folders[numbers] == codes[1])
+            if found.any():
+                return int(numbers[found.argmax()])
+        return None
 
-    def add(self, item: Item) -> None:
-        """Add an item, or replace the one with its key."""
-        self[item.info.key] = item
+    def find(self, key: str) -> Item | None:
+        """Return the file with a key; None if there is none."""
+        number = self.number_of(key)
+        return None if number is None else self.item(number)
+
+    def item(self, number: int) -> Item:
+        """Return a file."""
+        return next(self.items(np.asarray([number])))
+
+    def items(self, numbers: Ints) -> Iterator[Item]:
+        """Yield files."""
+        streams, folders = list(self._streams), list(self._folders)
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            rows = (column[some].tolist() for column in self._columns.values())
+            for number, at_us, size, mtime, stream, folder, tag in zip(some.tolist(), *rows, strict=True):
+                if stream == _ODD:
+                    yield self._objects[number]
+                    continue
+                kind, source = streams[stream]
+                key = f"{folders[folder]}/{_name((kind, source), at_us)}"
+                file = TraceFile(at_us, source, kind) if kind else SystemFile(source, at_us // layout.SECOND_US)
+                yield Item(FileInfo(key, size, mtime, tag.decode()), at_us, file.node, kind, number=number)
+
+    def copy(self) -> ItemTable:
+        """Return a table of the same files without marks, which shares their rows."""
+        made = ItemTable()
+        made._streams, made._folders = Numbering(self._streams), Numbering(self._folders)
+        made._columns, made._count, made._by_time = dict(self._columns), self._count, self._by_time
+        made._is_shared = self._is_shared = True
+        made._objects, made._numbers = dict(self._objects), dict(self._numbers)
+        made.flags = np.zeros(len(self.flags), np.uint8)
+        return made
 
     @classmethod
     def of_columns(cls, found: ItemColumns) -> ItemTable:
-        """Return the items that `columns` returned.
+        """Return the files that `columns` returned.
 
         Raises:
             ValueError: they are damaged.
         """
-        made, names = cls(), _Names()
-        names.stream_list, names.folder_list = found.streams, found.folders
-        names.streams.update({stream: number for number, stream in enumerate(found.streams)})
-        names.folders.update({folder: number for number, folder in enumerate(found.folders)})
-        *kinds, tags = found.kinds or [""]
-        if (
-            kinds != [kind.str for kind in map(np.dtype, _KINDS)]
-            or tags not in _TAGS
-            or len(found.columns) != len(_KINDS) + 1
-        ):
+        *kinds, tag = found.kinds or [""]
+        if kinds != [*_KINDS.values()][:-1] or tag not in _TAGS or len(found.columns) != len(found.kinds):
             raise ValueError("its columns are not those of files")
-        packed = _Packed(*map(np.frombuffer, found.columns, map(np.dtype, found.kinds)))
-        if len({len(column) for column in packed.all()}) != 1:
+        columns = [np.frombuffer(data, kind) for data, kind in zip(found.columns, found.kinds, strict=True)]
+        if len({len(column) for column in columns}) != 1:
             raise ValueError("its columns do not belong together")
-        for codes, texts in ((packed.stream, names.streams), (packed.folder, names.folders)):
-            if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(texts):
+        for codes, texts in ((columns[3], found.streams), (columns[4], found.folders)):
+            if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(texts) == len({*texts}):
                 raise ValueError("parts of its names are missing")
-        if packed.etag.tobytes().translate(None, _ASCII):
+        if columns[5].tobytes().translate(None, _ASCII):
             raise ValueError("its ETags are no text")
-        made._names, made._packed = names, packed.in_order()
-        made._alive = np.ones(len(packed), np.bool_)
+        made = cls()
+        for numbering, texts in ((made._streams, found.streams), (made._folders, found.folders)):
+            numbering.update({text: number for number, text in enumerate(texts)})
+        made._columns, made._is_shared = dict(zip(_KINDS, columns, strict=True)), True  # they cannot be written to
+        made._count, made.flags = len(columns[0]), np.zeros(len(columns[0]), np.uint8)
         return made
 
     def columns(self) -> ItemColumns:
-        """Return the items with standard names as data."""
-        self._pack()
-        columns = self._packed[self._alive].all()
+        """Return the files with standard names as data."""
+        rows = np.flatnonzero(self.column("stream") != _ODD)
+        columns = [column[rows] for column in self._columns.values()]
         return ItemColumns(
-            self._names.stream_list, self._names.folder_list, [column.dtype.str for column in columns],
+            list(self._streams), list(self._folders), [column.dtype.str for column in columns],
             [column.tobytes() for column in columns],
         )  # fmt: skip
 
-    def unpacked(self) -> list[Item]:
-        """Return the items whose names are not standard ones."""
-        self._pack()
-        return list(self._odd.values())
-
-    def copy(self) -> ItemTable:
-        """Return a table of the same items, which shares what is packed."""
-        if len(self._objects) > _LOOSE:
-            self._pack()
-        made = ItemTable(most=self._most)
-        made._names, made._packed, made._alive, made._dead = self._names, self._packed, self._alive.copy(), self._dead
-        made._objects, made._odd, made._ordered = dict(self._objects), dict(self._odd), self._ordered
-        return made
-
-    def marks(self) -> ItemTable:
-        """Return a table without items, in which each of the items of this table that is added takes one byte."""
-        if len(self._objects) > _LOOSE:
-            self._pack()
-        made = ItemTable(most=_IN_ORDER)
-        made._names, made._packed, made._marks = self._names, self._packed, True
-        made._alive, made._dead = np.zeros(len(self._packed), np.bool_), len(self._packed)
-        return made
-
-    def __setitem__(self, key: str, item: Item) -> None:
-        if self._mark(item):
-            self._objects.pop(key, None)
-            self._odd.pop(key, None)
-        else:
-            self._forget(key, item.file)
-            self._put(item)
-
-    def put(self, item: Item) -> None:
-        """Add an item whose key is not in the table, which is not looked up."""
-        if not self._mark(item):
-            self._put(item)
-
-    def _mark(self, item: Item) -> bool:
-        """Add an item that is packed already, and return whether it is."""
-        row = self._row(item.info.key, item.file, alive=False) if self._marks else None
-        if row is None or self._at(row) != item:
-            return False
-        self._dead -= not self._alive[row]
-        self._alive[row], self._ordered = True, None
-        return True
-
-    def _put(self, item: Item) -> None:
-        self._objects[item.info.key] = item
-        if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), self._most):
-            self._pack()
-        self._ordered = None
-
-    def __getitem__(self, key: str) -> Item:
-        found = self.find(key)
-        if found is None:
-            raise KeyError(key)
-        return found
-
-    def find(self, key: str, file: SystemFile | TraceFile | None = None) -> Item | None:
-        """Return the item with a key; None if there is none.
-
-        Args:
-            key: the key.
-            file: its parsed name, if that is known.
-        """
-        found = self._objects.get(key) or self._odd.get(key)
-        if found is not None:
-            return found
-        row = self._row(key, file)
-        return None if row is None else self._at(row)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._objects or key in self._odd or (isinstance(key, str) and self._row(key) is not None)
-
-    def __delitem__(self, key: str) -> None:
-        if not self._forget(key):
-            raise KeyError(key)
-
-    def discard(self, item: Item) -> None:
-        """Remove the item with the key of this one, if there is one."""
-        self._forget(item.info.key, item.file)
-
-    def __len__(self) -> int:
-        return len(self._packed) - self._dead + len(self._objects) + len(self._odd)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.ordered().keys()
-
-    def ordered(self) -> OrderedItems:
-        """Return the items in reading order, as they are now."""
-        if self._ordered is None:
-            if len(self._objects) > _LOOSE or self._dead > len(self._packed) // 2:
-                self._pack()
-            self._ordered = OrderedItems.of(
-                self._names, self._packed, self._alive, [*self._objects.values(), *self._odd.values()]
-            )
-        return self._ordered
+    @property
+    def objects(self) -> Iterable[Item]:
+        """The files without standard names."""
+        return self._objects.values()
 
     def infos(self, prefix: str, after: str) -> Iterator[FileInfo]:
         """Yield the files in the folders that may hold keys that begin with `prefix` and follow `after`."""
         chosen = [
             f"{folder}/".startswith(prefix[: len(folder) + 1]) and f"{folder}/" >= after[: len(folder) + 1]
-            for folder in self._names.folder_list
+            for folder in self._folders
         ]
-        return (item.info for item in self.ordered().in_folders(np.asarray(chosen or [False], np.bool_)))
+        numbers = np.flatnonzero(np.asarray([*chosen, True])[self.column("folder")])  # objects: True
+        return (item.info for item in self.items(numbers))
 
-    def _forget(self, key: str, file: Any = None) -> bool:
-        self._ordered = None
-        if self._objects.pop(key, None) is not None or self._odd.pop(key, None) is not None:
-            return True
-        row = self._row(key, file)
-        if row is None:
-            return False
-        self._alive[row] = False
-        self._dead += 1
-        return True
+    def of_each(self, numbers: Ints, of_streams: Iterable[Any], of_object: Callable[[Item], Any], kind: Any) -> Any:
+        """Return what follows from the stream of some files, or from the object."""
+        streams = self._columns["stream"][numbers]
+        found = np.asarray([*of_streams, 0], kind)[streams]
+        for place in np.flatnonzero(streams == _ODD).tolist():
+            found[place] = of_object(self._objects[int(numbers[place])])
+        return found
 
-    def _row(self, key: str, file: Any = None, *, alive: bool = True) -> int | None:
-        """Return the place of a packed item.
+    def ordered(self, numbers: Ints | None = None) -> OrderedItems:
+        """Return files in reading order; None: all."""
+        numbers = np.arange(self._count) if numbers is None else numbers
+        streams, at_us, traces = (
+            self._columns["stream"][numbers],
+            self._columns["at_us"][numbers],
+            self.are_traces(numbers),
+        )
+        folders = _ranks([f"{folder}/" for folder in self._folders])[self._columns["folder"][numbers]]
+        tails = _ranks([_name(stream, 0).lstrip("0") for stream in self._streams])[streams]
+        order = np.lexsort((tails, folders, at_us, traces, at_us // layout.MINUTE_US))
+        numbers = numbers[order]
+        odd = np.flatnonzero(streams[order] == _ODD)
+        if len(odd):  # the keys of objects are compared as they are
+            times, kinds = at_us[order], traces[order]
+            runs = np.cumsum((np.diff(times, prepend=0) != 0) | np.diff(kinds, prepend=False))
+            for run in np.unique(runs[odd]).tolist():
+                first, last = (int(np.searchsorted(runs, run, side)) for side in ("left", "right"))
+                some = {item.info.key: item.number for item in self.items(numbers[first:last])}
+                numbers[first:last] = [some[key] for key in sorted(some)]
+        return OrderedItems(self, numbers)
 
-        Args:
-            key: the key.
-            file: its parsed name, if that is known.
-            alive: leave out what is packed and not in the table.
-        """
-        if not len(self._packed):
-            return None
-        file = layout.parse_path(key) if file is None else file
-        if not isinstance(file, (SystemFile, TraceFile)):
-            return None
-        folder, _, name = key.rpartition("/")
-        stream = _stream_of(file)
-        if stream not in self._names.streams or folder not in self._names.folders or name != _name(stream, file.at_us):
-            return None
-        codes = self._names.streams[stream], self._names.folders[folder]
-        at, packed = file.at_us, self._packed
-        first, last = int(packed.at_us.searchsorted(at)), int(packed.at_us.searchsorted(at, "right"))
-        row = first + int(packed.stream[first:last].searchsorted(codes[0]))
-        while row < last and packed.stream[row] == codes[0]:
-            if packed.folder[row] == codes[1] and (self._alive[row] or not alive):
-                return row
-            row += 1
-        return None
+    def are_traces(self, numbers: Ints) -> Mask:
+        """Return whether each of some files is a trace."""
+        found: Mask = self.of_each(numbers, (bool(kind) for kind, _ in self._streams), _is_trace, np.bool_)
+        return found
 
-    def _at(self, row: int) -> Item:
-        return self._names.item([column[row].item() for column in self._packed.all()])
+    def hosts(self, numbers: Ints) -> Ints:
+        """Return the number of the host of each of some files."""
+        files = [TraceFile(0, source, kind) if kind else SystemFile(source, 0) for kind, source in self._streams]
+        found: Ints = self.of_each(numbers, (host_of(file.node) for file in files), _host_of_item, np.int64)
+        return found
 
-    def _pack(self) -> None:
-        rows = []
-        for key, item in self._objects.items():
-            packed = self._names.pack(item)
-            if packed is None:
-                self._odd[key] = item
-            else:
-                rows.append(packed)
-        kept = self._packed[self._alive] if self._dead else self._packed
-        self._packed = kept.joined(_Packed.of(rows)) if rows else kept
-        self._alive, self._dead, self._marks = np.ones(len(self._packed), np.bool_), 0, False
-        self._objects = {}
+
+def _longer(column: NDArray[Any], rows: int) -> NDArray[Any]:
+    made = np.zeros(rows, column.dtype)
+    made[: len(column)] = column
+    return made
+
+
+def _is_trace(item: Item) -> bool:
+    return bool(item.kind)
+
+
+def _host_of_item(item: Item) -> int:
+    return item.host
 
 
 class OrderedItems(Sequence[Item]):
-    """Items in reading order, which later changes of their table leave as they are.
+    """Files of a table in reading order.
 
     Attributes:
-        at_us, sizes, is_system: of each item.
+        numbers: their numbers in the table.
     """
 
-    def __init__(self, names: _Names, packed: _Packed, objects: Sequence[Item], places: Ints) -> None:
-        """Create a sequence.
+    def __init__(self, table: ItemTable, numbers: Ints) -> None:
+        self._table, self.numbers = table, numbers
 
-        Args:
-            names: of the packed items.
-            packed: items.
-            objects: items that are not packed.
-            places: of each item, in order: the row if it is packed, else -1 minus its number among the objects.
-        """
-        self._names, self._packed, self._objects, self._places = names, packed, objects, places
-        systems = np.asarray([not kind for kind, _ in names.stream_list] or [False], np.bool_)
+    @property
+    def at_us(self) -> Ints:
+        """The time in the name of each, microseconds since the epoch."""
+        found: Ints = self._table.column("at_us")[self.numbers]
+        return found
 
-        self.at_us: Ints = self._column(packed.at_us, lambda item: item.at_us)
-        self.sizes: Ints = self._column(packed.size, lambda item: item.info.size)
-        self.is_system: Mask = self._column(systems[packed.stream], lambda item: item.is_system)
-
-    def _column(self, values: Any, of_object: Callable[[Item], Any]) -> Any:
-        places = self._places
-        found = values[np.maximum(places, 0)] if len(values) else np.zeros(len(places), values.dtype)
-        for place in np.flatnonzero(places < 0):
-            found[place] = of_object(self._objects[-1 - int(places[place])])
+    @property
+    def sizes(self) -> Ints:
+        """Bytes of each."""
+        found: Ints = self._table.column("size")[self.numbers]
         return found
 
     @property
     def mtimes(self) -> NDArray[np.float64]:
-        """Time of the last change of each file, seconds since the epoch."""
-        found: NDArray[np.float64] = self._column(self._packed.mtime, lambda item: item.info.mtime)
+        """Time of the last change of each, seconds since the epoch."""
+        found: NDArray[np.float64] = self._table.column("mtime")[self.numbers]
         return found
 
-    @classmethod
-    def of(cls, names: _Names, packed: _Packed, alive: Mask, objects: Sequence[Item]) -> OrderedItems:
-        """Put items in order."""
-        folders = _ranks([f"{folder}/" for folder in names.folder_list])
-        tails = _ranks([_name(stream, 0).lstrip("0") for stream in names.stream_list])
-        traces = np.asarray([bool(kind) for kind, _ in names.stream_list] or [False], np.bool_)[packed.stream]
-        keys = tails[packed.stream], folders[packed.folder], packed.at_us, traces, packed.at_us // layout.MINUTE_US
-        rows = np.lexsort(keys)
-        rows = rows[alive[rows]]
-        loose = sorted(objects, key=_order)
-        view = cls(names, packed, (), rows)
-        orders = _Orders(view)
-        before = [bisect_left(orders, item.order) for item in loose]
-        return cls(names, packed, loose, np.insert(rows, before, -1 - np.arange(len(loose))))
+    @property
+    def is_system(self) -> Mask:
+        """True for each with system metrics."""
+        return ~self._table.are_traces(self.numbers)
+
+    @property
+    def hosts(self) -> Ints:
+        """Number of the host of each."""
+        return self._table.hosts(self.numbers)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, at: int) -> Item: ...
     @overload
     def __getitem__(self, at: slice) -> list[Item]: ...
     def __getitem__(self, at: int | slice) -> Item | list[Item]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        return next(self._items(self._places[[at]]))
+        found = list(self._table.items(np.atleast_1d(self.numbers[at])))
+        return found if isinstance(at, slice) else found[0]
 
     def __iter__(self) -> Iterator[Item]:
-        for start in range(0, len(self), _PACK_AT):
-            yield from self._items(self._places[start : start + _PACK_AT])
+        return self._table.items(self.numbers)
+
+    def keys(self) -> Iterator[str]:
+        """Yield the key of each."""
+        return (item.info.key for item in self)
 
     def chosen(self, rows: Any) -> OrderedItems:
         """Return some of the items, given by a mask or by their places in ascending order."""
-        return OrderedItems(self._names, self._packed, self._objects, self._places[rows])
-
-    def in_folders(self, chosen: Mask) -> OrderedItems:
-        """Return the items in some folders, given by their numbers, and all that are not packed."""
-        if not len(self._packed):
-            return self
-        return self.chosen((self._places < 0) | chosen[self._packed.folder[np.maximum(self._places, 0)]])
+        return OrderedItems(self._table, self.numbers[rows])
 
     @property
     def detailed(self) -> list[Item]:
         """The detailed traces among the items."""
-        objects = [self._objects[-1 - int(place)] for place in self._places[self._places < 0]]
-        return [item for item in objects if isinstance(item.file, DetailedTrace)]
-
-    def keys(self) -> Iterator[str]:
-        """Yield the key of each item, in order."""
-        streams, folders = self._names.stream_list, self._names.folder_list
-        for start in range(0, len(self), _PACK_AT):
-            places = self._places[start : start + _PACK_AT]
-            rows = np.maximum(places, 0) if len(self._packed) else places[:0]
-            columns = (
-                column[rows].tolist() for column in (self._packed.stream, self._packed.folder, self._packed.at_us)
-            )
-            for place, row in zip_longest(places.tolist(), zip(*columns, strict=True)):
-                if place < 0:
-                    yield self._objects[-1 - place].info.key
-                else:
-                    stream, folder, at_us = row
-                    yield f"{folders[folder]}/{_name(streams[stream], at_us)}"
-
-    @property
-    def hosts(self) -> Ints:
-        """Number of the host of each item."""
-        of_streams = [
-            self._names.item([0, 0, 0.0, number, 0, b""]).host for number in range(len(self._names.stream_list))
-        ]
-        of_rows = np.asarray(of_streams or [0], np.int64)[self._packed.stream]
-        found: Ints = self._column(of_rows, lambda item: item.host)
-        return found
+        mine = set(self.numbers.tolist())
+        found = [item for item in self._table.objects if isinstance(item.file, DetailedTrace) and item.number in mine]
+        return sorted(found, key=_order)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Item.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _items(self, places: Ints) -> Iterator[Item]:
-        names, packed = self._names, self._packed
-        columns = (
-            (column[np.maximum(places, 0)].tolist() if len(packed) else [None] * len(places)) for column in packed.all()
-        )
-        for place, *values in zip(places.tolist(), *columns, strict=True):
-            yield names.item(values) if place >= 0 else self._objects[-1 - place]
-
-
-class _Orders(Sequence[Order]):
-    """Sort keys of items, made one by one."""
-
-    def __init__(self, items: OrderedItems) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._items[at].order
-
 
 def _ranks(texts: list[str]) -> Ints:
-    ranks = np.zeros(max(len(texts), 1), np.int64)
+    ranks = np.zeros(len(texts) + 1, np.int64)
     ranks[sorted(range(len(texts)), key=texts.__getitem__)] = np.arange(len(texts))
     return ranks
 

@@ -69,8 +69,8 @@ def open_listed(uri: str, job: str | None, files: Iterable[Listed]) -> ProfileSo
     Raises:
         SourceError: the location cannot be reached.
     """
-    base = open_storage(uri) if job is None else open_parquet(open_storage(uri), job)
+    base: Any = open_storage(uri) if job is None else open_parquet(open_storage(uri), job)
     if job is not None:
-        list(base.list())  # reads the footers
+        base.load()
     infos = [FileInfo(key, size, mtime, etag) for key, size, mtime, etag in files]
     return ProfileSource(ListedStorage(base, infos), Options(cache=False, processes=1, progress=False))

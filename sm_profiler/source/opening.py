@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
-from sm_profiler.source.elsewhere import OUTPUT, where_instead
-from sm_profiler.source.left_files import with_left_files
+from sm_profiler.formats.layout import FRAMEWORK, SYSTEM, parse_path
+from sm_profiler.printable import printable
+from sm_profiler.source.open_files import with_left_files
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
@@ -19,7 +21,8 @@ ACCOUNT = "account:"  # a source: the training jobs of the account in the region
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _S3_TYPO = re.compile(r"s3[an]?:/*(?=[^/])")
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
-OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
+OUTPUT = "profiler-output"
+OUTPUTS = (OUTPUT, "profiler", "output")  # folders of a profile in its job's folder
 
 
 def given(where: str) -> str:
@@ -75,7 +78,9 @@ def job_name(uri: str) -> str:
     return path[-1] if path else "training job"
 
 
-_SHOWN_JOBS = 5
+_SHOWN_JOBS = _SHOWN = 5
+_LOOKED_AT = 2000  # files
+_LAST = "\U0010ffff"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
@@ -83,7 +88,7 @@ class NoProfilerDataError(SourceError):
     """A folder or prefix without profiler data, which a running job may still write."""
 
 
-def open_source(  # keyword arguments, one an independent choice
+def open_source(  # independent choices
     where: str | os.PathLike[str] | Storage,
     *,
     cache: bool = True,
@@ -122,10 +127,10 @@ def open_source(  # keyword arguments, one an independent choice
     source = ProfileSource(_complete(storage, wanted=left_open and is_path), options)
     if source.files or source.other_files:
         return source
-    _checkopen_parquet(storage)
+    _check_readable(storage)
     if is_path and not storage.uri.rstrip("/").endswith(OUTPUT):
-        below = _storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client)
-        inner = ProfileSource(_complete(below, wanted=left_open), options)
+        inside = _storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client)
+        inner = ProfileSource(_complete(inside, wanted=left_open), options)
         if inner.files or inner.other_files:
             return inner
     if is_path and (jobs := list(jobs_in(storage))):
@@ -191,7 +196,7 @@ def open_parquet(storage: Storage, job: str) -> Storage:
     return ParquetStorage(storage, job)
 
 
-def _checkopen_parquet(storage: Storage) -> None:
+def _check_readable(storage: Storage) -> None:
     """Raise an error if there is nothing because Parquet files are damaged."""
     for key, reason in getattr(storage, "unreadable", {}).items():
         raise SourceError(f"{storage.uri}: {key}: {reason}")
@@ -240,3 +245,57 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             source.description = job
             return source
     raise NoProfilerDataError(missing_profile(job, name, places, region=region, problem=problem)) from problem
+
+
+def profile_around(where: str, client: Any = None) -> str:
+    """Return the profile that a folder or prefix is a part of; "" if it is in none."""
+    remote = "://" in where
+    scheme, _, path = where.rpartition("://") if remote else ("", "", str(Path(where).absolute()))
+    parts = path.rstrip("/").split("/")
+    for at in range(len(parts) - 1, 0, -1):
+        if parts[at] not in (SYSTEM, FRAMEWORK):
+            continue
+        above = "/".join(parts[:at]) or "/"
+        found = f"{scheme}://{above}" if remote else above
+        try:
+            files = open_storage(found, client=client).list(f"{parts[at]}/")
+            if any(parse_path(info.key) is not None for info in islice(files, _LOOKED_AT)):
+                return found
+        except SourceError:  # the place itself is what is reported
+            return ""
+    return ""
+
+
+def profiles_in(storage: Storage) -> list[str]:
+    """Return the locations of the first profiles in a folder or prefix; a few more than are shown."""
+    found: list[str] = []
+    after: str | None = None
+    while len(found) <= _SHOWN:
+        root = next((root for info in islice(storage.list("", after), _LOOKED_AT) if (root := _root_of(info.key))), "")
+        if not root:
+            break
+        found.append(f"{storage.uri.rstrip('/')}/{root.removesuffix(f'/{OUTPUT}')}")
+        after = f"{root}/{_LAST}"
+    return found
+
+
+def _root_of(key: str) -> str:
+    """Return the folder of the profile that a file belongs to; "" if it belongs to none."""
+    parts = key.split("/")
+    for at, part in enumerate(parts[1:], 1):
+        if part in (SYSTEM, FRAMEWORK) and parse_path("/".join(parts[at:])) is not None:
+            return "/".join(parts[:at])
+    return ""
+
+
+def where_instead(where: str, storage: Storage, client: Any = None) -> str:
+    """Return which place to name instead of one that holds no profile; "" if none is near."""
+    if around := profile_around(where, client):
+        return f"it is a folder inside of one: name {printable(around)}"
+    found = profiles_in(storage)
+    if not found:
+        return ""
+    if len(found) == 1:
+        return f"there is one below it: name {printable(found[0])}"
+    many = f"more than {_SHOWN}" if len(found) > _SHOWN else str(len(found))
+    return f"there are {many} below it: name one of {', '.join(map(printable, found[:_SHOWN]))}"

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from importlib.util import find_spec
-from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any
 
+import attrs
 import msgspec
-import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.executors import Remote
+from sm_profiler.executors.pools import LocalExecutor
 from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
 from sm_profiler.formats.system_reader import SystemRows, account, read_system
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
+from sm_profiler.formats.trace_rows import TraceRows
 from sm_profiler.limits import memory_total
-from sm_profiler.processes import Helper, processors, read_exactly, receive_message, send_message
+from sm_profiler.processes import processors
 from sm_profiler.source.item_table import Item
-from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
+from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, open_storage, read_all
 from sm_profiler.storage.base import UnreadableFileError
-from sm_profiler.storage.local import real_path
 
 LEAST_BYTES = 2 << 30  # assumed if the system cannot answer
-_FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, beside its rows
+_FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, besides its rows
 
 
 def machine_bytes() -> int:
@@ -49,133 +46,67 @@ def largest_file_bytes() -> int:
 Rows = SystemRows | TraceRows
 
 
-class Request(msgspec.Struct, array_like=True):
-    """A file to parse: the process opens it by its path, or `size` bytes follow.
-
-    The path is bytes, as names of local files need not be text.
-    """
-
-    is_system: bool
-    node: str
-    kind: str
-    start_us: float
-    approximate: bool
-    path: bytes
-    size: int
-
-
-class _Answer(msgspec.Struct, array_like=True):
-    count: int
-    outcome: tuple[str, int, str]
-    is_system: bool
-    heads: list[tuple[str | int, str | int, str | int, str | int]]
-    argument_count: int = 0
-    others: list[str] = []
-    node: str = ""
-    kind: str = ""
-    metadata: list[dict[str, Any]] = []
-    loose: list[tuple[tuple[str, int | str], float, str]] = []
-    left: list[tuple[tuple[str, int | str], tuple[str, str, int, int], float, str]] = []
-
-
-_ANSWER = msgspec.msgpack.Decoder(_Answer)
-_REQUEST = msgspec.msgpack.Decoder(Request)
-
-
-def send_request(stream: IO[bytes], request: Request, data: bytes) -> None:
-    """Send a request."""
-    send_message(stream, msgspec.msgpack.encode(request))
-    stream.write(data)
-    stream.flush()
-
-
-def receive_request(stream: IO[bytes]) -> tuple[Request, bytes]:
-    """Receive a request and the bytes sent with it.
-
-    Raises:
-        EOFError: the owner has closed the pipe.
-    """
-    request = _REQUEST.decode(receive_message(stream))
-    return request, read_exactly(stream, request.size)
-
-
-def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
-    """Send a file's rows."""
-    summary = (outcome.status, outcome.lost, outcome.reason)
-    if isinstance(rows, SystemRows):
-        answer = _Answer(len(rows.value), summary, is_system=True, heads=list(rows.heads))
-        arrays: list[Any] = [rows.timestamp, rows.value, rows.head]
-    else:
-        answer = _Answer(
-            len(rows.start_us),
-            summary,
-            is_system=False,
-            heads=list(rows.heads),
-            argument_count=len(rows.numbers),
-            others=list(rows.others),
-            node=rows.node,
-            kind=rows.kind,
-            metadata=list(rows.metadata),
-            loose=[(end.key, end.end_us, end.args) for end in rows.loose_ends],
-            left=[(event.key, event.head, event.start_us, event.args) for event in rows.open_events],
-        )
-        arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument, rows.numbers]
-    send_message(stream, msgspec.msgpack.encode(answer))
-    for array in arrays:
-        stream.write(np.ascontiguousarray(array).data)
-    stream.flush()
-
-
-def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
-    """Receive a file's rows.
-
-    Raises:
-        EOFError: the process has ended.
-    """
-    answer = _ANSWER.decode(receive_message(stream))
-    kinds = "ddi" if answer.is_system else "ddii"
-    # Read in the order in which they were written.
-    arrays: Any = [np.frombuffer(read_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
-    heads: Any = tuple(answer.heads)
-    outcome = Outcome(*answer.outcome)
-    if answer.is_system:
-        timestamp, value, head = arrays
-        return SystemRows(timestamp, value, head, heads), outcome
-    start, duration, head, argument = arrays
-    return TraceRows(
-        start,
-        duration,
-        head,
-        argument,
-        heads,
-        np.frombuffer(read_exactly(stream, answer.argument_count * 48), np.int64).reshape(-1, 6),
-        tuple(answer.others),
-        answer.node,
-        answer.kind,
-        tuple(answer.metadata),
-        tuple(LooseEnd(*each) for each in answer.loose),
-        tuple(OpenEvent(*each) for each in answer.left),
-    ), outcome
-
-
 DENIED = "access denied"  # reason of a refused file
 WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
 ALONE_BYTES = 256 << 20  # up to this, this process parses too, which saves the start of one more
 AHEAD_BYTES = 64 << 20
-_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 does not define
-_PIPE_BYTES = 1 << 20
 
 Parsed = tuple[Item, Rows | None, Outcome]
 
 
-def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
+class ParseTask(msgspec.Struct):
+    """Files for another process.
+
+    Attributes:
+        items: the files.
+        uri: the storage that the process reads them from; "" if their bytes are sent.
+        data: their bytes.
+    """
+
+    items: list[Item]
+    uri: str = ""
+    data: list[bytes] = []
+
+
+class ParsedFile(msgspec.Struct, array_like=True):
+    """Rows and outcome of a file."""
+
+    outcome: Outcome
+    system: SystemRows | None = None
+    trace: TraceRows | None = None
+
+    @classmethod
+    def of(cls, rows: Rows | None, outcome: Outcome) -> ParsedFile:
+        """Return those that `parse_all` yields."""
+        return cls(outcome, system=rows) if isinstance(rows, SystemRows) else cls(outcome, trace=rows)
+
+    @property
+    def rows(self) -> Rows | None:
+        """Its rows."""
+        trace = self.trace
+        if trace is not None and trace.numbers.ndim == 1:  # arrays are sent flat
+            return attrs.evolve(trace, numbers=trace.numbers.reshape(-1, 6))
+        return self.system if trace is None else trace
+
+
+@Remote
+def parse_files(task: ParseTask) -> list[ParsedFile]:
+    """Parse files in another process."""
+    if task.uri:
+        parsed = list(parse_all(open_storage(task.uri), task.items, processes=1))
+    else:
+        parsed = [_parse_here(item, data) for item, data in zip(task.items, task.data, strict=True)]
+    return [ParsedFile.of(rows, outcome) for _, rows, outcome in parsed]
+
+
+def parse_bytes(item: Item, data: bytes) -> tuple[Rows, Outcome]:
     """Return the rows of a file and the outcome."""
     try:
-        if request.is_system:
-            return read_system(data, request.node, request.start_us)
-        return read_trace(data, request.node, request.kind, request.start_us, approximate=request.approximate)
+        if item.is_system:
+            return read_system(data, item.node, item.at_us)
+        return read_trace(data, item.node, item.kind, item.start_us, approximate=item.approximate)
     except MemoryError:
-        nothing = parse_bytes(request, b"")[0]
+        nothing = parse_bytes(item, b"")[0]
         return nothing, Outcome(REFUSED, 0, "too large for this machine's memory")
 
 
@@ -257,112 +188,85 @@ def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
         return item, None, Outcome(REFUSED, 0, str(data))
     if isinstance(data, SourceError):
         raise data
-    return item, *parse_bytes(_request(item), data)
-
-
-def _request(item: Item, path: bytes = b"", size: int = 0) -> Request:
-    return Request(
-        item.is_system,
-        item.node,
-        item.kind,
-        item.at_us if item.is_system else item.start_us,
-        item.approximate,
-        path,
-        size,
-    )
+    return item, *parse_bytes(item, data)
 
 
 def _in_processes(
     storage: Storage, items: Sequence[Item], processes: int, ahead_bytes: int, *, helps: bool
 ) -> Generator[Parsed, None, None]:
-    waiting: deque[tuple[Item, Future[Parsed]]] = deque()
+    """Parse files in processes, which read those of a local folder themselves."""
+    uri = os.path.abspath(storage.uri) if isinstance(storage, LocalStorage) else ""
+    waiting: deque[_Sent] = deque()
     held = 0
-    local = isinstance(storage, LocalStorage)
     fetched = (
         ((item.info, b"") for item in items)
-        if local
+        if uri
         else read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
     )
-    with _Workers(processes) as workers:
+    workers = LocalExecutor(processes, restarts=False)
+    try:
         for item, (_, data) in zip(items, fetched, strict=True):
             while waiting and held + item.info.size > ahead_bytes:
-                done, future = waiting.popleft()
-                held -= done.info.size
-                yield _result(future, waiting, storage, helps=helps)
-            waiting.append((item, workers.parse(item, data, storage if local else None)))
+                held -= waiting[0].item.info.size
+                yield _result(waiting.popleft(), waiting if helps else (), storage)
+            waiting.append(_Sent(item, data, _submitted(workers, item, data, uri)))
             held += item.info.size
         while waiting:
-            yield _result(waiting.popleft()[1], waiting, storage, helps=helps)
+            yield _result(waiting.popleft(), waiting if helps else (), storage)
+    finally:
+        workers.shutdown(wait=False, cancel_futures=True)
 
 
-def _result(
-    future: Future[Parsed], waiting: deque[tuple[Item, Future[Parsed]]], storage: Storage, *, helps: bool
-) -> Parsed:
-    """Wait for a file's rows, and parse files here that no process has begun in the meantime."""
-    for place in range(len(waiting)):
-        if not helps or future.done():
+@attrs.define(eq=False)
+class _Sent:
+    """A file that a process parses.
+
+    Attributes:
+        data: its bytes, unless the process reads them, or why there are none.
+        answer: that of the process; None if it is parsed here.
+        parsed: the result, if it has been parsed here.
+    """
+
+    item: Item
+    data: bytes | SourceError
+    answer: Future[bytes] | None
+    parsed: Parsed | None = None
+
+    def parse(self, storage: Storage) -> None:
+        """Parse it here."""
+        data = self.data
+        if not data and isinstance(storage, LocalStorage):
+            try:
+                data = storage.read(self.item.info.key)
+            except SourceError as error:
+                data = error
+        self.answer, self.parsed = None, _parse_here(self.item, data)
+
+
+def _submitted(workers: LocalExecutor, item: Item, data: bytes | SourceError, uri: str) -> Future[bytes] | None:
+    if isinstance(data, SourceError):
+        return None
+    with suppress(UnicodeEncodeError):  # of a folder or file whose name is no text
+        return workers.submit(parse_files, parse_files.encode(ParseTask([item], uri, [] if uri else [data])))
+    return None
+
+
+def _result(sent: _Sent, waiting: Iterable[_Sent], storage: Storage) -> Parsed:
+    """Wait for a file's rows, and meanwhile parse files of those that wait which no process has begun."""
+    for other in waiting:
+        if sent.answer is None or sent.answer.done():
             break
-        item, other = waiting[place]
-        if other.cancel():
-            waiting[place] = item, _read_here(item, storage)
-    return future.result()
-
-
-def _read_here(item: Item, storage: Storage) -> Future[Parsed]:
-    read: Future[Parsed] = Future()
-    try:
-        read.set_result(_parse_here(item, _fetch(storage, item.info.key)))
-    except SourceError as error:
-        read.set_exception(error)
-    return read
-
-
-def _fetch(storage: Storage, key: str) -> bytes | SourceError:
-    try:
-        return storage.read(key)
-    except (MissingFileError, AccessDeniedError, UnreadableFileError) as error:
-        return error
-
-
-class _Workers:
-    """Parsing processes, each with a thread here that exchanges files and rows with it."""
-
-    def __init__(self, count: int) -> None:
-        self._free: SimpleQueue[Helper] = SimpleQueue()
-        self._all: list[Helper] = []
-        for _ in range(count):
-            helper = Helper("sm_profiler.source.worker")
-            with suppress(OSError):
-                fcntl.fcntl(helper.answers, _SET_PIPE_SIZE, _PIPE_BYTES)
-            self._all.append(helper)
-            self._free.put(helper)
-        self._threads = ThreadPoolExecutor(count, "sm-profiler-parse")
-
-    def __enter__(self) -> _Workers:  # typing.Self comes with Python 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for helper in self._all:
-            helper.close()
-
-    def parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Future[Parsed]:
-        """Parse a file, given as bytes or as a name in a local storage."""
-        return self._threads.submit(self._parse, item, data, local)
-
-    def _parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Parsed:
-        if isinstance(data, SourceError):
-            return _parse_here(item, data)
-        helper = self._free.get()
+        if other.answer is not None and other.answer.cancel():
+            other.parse(storage)
+    if sent.answer is not None:
         try:
-            if helper.process.poll() is None:
-                path = os.fsencode(real_path(Path(local.uri), item.info.key)) if local else b""
-                send_request(helper.requests, _request(item, path, len(data)), data)
-                return item, *receive_rows(helper.answers)
-        except UnreadableFileError as error:
-            return _parse_here(item, error)
-        except (OSError, EOFError):
-            helper.process.kill()  # out of step, or gone (killed for memory, for example)
-        finally:
-            self._free.put(helper)
-        return _parse_here(item, _fetch(local, item.info.key) if local else data)
+            (found,) = parse_files.decode(sent.answer.result())
+        except (BrokenExecutor, RuntimeError, OSError):  # killed for its memory, for example
+            sent.parse(storage)
+        else:
+            return sent.item, found.rows, found.outcome
+    elif sent.parsed is None:
+        sent.parse(storage)
+    if sent.parsed is None:
+        raise AssertionError("it was parsed here")
+    return sent.parsed

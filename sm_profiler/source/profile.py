@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
@@ -18,9 +20,9 @@ from sm_profiler.formats.outcome import READ, REFUSED, Outcome
 from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
-from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
-from sm_profiler.source.item_table import Item, ItemTable, OrderedItems
-from sm_profiler.source.left_files import LeftStorage
+from sm_profiler.source.column_builder import ColumnBuilder, FileRows
+from sm_profiler.source.item_table import Item, OrderedItems
+from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
@@ -64,6 +66,7 @@ def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator
 
 
 KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
+_PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
 
 
@@ -123,7 +126,7 @@ class ProfileSource:
 
     Attributes:
         description: the response of DescribeTrainingJob if the source was opened by the name of a training job.
-        parse: parses files, as `parse_all` does; a caller with workers of its own sets another function.
+        parse: parses files, as `parse_all` does; a caller that has workers sets another function.
     """
 
     description: dict[str, Any] | None = None
@@ -134,9 +137,7 @@ class ProfileSource:
         self.parse: Callable[..., Generator[Parsed, None, None]] = parse_all
         self._catalog = Catalog(storage)
         self._quality: dict[str, Outcome] = {}  # of files with faults
-        self._read = ItemTable()  # the others
         self._metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._pending, self._delivered = ItemTable(), ItemTable()
         self._streams = Streams()
         self._columnar: Callable[..., Iterator[FileRows]] | None = getattr(storage, "pieces", None)
         self._cache = Cache.of(storage.uri, wanted=self.options.cache and self._columnar is None)
@@ -208,17 +209,28 @@ class ProfileSource:
         Raises:
             SourceError: the folder or bucket cannot be listed.
         """
-        count, found = 0, self._catalog.refresh()
-        if not len(self._delivered) and not len(self._pending):
-            self._start()
-            return len(found)
-        for item in found:
-            if item.info.key not in self._delivered:
-                count += item.info.key not in self._pending
-                self._pending.add(item)
+        fresh = self._catalog.refresh().numbers
+        fresh = fresh[self._flags[fresh] & (_DELIVERED | _PENDING) == 0]
+        self._flags[fresh] |= _PENDING
         for key in self._catalog.strays:
-            self._pending.pop(key, None)
-        return count
+            self._mark(key, remove=_PENDING)
+        return len(fresh)
+
+    @property
+    def _flags(self) -> NDArray[np.uint8]:
+        """State of each file, by its number: _PENDING, _DELIVERED, _READ."""
+        return self._catalog.table.flags
+
+    def _with(self, flag: int) -> OrderedItems:
+        """Return the files with a flag."""
+        return self._catalog.table.ordered(np.flatnonzero(self._flags & flag))
+
+    def _mark(self, key: str, add: int = 0, remove: int = 0) -> bool:
+        """Change the flags of a file; return whether there is one."""
+        number = self._catalog.table.number_of(key)
+        if number is not None:
+            self._flags[number] = self._flags[number] & ~np.uint8(remove) | add
+        return number is not None
 
     def batches(self, *, unsettled: bool = False) -> Iterator[Batch]:
         """Yield the data that `refresh` found and no earlier call has delivered, minute by minute, in time order.
@@ -230,27 +242,27 @@ class ProfileSource:
         Raises:
             SourceError: a file cannot be fetched, none may be read, or `strict` is set and records are lost.
         """
-        self._note_strays()
-        items = self._pending.ordered()
-        copies = {system: self._copy(system=system) for system in (True, False)} if not len(self._delivered) else {}
+        self._record_strays()
+        items = self._with(_PENDING)
+        is_first = not (self._flags & _DELIVERED).any()
+        copies = {system: self._copy(system=system) for system in (True, False)} if is_first else {}
         if copied := copies.get(False):
             self._streams = copied.streams
-        kept: list[FileRows] | None = [] if self._will_keep(items, copies) else None
+        kept: list[FileRows] | None = [] if is_first and self._will_keep(items, copies) else None
         pieces = self._pieces(items, copies)
         for minute, group in groupby(pieces, key=lambda each: each.item.at_us // layout.MINUTE_US):
             system, events = ColumnBuilder(is_system=True), ColumnBuilder(is_system=False)
             for piece in group:
                 if not (unsettled or self._is_settled(piece)):
                     continue
-                self._pending.discard(piece.item)
-                self._delivered.put(piece.item)
-                noted = self._note(piece, self._streams)
-                (system if piece.item.is_system else events).add(noted)
+                self._mark(piece.item.info.key, add=_DELIVERED, remove=_PENDING)
+                joined = self._join(piece, self._streams)
+                (system if piece.item.is_system else events).add(joined)
                 if kept is not None:
-                    kept.append(noted)
+                    kept.append(joined)
             if system or events:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
-        self._note_strays()  # and what has turned out to be unreadable
+        self._record_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         if kept:
             for is_system in (True, False):
@@ -274,15 +286,16 @@ class ProfileSource:
 
     def quality(self) -> list[FileQuality]:
         """Outcomes of the files read so far, by path."""
-        found = [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()]
-        found += [FileQuality(item.info.key, READ, 0, "") for item in self._read.ordered()]
-        return sorted(found, key=lambda one: one.path)
+        found = self._faults()
+        found += [FileQuality(item.info.key, READ, 0, "") for item in self._with(_READ)]
+        return sorted(found, key=lambda each: each.path)
 
     def faults(self) -> tuple[list[FileQuality], int]:
         """Outcomes of the files with faults, and the number of files that were read completely."""
-        return [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()], len(
-            self._read
-        )
+        return self._faults(), int(np.count_nonzero(self._flags & _READ))
+
+    def _faults(self) -> list[FileQuality]:
+        return [FileQuality(path, each.status, each.lost, each.reason) for path, each in self._quality.items()]
 
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
@@ -311,13 +324,10 @@ class ProfileSource:
         Raises:
             SourceError: none may be read, or `strict` is set and records are lost.
         """
-        self._note_strays()
+        self._record_strays()
         for each in quality:
-            item = self._catalog.items.get(each.path)
-            self._note_outcome(each.path, item, Outcome(each.status, each.lost, each.reason))
-            if item is not None:
-                self._pending.discard(item)
-                self._delivered.add(item)
+            self._mark(each.path, add=_DELIVERED, remove=_PENDING)
+            self._record_outcome(each.path, Outcome(each.status, each.lost, each.reason))
             if self.options.strict and (each.lost or each.status == REFUSED):
                 raise SourceError(f"{each.path}: {each.lost} records lost ({each.reason})")
         self._metadata.update(metadata)
@@ -333,46 +343,38 @@ class ProfileSource:
         Raises:
             SourceError: none may be read, or `strict` is set and records are lost.
         """
-        self._read = self._catalog.items.copy()
+        self._flags[self._catalog.ordered.numbers] = _READ | _DELIVERED
         self.adopt(faults, metadata)
-        self._pending, self._delivered = ItemTable(), self._catalog.items.copy()
 
     def rewind(self) -> None:
         """Forget what has been read: the next call of `batches` yields everything."""
         self._quality, self._metadata = {}, {}
-        self._start()
+        self._flags[:] = 0
+        self._flags[self._catalog.ordered.numbers] = _PENDING
         self._streams = Streams()
 
-    def _start(self) -> None:
-        """Have all files be delivered."""
-        self._pending = self._catalog.items.copy()
-        self._delivered, self._read = self._pending.marks(), self._pending.marks()
-
-    def _note_outcome(self, key: str, item: Item | None, outcome: Outcome) -> None:
-        if item is not None and outcome == Outcome():
+    def _record_outcome(self, key: str, outcome: Outcome) -> None:
+        is_whole = outcome == Outcome()
+        if self._mark(key, add=_READ if is_whole else 0, remove=_READ) and is_whole:
             self._quality.pop(key, None)
-            self._read.add(item)
-            return
-        self._quality[key] = outcome
-        self._read.pop(key, None)
+        else:
+            self._quality[key] = outcome
 
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]
         items.sort(key=lambda item: item.rank)
-        self._note_strays()
+        self._record_strays()
         copy = self._copy(system=system)
         streams, readings = copy.streams if copy else Streams(), list[Reading]()
         count_rows = getattr(self.storage, "count_rows", None)
-        gathered: ColumnBuilder | StoredColumns = (
-            ColumnBuilder(is_system=system, size=sum(item.info.size for item in items))
-            if count_rows is None
-            else StoredColumns(is_system=system, rows=count_rows(system=system))
-        )
+        rows = None if count_rows is None else count_rows(system=system)
+        size = 0 if rows is not None else sum(item.info.size for item in items)
+        gathered = ColumnBuilder(is_system=system, size=size, rows=rows)
         for piece in self._pieces(items, {system: copy}):
-            noted = self._note(piece, streams)
-            gathered.add(noted)
-            readings.append(noted.reading)
-        self._note_strays()  # and what has turned out to be unreadable
+            joined = self._join(piece, streams)
+            gathered.add(joined)
+            readings.append(joined.reading)
+        self._record_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         columns = gathered.columns()
         if copy is None or len(copy.readings) < len(items):
@@ -381,7 +383,7 @@ class ProfileSource:
 
     def _will_keep(self, items: OrderedItems, copies: dict[bool, Copy | None]) -> bool:
         """Return whether reading by the minute leaves a copy: of a whole, finished job that fits into memory and has none."""
-        whole = not len(self._delivered) and not any(copies.values()) and self.finished
+        whole = not any(copies.values()) and self.finished
         return self._cache is not None and whole and int(items.sizes.sum()) <= self._keep_bytes
 
     def _save(self, readings: Sequence[Reading], streams: Streams, columns: Any) -> None:
@@ -424,10 +426,11 @@ class ProfileSource:
                 yield piece if piece is not None else FileRows.parsed(*next(fresh))
                 advance(item)
 
-    def _note_strays(self) -> None:
+    def _record_strays(self) -> None:
         unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})
         for key, reason in (self._catalog.strays | unreadable).items():
-            if key not in self._read:
+            number = self._catalog.table.number_of(key)
+            if number is None or not self._flags[number] & _READ:
                 self._quality.setdefault(key, Outcome(REFUSED, 0, reason))
             if self.options.strict:
                 raise SourceError(f"{key}: not read ({reason})")
@@ -442,13 +445,13 @@ class ProfileSource:
         """Return whether a file is complete: while the job runs, a damaged one may still be in transfer."""
         return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
 
-    def _note(self, piece: FileRows, streams: Streams) -> FileRows:
-        """Join events that span files, and note the outcome of the file."""
+    def _join(self, piece: FileRows, streams: Streams) -> FileRows:
+        """Join events that span files, and record the outcome of the file."""
         piece = piece.joined(streams)
         key, outcome = piece.item.info.key, piece.outcome
         if piece.metadata:
             self._metadata[key] = piece.metadata
-        self._note_outcome(key, piece.item, outcome)
+        self._record_outcome(key, outcome)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
             raise SourceError(f"{key}: {outcome.lost} records lost ({outcome.reason})")
         return piece

@@ -136,7 +136,7 @@ class LocalStorage:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Store a file atomically, through a temporary file beside it."""
+        """Store a file atomically, through a temporary file next to it."""
         path = safe_path(self.root, key)
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:

@@ -46,7 +46,7 @@ class S3Storage:
 
     parallel_reads = PARALLEL
 
-    def __init__(  # keyword arguments, one an independent choice
+    def __init__(  # independent choices
         self,
         bucket: str,
         prefix: str = "",

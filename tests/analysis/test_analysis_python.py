@@ -16,7 +16,6 @@ from pyinstrument import Profiler
 from pyinstrument.renderers import JSONRenderer
 
 from sm_profiler.analysis import PyinstrumentAnalysis, cProfileAnalysis, python_profiles
-from sm_profiler.analysis.cprofile_reader import DamagedStatisticsError, read_statistics
 from sm_profiler.analysis.python_stats import (
     Metrics,
     PythonProfileModes,
@@ -27,6 +26,7 @@ from sm_profiler.analysis.python_stats import (
     str_to_python_profile_mode,
 )
 from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.formats.cprofile_reader import DamagedStatisticsError, read_statistics
 
 SAMPLES = Path(__file__).parents[1] / "data/formats"
 WINDOWS = {  # function that runs in the window → its start and end

@@ -9,9 +9,9 @@ import pytest
 
 import sm_profiler.analysis
 from sm_profiler.analysis import TrainingJob
-from sm_profiler.analysis.events import event_arguments
 from sm_profiler.analysis.smdebug_alias import _MODULES, install_as_smdebug
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.event_objects import event_arguments
 from tests.support.jobs import make_job
 
 SAMPLES = Path(__file__).parents[1] / "data/formats"
@@ -255,7 +255,7 @@ def test_event_arguments_equal_those_of_the_file(job):
     args = event_arguments(events[events.phase.mask("DataLoaderIter")])[0]
     assert args == {"pid": 27, "worker_id": 0, "num_workers": 4, "pin_memory": True}
     args = event_arguments(events[events.phase.mask("cpu_functions")])[0]
-    assert args == {"step_num": "5", "tid": 1, "device": "cpu"}
+    assert args == {"step_num": 5, "tid": 1, "device": "cpu"}
 
 
 class _Clock:

@@ -80,8 +80,8 @@ def test_task_whose_worker_is_killed_is_counted_and_the_rest_goes_on(monkeypatch
     take = LocalExecutor._take
     taken = []
 
-    def killed(self):
-        helper = take(self)
+    def killed(self, name):
+        helper = take(self, name)
         taken.append(helper)
         if len(taken) <= 3:
             os.kill(helper.process.pid, signal.SIGKILL)
@@ -118,15 +118,16 @@ def test_compare_uses_the_executor(tmp_path, capsys):
 
 
 def test_part_that_always_kills_its_worker_ends_in_one_line(monkeypatch):
+    from sm_profiler.executors import tasks
     from sm_profiler.metrics.scaling import folding
 
     result = TaskResult(0, error="KilledWorker: Attempted to run task on 4 different workers")
-    monkeypatch.setattr(folding, "run_tasks", lambda *_, **__: iter([result]))
+    monkeypatch.setattr(tasks, "run_tasks", lambda *_, **__: (each for each in [result]))
 
     class Source:
         class options:  # like the attribute
             progress = False
 
     with pytest.raises(SourceError, match="the workers failed: KilledWorker"):
-        list(folding._answers(Pool(Answering(), 1), [], [b""], Source()))
+        list(folding._answers(Pool(Answering(), 1), [], [], Source()))
     assert part.fold_part is folding.fold_part

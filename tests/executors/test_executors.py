@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.executors import open_pool, run_tasks
 from sm_profiler.executors.pools import LocalExecutor, worker_version
-from sm_profiler.metrics.scaling.part import decode_answer, fold_part
+from sm_profiler.metrics.scaling.part import fold_part
 from tests.support.jobs import make_job
 
 
@@ -24,18 +25,20 @@ def test_unknown_executors_are_refused(name):
 def test_local_processes_answer_and_report_errors():
     with open_pool("local:2") as pool:
         assert pool.workers == 2
-        answers = [pool.executor.submit(fold_part, b"\xc1") for _ in range(3)]
+        answers = [pool.executor.submit(fold_part, fold_part.encode(1)) for _ in range(3)]
         for answer in answers:
             with pytest.raises(RuntimeError, match=r"DecodeError|ValidationError"):
                 answer.result()
+        with pytest.raises(SourceError, match="sm-profiler is"):
+            fold_part.decode(pool.executor.submit(fold_part, b"\xc1").result())
 
 
 def test_task_that_kills_its_process_fails_after_some_attempts(monkeypatch):
     executor = LocalExecutor(1)
     take = LocalExecutor._take
 
-    def killed(self):
-        helper = take(self)
+    def killed(self, name):
+        helper = take(self, name)
         os.kill(helper.process.pid, signal.SIGKILL)
         return helper
 
@@ -112,8 +115,13 @@ def test_workers_of_another_version_are_refused(dask_pool, monkeypatch):
 
 
 def test_damaged_answers_are_one_line():
-    with pytest.raises(SourceError, match="answer is damaged"):
-        decode_answer(b"\xc1")
+    for data in (b"\0\xc1", b"\0\xc7\x01\x7fx", b"\0"):
+        with pytest.raises(SourceError, match="answer is damaged"):
+            fold_part.decode(data)
+
+
+def test_a_function_of_a_task_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(fold_part)) is fold_part  # noqa: S301 - our own
 
 
 @pytest.mark.long

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.formats.xplane_events import DamagedMessageError, fields
-from sm_profiler.formats.xplane_reader import op_names, read_xplane
+from sm_profiler.formats.xplane_reader import DamagedMessageError, fields, op_names, read_xplane
 from tests.support.xplane import Plane, content, large, number, program, space, varint
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
@@ -100,7 +99,7 @@ def test_a_damaged_program_gives_the_names_before_the_damage():
 def test_events_are_decoded_in_pieces_of_any_size(monkeypatch):
     data = sample("tensorflow")
     expected = rows(read_xplane(data)[0])
-    monkeypatch.setattr("sm_profiler.formats.xplane_events._CHUNK", 97)
+    monkeypatch.setattr("sm_profiler.formats.xplane_reader._CHUNK", 97)
     assert rows(read_xplane(data)[0]) == expected
 
 

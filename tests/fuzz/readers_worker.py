@@ -10,7 +10,6 @@ before it is read. An input that takes too much CPU time, memory or raises an er
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import random
 import resource
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from peak_memory import peak_bytes
 
+from sm_profiler.executors import Remote
 from sm_profiler.formats import layout
 from sm_profiler.formats.outcome import LAST_US, Outcome
 from sm_profiler.formats.system_reader import SystemRows, account, read_system
@@ -30,7 +30,7 @@ from sm_profiler.formats.system_table import read_table
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.formats.trace_rows import EventAssembler, SystemAssembler, TraceRows
 from sm_profiler.source import cache, profile
-from sm_profiler.source.parse import receive_rows, send_rows
+from sm_profiler.source.parse import ParsedFile
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import AccessDeniedError, FileInfo, LocalStorage, MissingFileError
 
@@ -88,6 +88,12 @@ def mutate(draw: random.Random, data: bytes, other: bytes) -> bytes:
     return data
 
 
+@Remote
+def sent_files(files: list[ParsedFile]) -> list[ParsedFile]:
+    """Return files as another process would."""
+    return files
+
+
 def check(rows: TraceRows | SystemRows, outcome: Outcome) -> None:
     """Fail if the result of a reader contradicts itself, or cannot be sent and assembled."""
     assert outcome.status in {"read", "repaired", "refused"}
@@ -95,11 +101,10 @@ def check(rows: TraceRows | SystemRows, outcome: Outcome) -> None:
     assert outcome.lost == 0 or outcome.status != "read"
     assert bool(outcome.reason) == (outcome.status != "read")
     assert len(rows.head) == 0 or 0 <= rows.head.min() <= rows.head.max() < len(rows.heads)
-    pipe = io.BytesIO()
-    send_rows(pipe, rows, outcome)
-    pipe.seek(0)
-    received, again = receive_rows(pipe)
-    assert again == outcome
+    (sent,) = sent_files.decode(b"\0" + sent_files.encode([ParsedFile.of(rows, outcome)]).partition(b"\0")[2])
+    received = sent.rows
+    assert sent.outcome == outcome
+    assert received is not None
     assert len(received.head) == len(rows.head)
     assert received.heads == rows.heads
     if isinstance(rows, TraceRows):

@@ -21,8 +21,8 @@ from pyinstrument import Profiler
 from pyinstrument.renderers import JSONRenderer
 
 from sm_profiler.analysis import PandasFrame, TrainingJob
-from sm_profiler.analysis.cprofile_reader import DamagedStatisticsError, read_statistics
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.cprofile_reader import DamagedStatisticsError, read_statistics
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.profile import Options
 from sm_profiler.storage import FileInfo, MissingFileError

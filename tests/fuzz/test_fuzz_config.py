@@ -27,12 +27,12 @@ from sm_profiler.config import (
     parse_metrics,
 )
 from sm_profiler.config.api import METRICS_KEYS, PARAMETER_KEYS
-from sm_profiler.config.name_pattern import NamePattern
-from sm_profiler.debugger.images import registered_image
+from sm_profiler.config.profile import NamePattern
+from sm_profiler.debugger.debugger import registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.launch import agent_environment, check_request, to_request
-from sm_profiler.launch.clients import _Adder
+from sm_profiler.launch.attachment import _Adder
 from sm_profiler.settings import settings_path
 
 TESTS = 13

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.analysis.gpu import launches as nesting
+from sm_profiler.gpu_traces import intervals
 
 TRACES = Path(__file__).parents[1] / "data" / "gpu_traces"
 MORE = os.environ.get("SM_PROFILER_GPU_TRACES")  # a folder of further traces with their hta.json
@@ -60,7 +60,7 @@ def kernels_of(gpu, rank):
 def overlaps(events, stream):
     """Return how much kernels of one stream overlap."""
     chosen = events[events.on_device & (events.stream == stream)]
-    return float(chosen.duration_us.sum()) - nesting.total(chosen.start_us, chosen.end_us)
+    return float(chosen.duration_us.sum()) - intervals.total(chosen.start_us, chosen.end_us)
 
 
 def by_rank(gpu, frame):

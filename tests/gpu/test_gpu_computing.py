@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm_profiler.analysis.gpu import GpuTraces, kernels
-from sm_profiler.analysis.gpu import launches as nesting
-from sm_profiler.analysis.gpu.gpu_traces import _TABLES
-from sm_profiler.analysis.gpu.table import Groups
+from sm_profiler.analysis.gpu import GpuTraces
+from sm_profiler.gpu_traces import intervals, kernels
+from sm_profiler.gpu_traces.table import Groups
+from sm_profiler.gpu_traces.traces import _TABLES
 from tests.support.gpu_events import call, event, kernel
 
 
@@ -207,24 +207,24 @@ def test_kinds_of_kernels(name, kind):
     assert kernels.kind_of(name) == kind
 
 
-intervals = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30)), max_size=20)
+spans = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30)), max_size=20)
 
 
-@given(intervals, intervals)
+@given(spans, spans)
 def test_unions_and_intersections_count_each_moment_once(one, other):
     def moments(pairs):
         return {moment for start, length in pairs for moment in range(start, start + length)}
 
     def union(pairs):
         start = np.array([pair[0] for pair in pairs], float)
-        return nesting.union(start, start + np.array([pair[1] for pair in pairs], float))
+        return intervals.union(start, start + np.array([pair[1] for pair in pairs], float))
 
     assert float(np.subtract(*union(one)[::-1]).sum()) == len(moments(one))
-    assert nesting.intersection(union(one), union(other)) == len(moments(one) & moments(other))
+    assert intervals.intersection(union(one), union(other)) == len(moments(one) & moments(other))
     start = np.array([pair[0] for pair in one], float)
     end = start + np.array([pair[1] for pair in one], float)
     covered = [len(moments([pair]) & moments(other)) for pair in one]
-    assert nesting.covered(start, end, union(other)).tolist() == covered
+    assert intervals.covered(start, end, union(other)).tolist() == covered
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -242,9 +242,9 @@ def test_finds_the_innermost_interval(seed):
     fill(0, 60, 0)
     found.sort(key=lambda pair: (pair[0], -pair[1]))
     start, end = (np.array([pair[side] for pair in found], float) for side in (0, 1))
-    parent = nesting.parents(start, end)
+    parent = intervals.parents(start, end)
     moments = np.arange(0, 62) + 0.5
-    rows = nesting.enclosing(start, end, parent, moments)
+    rows = intervals.enclosing(start, end, parent, moments)
     for moment, row in zip(moments, rows, strict=True):
         around = [number for number, pair in enumerate(found) if pair[0] <= moment <= pair[1]]
         assert (row == -1) if not around else (end[row] - start[row] == min(end[n] - start[n] for n in around))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces, find_traces
 from sm_profiler.errors import SourceError
-from sm_profiler.formats import kineto_reader, kineto_records
+from sm_profiler.formats import kineto_reader
 from sm_profiler.formats.kineto_reader import KERNEL, MEMCPY, OPERATOR, RUNTIME, is_kineto, read_kineto
 from sm_profiler.formats.outcome import most_texts
 
@@ -63,7 +63,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch):
     data = document(events)
     whole, _ = read_kineto([data])
     monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(kineto_records, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", 1000)
     for packed in (data, gzip.compress(data)):
         for size in (97, 4096):
             trace, outcome = read_kineto([packed[at : at + size] for at in range(0, len(packed), size)])
@@ -118,7 +118,7 @@ def test_a_small_compressed_file_has_bounded_events_and_names(key):
 
 
 def test_what_is_beside_the_events_is_bounded():
-    most = kineto_records.MAX_ELEMENTS
+    most = kineto_reader.MAX_ELEMENTS
     for count, found in ((most // 2, True), (most + 1, False)):
         others = b"[" + b",".join([b"{}"] * (count // 2 + 1)) + b"]"
         event = b'"traceEvents":[{"ph":"X"}]'
@@ -217,8 +217,8 @@ def test_nan_and_infinite_numbers_cost_no_event():
 
 
 def test_damage_in_the_middle_costs_little(monkeypatch):
-    monkeypatch.setattr(kineto_records, "CHUNK_BYTES", 4000)
-    monkeypatch.setattr(kineto_records, "SALVAGED_BYTES", 20_000)
+    monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(kineto_reader, "SALVAGED_BYTES", 20_000)
     data = document([one for number in range(2000) for one in launch(number, 50.0 * number)])
     middle = len(data) // 2
     trace, outcome = read_kineto([data[:middle] + b"\x00\xff}{" + data[middle + 30 :]])
@@ -266,7 +266,7 @@ def test_hostile_arguments_leave_the_other_events(arguments):
 
 
 def test_an_endless_record_ends_the_reading(monkeypatch):
-    monkeypatch.setattr(kineto_records, "MAX_RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(kineto_reader, "MAX_RECORD_BYTES", 1 << 20)
     head = document(launch(1))[:-2] + b', {"name": "'
     trace, outcome = read_kineto(itertools.chain([head], itertools.repeat(b"x" * 65536, 64)))
     assert (len(trace.events), outcome.status) == (3, "repaired")

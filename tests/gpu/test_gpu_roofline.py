@@ -5,9 +5,9 @@ import json
 import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.analysis.gpu.kernels import peaks_of
-from sm_profiler.analysis.gpu.roofline import bytes_of, flops_of
 from sm_profiler.formats.kineto_reader import Inputs
+from sm_profiler.gpu_traces.kernels import peaks_of
+from sm_profiler.gpu_traces.roofline import bytes_of, flops_of
 from tests.support.gpu_events import call, event, kernel
 
 CONVOLUTION = [[8, 3, 32, 32], [16, 3, 3, 3], [16], [], [], [], [], [], []]

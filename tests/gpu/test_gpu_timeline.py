@@ -10,7 +10,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.report.gpu.timeline import export_traces
+from sm_profiler.gpu_traces.timeline import export_traces
 from tests.support.gpu_events import call, event, kernel
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"

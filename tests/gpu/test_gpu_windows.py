@@ -9,16 +9,16 @@ import sys
 import numpy as np
 import pytest
 
-from sm_profiler.analysis.gpu.callers import Callers, Frame
-from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.formats.columns import Category, EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.kineto_reader import PHASE, read_kineto
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.hook.conversion import write_events
-from sm_profiler.metrics.gpu.measure import Lines
+from sm_profiler.gpu_traces.callers import Callers, Frame
+from sm_profiler.gpu_traces.measure import Lines
+from sm_profiler.gpu_traces.traces import GpuTraces
+from sm_profiler.hook.convert import write_events
 from sm_profiler.report.build import build_report
-from sm_profiler.report.gpu.windows import join, read_windows
+from sm_profiler.report.trace_windows import join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
 from tests.support.gpu_events import call, event, kernel
@@ -180,7 +180,7 @@ def test_the_report_of_a_window_with_a_gpu_joins_the_always_on_recording(profile
 
 
 def test_a_broken_window_costs_no_report(profile, monkeypatch):
-    monkeypatch.setattr("sm_profiler.report.gpu.windows.read_trace", lambda *_: 1 / 0)
+    monkeypatch.setattr("sm_profiler.report.trace_windows.read_trace", lambda *_: 1 / 0)
     report = build_report(open_source(str(profile)))
     assert report.gpu_traces == ()
     assert "division" in report.broken["detailed windows"]

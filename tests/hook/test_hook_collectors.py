@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.formats.layout import DetailedTrace, PythonStats, TraceMetadata, parse_path
+from sm_profiler.hook.clock import KernelClock, Timebase, judge
 from sm_profiler.hook.convert import operators
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.kernel_clock import KernelClock, judge
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.timebase import Timebase
 from tests.support.hook import environment
 from tests.support.profiles import events
 

@@ -12,8 +12,7 @@ import pytest
 from fake_cuda import FakeGpu
 
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.pytorch.cuda import Boundaries, CudaCollector
-from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
+from sm_profiler.hook.pytorch.cuda import ANCHOR_MS, PHASES, Boundaries, CudaCollector, CudaPhases
 from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source

@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from sm_profiler.formats.trace_recovery import recover_traces
-from sm_profiler.hook.dead_threads import DeadThreads
-from sm_profiler.hook.hang import HangWatch, Work, work_done
-from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.clock import Timebase
+from sm_profiler.hook.hang import DeadThreads, HangWatch, Work, work_done
 from sm_profiler.report.build import build_report
 from sm_profiler.settings import JOB
 from sm_profiler.source import ProfileSource

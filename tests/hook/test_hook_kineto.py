@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sm_profiler.hook.pytorch.kineto import quiet, severity_level
+from sm_profiler.hook.pytorch.detailed import quiet, severity_level
 from tests.support.hook import environment
 
 PROGRAM = """

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.guard import at_thread_end
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.thread_end import at_thread_end
 from tests.support.hook import environment
 
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}

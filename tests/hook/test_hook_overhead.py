@@ -8,6 +8,7 @@ import pytest
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.trace_writer import TraceWriter
+from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import (
     BYTES_PER_MINUTE,
@@ -21,7 +22,6 @@ from sm_profiler.hook.overhead import (
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
-from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Window
 
 STEPS = 1000  # a second

@@ -9,7 +9,7 @@ import pytest
 from sm_profiler.hook.garbage import GarbageCollector, full_is_due
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND, STALL, OwnWork
-from sm_profiler.hook.python_collector import PythonCollector
+from sm_profiler.hook.python_window import PythonCollector
 from sm_profiler.hook.session import Session
 from tests.support.sessions import Adapter, Recording, profile
 

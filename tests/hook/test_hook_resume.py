@@ -99,6 +99,14 @@ def test_a_process_that_only_paused_was_not_interrupted():
     assert find_attempts("algo-1-0", rows, [record(0), record(0)], pids=1).count == 1
 
 
+def test_a_process_whose_profiler_was_off_for_a_while_was_not_interrupted():
+    rows = rows_of([10, 11, 12, 100, 101, 200, 201], [0, 1, 2, 0, 1, 0, 1])
+    metadata = [record(at) | {"process_us": began * 1e6} for at, began in ((10, 5), (100, 5.001), (200, 190))]
+    found = find_attempts("algo-1-0", rows, metadata, pids=1)
+    assert (found.count, found.breaks, found.restarts) == (2, (3, 5), (200e6,))
+    assert (found.down_s, found.off_s) == (98.5, 87.5)
+
+
 def test_profiles_without_metadata_count_processes():
     found = find_attempts("algo-1-0", rows_of([0, 1], [0, 1]), [], pids=3)
     assert (found.count, found.down_s) == (3, 0.0)

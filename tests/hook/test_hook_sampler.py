@@ -18,7 +18,7 @@ from sm_profiler.config.explaining import explain
 from sm_profiler.hook import caller
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.other_threads import outwards
-from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
+from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import (
     FIRST_STEPS,

@@ -14,6 +14,8 @@ from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, standby
 from sm_profiler.hook.settings import ConfigText, read_config
 from sm_profiler.hook.standby import Standby, in_framework
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
 from tests.support.hook import environment
 
 OFF = [{"ProfilingIntervalInMilliseconds": 1000}, {"ProfilingParameters": {}}, {"DisableProfiler": True}]
@@ -143,6 +145,8 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     train(6)
     entry.uninstall()
     assert end_of_steps(folder)[0] == 10
+    (rank,) = build_report(open_source(str(folder))).metrics.ranks
+    assert (rank.attempts.count, rank.attempts.breaks, rank.attempts.down_s) == (1, (4,), 0.0)
 
 
 SWITCHED_OFF = """

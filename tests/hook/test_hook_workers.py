@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
-from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
+from sm_profiler.hook.pytorch.workers import FetchTimes, Incoming, Outgoing, Span, watched
 from tests.support.hook import environment
 from tests.support.profiles import events
 

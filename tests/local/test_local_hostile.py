@@ -13,9 +13,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sm_profiler.cli import main
-from sm_profiler.local.endpoint import environment_at
+from sm_profiler.local.endpoint import environment_at, is_own_client
 from sm_profiler.local.output import LogStream, MetricMatcher
-from sm_profiler.local.peers import is_own_client
 from sm_profiler.local.records import path_component
 from sm_profiler.local.services import CLIENT_VARIABLES
 
@@ -147,7 +146,7 @@ def test_processing_paths_cannot_leave_the_folder(bench, path, side):
         lambda: bench.sagemaker.describe_processing_job(ProcessingJobName=request["ProcessingJobName"]),
         lambda job: job["ProcessingJobStatus"] != "InProgress",
     )
-    assert "not below /opt/ml" in job["FailureReason"]
+    assert "not in /opt/ml" in job["FailureReason"]
 
 
 def test_program_cannot_leave_the_source_code(bench):
@@ -214,7 +213,7 @@ def test_only_open_connections_of_the_same_user_are_answered(bench, monkeypatch)
 
 
 def test_no_client_is_refused_if_the_system_reports_no_owners(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("sm_profiler.local.peers.TABLES", (tmp_path / "missing",))
+    monkeypatch.setattr("sm_profiler.local.endpoint.TABLES", (tmp_path / "missing",))
     assert is_own_client(1, int(bench.local.url.rpartition(":")[2]))
 
 

@@ -80,7 +80,7 @@ def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
 LEAVE = """
 import os, sys
 from pathlib import Path
-from sm_profiler.hook.exit_code import record_exit_code
+from sm_profiler.hook.process_end import record_exit_code
 from sm_profiler.monitor.exit_link import ExitLink
 root = Path(sys.argv[1])
 record_exit_code(root, "0-algo-1", {"rank": 0, "end_us": 5})

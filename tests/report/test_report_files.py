@@ -74,12 +74,8 @@ def test_advice_that_does_not_fit_ends_with_an_ellipsis(broken):
     """Lines of code came first, and the advice ended in the middle of a sentence, as if it were whole."""
     place = Location("/code/train.py", 30, "load", 0.9, source="return Image.open(path)")
     report = report_from(training(400, wait=0.02, outside=0.01))
-    main = replace(
-        report.verdict.main, where=(place, place), next_step="advice " * 80, headline="It is slow. " * 12
-    )
-    many = tuple(
-        replace(main, kind=kind) for kind in (Class.LOGGING, Class.CHECKPOINTING, Class.STRAGGLER) * broken
-    )
+    main = replace(report.verdict.main, where=(place, place), next_step="advice " * 80, headline="It is slow. " * 12)
+    many = tuple(replace(main, kind=kind) for kind in (Class.LOGGING, Class.CHECKPOINTING, Class.STRAGGLER) * broken)
     alarm = {"judge": "an error"} if broken else {}
     report = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main, also=many), broken=alarm)
     lines = terminal_summary(report, width=40).splitlines()

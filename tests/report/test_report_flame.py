@@ -149,7 +149,7 @@ def test_a_graph_counts_what_it_leaves_out():
     (graph,) = graphs(Samples(tuple(stacks)))
     assert len(frames(graph.drawing)) <= MAX_FRAMES
     assert re.match(
-        r"\d+ frames narrower than 0\.4 % or beyond the first 150 are not drawn; 4 % of the time has no line of its own\.",
+        r"\d+ frames narrower than 0\.4 % or beyond the first 150 are not drawn; 4 % of the time belongs to no line\.",
         graph.left_out,
     )
 

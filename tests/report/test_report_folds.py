@@ -12,8 +12,7 @@ from sm_profiler.metrics.memory_fold import MAX_SAMPLES, MemoryFold
 from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
-from sm_profiler.render.page import render_html
-from sm_profiler.render.timeline_data import POINTS, thin
+from sm_profiler.render.page import POINTS, render_html, thin
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job

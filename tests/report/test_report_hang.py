@@ -11,11 +11,13 @@ import pytest
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.mcp import server as answers
 from sm_profiler.formats.event_names import HANG
+from sm_profiler.formatting import is_library
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_writer import timeline_file
+from sm_profiler.report.timeline_export import describe_hangs
+from sm_profiler.timeline.writer import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of
 
@@ -166,7 +168,10 @@ def test_report_page_and_terminal_have_the_stacks():
     assert found["dead_threads"] == [
         {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
     ]
-    assert answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"] == found["stacks"]
+    assert (
+        answers.Tools(SimpleNamespace(report=lambda _: report)).evidence("job")["data"]["hang"]["stacks"]
+        == found["stacks"]
+    )
     assert_as_stored(words_of(render_html(report), "stacks"), "stacks")
     text = terminal_summary(report, width=100)
     assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
@@ -199,7 +204,7 @@ def test_a_queue_that_no_thread_can_fill_is_named():
 
 def test_the_merged_timeline_has_the_stacks(tmp_path):
     rows = events([*training(200), stop(None, threads=THREADS, children=CHILDREN)])
-    with timeline_file(tmp_path / "trace", START_S * 1e6) as writer:
+    with timeline_file(tmp_path / "trace", START_S * 1e6, describe_hangs) as writer:
         writer.add_events(rows)
         writer.finish([], "job")
     written = (tmp_path / "trace").read_bytes()
@@ -247,3 +252,15 @@ def test_a_job_that_ends_without_ever_stepping_has_its_stacks(loop, hangs):
 )
 def test_hostile_arguments_do_not_reach_a_timeline(text):
     assert not hang_arguments(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/usr/lib/python3.11/threading.py", True), ("/opt/app/site-packages/x/a.py", True), ("torch/nn/module.py", True),
+        ("<frozen runpy>", True), ("<attrs generated init a.B>", True), ("~", True), ("/job/train.py", False),
+        ("/home/me/torch/train.py", False), ("<ipython-input-3-a1>", False), ("/tmp/ipykernel_7/1.py", False),
+    ],
+)  # fmt: skip
+def test_code_of_libraries(file, library):
+    assert is_library(file) is library

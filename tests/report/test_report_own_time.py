@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from sm_profiler.formats import event_names
+from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.render.page import render_html
-from sm_profiler.render.slices import loop_slices
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import metrics_of, report_from, training, verdict_of
 

@@ -79,7 +79,7 @@ def test_a_rule_that_cannot_be_merged_does_not_affect_others(job, monkeypatch):
     def fail(self, other):
         raise ValueError("damaged")
 
-    monkeypatch.setattr("sm_profiler.rules.batch_size.BatchSize.absorb", fail)
+    monkeypatch.setattr("sm_profiler.rules.gpu_rules.BatchSize.absorb", fail)
     source = open_source(job, cache=False, progress=False)
     whole = run_sliced(source, lambda: new_folds({}), length=1, put_away=put_away.put_away)
     results = whole.folds[0].results()
@@ -116,7 +116,7 @@ def test_the_state_of_a_rule_that_cannot_be_merged_is_not_kept(job, tmp_path, mo
 
     source = open_source(job, cache=False, progress=False)
     merged = run_sliced(source, lambda: new_folds({}), length=1, put_away=put_away.put_away)
-    monkeypatch.setattr("sm_profiler.rules.batch_size.BatchSize.absorb", fail)
+    monkeypatch.setattr("sm_profiler.rules.gpu_rules.BatchSize.absorb", fail)
     assert isinstance(merged.folds[0].rules["BatchSize"], Stored)
     monkeypatch.setattr(kept, "_digest", lambda _: "known")
     monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path))

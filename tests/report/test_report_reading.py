@@ -8,7 +8,7 @@ from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import folding as reading
 from sm_profiler.report.timeline_export import export_timeline
-from sm_profiler.source import open_source
+from sm_profiler.source import open_source, parse
 from tests.support.executors import ShuffledExecutor
 from tests.support.jobs import make_job
 
@@ -55,17 +55,17 @@ def test_source_parses_here_again_afterwards(job):
 
 
 def test_worker_of_another_version_ends_in_one_line(job, tmp_path, monkeypatch):
-    encode = reading.codec.encode
+    encode = type(parse.parse_files).encode
 
-    def older(value):
-        return encode(("0.0.1", *value[1:]) if isinstance(value, tuple) and len(value) == 3 else value)
+    def older(self, task):
+        return b"0.0.1" + encode(self, task)[len(self._version()) :]
 
-    monkeypatch.setattr(reading.codec, "encode", older)
+    monkeypatch.setattr(type(parse.parse_files), "encode", older)
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the command runs"):
         export_timeline(open_source(job), tmp_path / "out.json", executor=ShuffledExecutor())
 
 
 def test_worker_that_fails_ends_in_one_line(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "parse_group", lambda _: 1 / 0)
+    monkeypatch.setattr(parse.parse_files, "function", lambda _: 1 / 0)
     with pytest.raises(SourceError, match="the workers failed: ZeroDivisionError"):
         export_timeline(open_source(job), tmp_path / "out.json", executor=ShuffledExecutor())

@@ -2,9 +2,8 @@
 
 import pytest
 
-from sm_profiler.render.page import render_html
+from sm_profiler.render.page import MAX_STRETCHES, render_html, timeline
 from sm_profiler.render.sections import build_sections
-from sm_profiler.render.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.render.view import glance
 from sm_profiler.report import Class, Finding, Verdict
 from sm_profiler.rules.time_breakdown import TimeBreakdown
@@ -133,3 +132,14 @@ def test_what_the_verdict_answers_is_answered_once():
     alone = {one.key: one for one in build_sections(metrics_of(), rules, {}, verdict)}  # nothing was judged
     assert any("distance 0.83" in sentence for sentence in alone["gpu"].sentences)
     assert alone["gpu"].fired
+    growing = {"algo-1": {"gpu0": {"increase": 8.0, "gpu_max": 84.0}}}
+    rules = {
+        "GPUMemoryIncrease": {**result(9, **growing), "RuleTriggered": 1},
+        "Dataloader": {**result(9, cores=8, dataloaders=1, waiting_share={"algo-1": 0.2}), "RuleTriggered": 1},
+    }
+    judged = {one.key: one for one in build_sections(report.metrics, rules, {}, verdict)}
+    assert [(judged[key].fired, judged[key].advice) for key in ("memory", "loader")] == [(False, ""), (False, "")]
+    assert "rose by 8.0 percentage points" in judged["memory"].sentences[0]
+    assert not any("waited for batches" in sentence for sentence in judged["loader"].sentences)
+    ruled = {one.key: one for one in build_sections(metrics_of(), rules, {}, verdict)}
+    assert all(ruled[key].fired and ruled[key].advice for key in ("memory", "loader"))

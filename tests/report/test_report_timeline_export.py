@@ -10,12 +10,11 @@ import pytest
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import detailed_folder, source_name
-from sm_profiler.report.gpu.timeline import Window, outside
+from sm_profiler.gpu_traces.timeline import Window, outside
 from sm_profiler.report.timeline_export import export_timeline
-from sm_profiler.report.timeline_lanes import MAX_LANES
-from sm_profiler.report.timeline_writer import TimelineWriter
-from sm_profiler.report.trace_json import JsonTrace
 from sm_profiler.source import open_source
+from sm_profiler.timeline.trace_json import JsonTrace
+from sm_profiler.timeline.writer import MAX_LANES, TimelineWriter
 from tests.support.jobs import make_job
 from tests.support.reports import events, training
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.formatting import shorten
-from sm_profiler.report import timeline_writer
-from sm_profiler.report.timeline_writer import COUNTERS, SERIES, TimelineWriter
-from sm_profiler.report.trace_json import JsonTrace, _numbers, decimals, distinct, thousandths
+from sm_profiler.timeline import writer as timeline_writer
+from sm_profiler.timeline.trace_json import JsonTrace, _numbers, decimals, distinct, thousandths
+from sm_profiler.timeline.writer import COUNTERS, SERIES, TimelineWriter
 from tests.support.reports import events, system
 
 NAMES = ["a", 'x"\\\n\u0000</script>\ud800', "y" * 400, "ünï→😀", "", "?" * 300, "Step:ModeKeys.TRAIN"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sm_profiler.formats.event_objects import system_events, trace_events
 from sm_profiler.rules import ProfilerReport, run_rules, windows
-from sm_profiler.rules.event_objects import framework_events, system_events
 from sm_profiler.rules.grouping import node_of
 from tests.support.rules import MemoryBatch, MemorySource, as_json, differences, make_job, read
 
@@ -169,7 +169,7 @@ def test_event_objects_give_the_same_results(tmp_path, options):
     found = list(windows(read(job_of(tmp_path, options))))
     by_event = ProfilerReport(**EAGER)
     for window in found:
-        rows, happenings = system_events(window.new_system), framework_events(window.events)
+        rows, happenings = system_events(window.new_system), trace_events(window.events)
         by_event.invoke_for_timerange(window.start_us, window.end_us, rows, happenings)
     assert_same(by_event, folded(found))
 

@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-from sm_profiler.formats.layout import parse_path
-from sm_profiler.source.catalog import Catalog, Clusters
-from sm_profiler.source.item_table import Item
+from sm_profiler.source.catalog import Catalog, _clusters
 from sm_profiler.storage import FileInfo
 
 MINUTE = 1_700_000_040
@@ -49,10 +47,9 @@ def test_reading_order_is_kept_while_files_come_late_and_change():
         if number % 5 == 0:
             storage.add(draw.choice(minutes[: number + 1]), etag=str(number))
         storage.infos = dict(storage.infos)
-        found = catalog._list(everything=True)
-        assert found
-        assert catalog.ordered == sorted(catalog.items.values(), key=lambda item: item.order)
-        assert set(catalog.items) == set(storage.infos)
+        assert len(catalog._list(everything=True))
+        assert catalog.ordered == sorted(catalog.ordered, key=lambda item: item.order)
+        assert {item.info.key: item.info for item in catalog.ordered} == storage.infos
     assert not catalog.strays
 
 
@@ -63,10 +60,10 @@ def test_a_stray_becomes_the_job_once_it_has_more_files():
     catalog = Catalog(storage)
     assert len(catalog.refresh()) == 2
     storage.add(MINUTE - 300 * DAY)
-    assert catalog._list(everything=True) == []
+    assert len(catalog._list(everything=True)) == 0
     assert list(catalog.strays.values()) == ["named by a time far from the job's other files"]
     later = [storage.add(MINUTE - 300 * DAY + 60 * number) for number in range(1, 3)]
-    found = catalog._list(everything=True)
+    found = catalog.table.ordered(catalog._list(everything=True))
     assert {item.info.key for item in found} == {
         *later,
         f"system/incremental/2023111422/{MINUTE - 300 * DAY}.algo-1.json",
@@ -82,7 +79,7 @@ def test_files_between_two_distant_groups_join_them():
     catalog = Catalog(storage)
     assert len(catalog.refresh()) == 2
     storage.add(MINUTE - 75 * DAY)
-    found = catalog._list(everything=True)
+    found = catalog.table.ordered(catalog._list(everything=True))
     assert len(found) == 2
     assert not catalog.strays
     assert len(catalog.ordered) == 4
@@ -91,18 +88,19 @@ def test_files_between_two_distant_groups_join_them():
 def test_clusters_are_those_of_a_sort():
     draw = random.Random(1)  # no secret
     for _ in range(50):
-        clusters, times = Clusters(), [draw.randrange(0, 3000 * DAY) for _ in range(draw.randrange(1, 40))]
+        storage, times = Listing(), [draw.randrange(0, 3000 * DAY) for _ in range(draw.randrange(1, 40))]
         for at in times:
-            key = f"system/incremental/2023111422/{at}.algo-1.json"
-            file = parse_path(key)
-            clusters.add(Item(FileInfo(key, 1, 0.0), file, at * 10**6, "algo-1", ""))
+            storage.add(at)
+        catalog = Catalog(storage)
+        catalog._list(everything=True)
         expected, last = [], None
         for at in sorted(set(times)):
             if last is None or at - last > 100 * DAY:
                 expected.append(set())
             expected[-1].add(at * 10**6)
             last = at
-        assert [{item.at_us for item in cluster.items.values()} for cluster in clusters] == expected
+        found = [(cluster.count, cluster.first_us, cluster.last_us) for cluster in _clusters(catalog.table)]
+        assert found == [(len(each), min(each), max(each)) for each in expected]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["new", "late"])

@@ -16,7 +16,7 @@ from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import NodeLock
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
-from sm_profiler.source.left_files import LeftStorage
+from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.opening import NoProfilerDataError
 
 STEP = "Step:ModeKeys.TRAIN"

@@ -242,8 +242,8 @@ def test_reads_with_prints_at_interpreter_start(job, tmp_path, monkeypatch, asse
     (tmp_path / "sitecustomize.py").write_text("import sys\nprint('hello' * 1000, flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     answered = []
-    real = parse.receive_rows
-    monkeypatch.setattr(parse, "receive_rows", lambda stream: answered.append(real(stream)) or answered[-1])
+    real = parse.Remote.decode
+    monkeypatch.setattr(parse.Remote, "decode", lambda *both: answered.append(real(*both)) or answered[-1])
     noisy = open_source(job, cache=False, processes=3)
     assert_same(noisy.events(), open_source(job, cache=False, processes=1).events())
     assert answered  # by the helpers, not by this process in their place

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3, s3_client
+from sm_profiler.storage import MissingFileError, base, open_storage, read_all, s3, s3_client
 from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
 from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws, reason_of
 
@@ -246,7 +246,7 @@ def test_reads_in_parallel_in_order_with_bounded_memory(endpoint, storage, monke
 
 
 def test_large_objects_are_read_in_ranges(endpoint, storage, monkeypatch):
-    monkeypatch.setattr(download, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(base, "RANGE_BYTES", 1000)
     data = bytes(range(256)) * 40
     storage.write("large", data)
     endpoint.requests.clear()

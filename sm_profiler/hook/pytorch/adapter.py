@@ -15,19 +15,18 @@ import torch
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.detailed_window import DETAILED
-from sm_profiler.hook.import_watch import when_loaded
+from sm_profiler.hook.detailed import DETAILED, DetailedWindow
+from sm_profiler.hook.guard import at_thread_end
 from sm_profiler.hook.other_threads import stack_of
-from sm_profiler.hook.pytorch.allocator import Allocator
+from sm_profiler.hook.patches import when_loaded
 from sm_profiler.hook.pytorch.compilations import Compilations
-from sm_profiler.hook.pytorch.cuda import CudaCollector
-from sm_profiler.hook.pytorch.detailed import DetailedCollector
+from sm_profiler.hook.pytorch.cuda import Allocator, CudaCollector
+from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.hook.steps import METER_MAX_NS
-from sm_profiler.hook.thread_end import at_thread_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,11 +46,10 @@ RUNS_WHILE_TRAINING = tuple(
         "own_work",
         "slowdown",
         "sampler",
-        "threads",
+        "scheduling",
         "timed_calls",
         "pytorch.adapter",
         "pytorch.cuda",
-        "pytorch.cuda_events",
         "pytorch.forward",
         "pytorch.loader",
         "pytorch.operators",
@@ -113,7 +111,7 @@ class PyTorchAdapter(FrameworkAdapter):
         self.loaders = DataLoaderCollector(session, torch, self.forwards)
         self.cuda = CudaCollector(session, torch, self.forwards.models)
         self._operators = OperatorCount(session, torch)
-        self._detailed = DetailedCollector(session, torch, self.forwards)
+        self._detailed = DetailedWindow(session, TorchProfiler(session, torch, self.forwards))
         self._compiled = Compilations(session.append, lambda: session.tracker.number)
         self._allocator = Allocator(session.append, torch)
         self._recursion = Recursion()

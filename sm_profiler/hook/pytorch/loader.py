@@ -9,7 +9,7 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.config.name_pattern import NamePattern
+from sm_profiler.config.profile import NamePattern
 from sm_profiler.formats.event_names import (
     DATALOADER_FETCH,
     DATALOADER_INITIALIZE,
@@ -19,10 +19,9 @@ from sm_profiler.formats.event_names import (
     LOADER_WORKERS,
 )
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
-from sm_profiler.hook.pytorch.worker import FetchTimes, watched
-from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
+from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched
 from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:

@@ -8,37 +8,30 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import attrs
-import msgspec
 import numpy as np
 
-from sm_profiler._version import __version__
-from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
+from sm_profiler.executors import Meter, Pool, map_tasks, open_pool
 from sm_profiler.folding import engine
 from sm_profiler.folding.engine import Slice, SliceTree
-from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import (
     Answer,
     Part,
     Task,
-    decode_answer,
     decode_slice,
     fold_part,
     group_nodes,
     groups_needed,
     plan_parts,
-    version,
 )
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.source.item_table import Item, OrderedItems
 from sm_profiler.source.listed import listed, place_of
-from sm_profiler.source.parse import Parsed, parse_all
+from sm_profiler.source.parse import Parsed, ParseTask, parse_files
 from sm_profiler.source.profile import FileQuality, ProfileSource
-from sm_profiler.storage import Storage, open_storage
+from sm_profiler.storage import Storage
 
 GROUP_BYTES, GROUP_FILES = 4 << 20, 256  # of files that a worker parses at once
-DIFFERENT = "sm-profiler is {} where the command runs and {} on a worker: install the same version"
 
 
 @contextmanager
@@ -76,18 +69,6 @@ def reading_with(source: ProfileSource, executor: str | Executor | None) -> Iter
             source.parse = here
 
 
-def parse_group(data: bytes) -> bytes:
-    """Parse some files; they, rows and outcomes are bytes."""
-    version, uri, items = codec.decode(data)
-    try:
-        if version != __version__:
-            raise SourceError(DIFFERENT.format(version, __version__))
-        found = [(rows, outcome) for _, rows, outcome in parse_all(open_storage(uri), items, processes=1)]
-    except ProfilerError as error:
-        return codec.encode(str(error))
-    return codec.encode(found)
-
-
 def _groups(items: Sequence[Item]) -> list[list[Item]]:
     groups: list[list[Item]] = []
     size = 0
@@ -103,19 +84,15 @@ def _groups(items: Sequence[Item]) -> list[list[Item]]:
 def _parsed(pool: Pool, uri: str, items: Sequence[Item], *, show: bool | None) -> Generator[Parsed, None, None]:
     """Yield parsed files in their order."""
     groups = _groups(items)
-    tasks = (codec.encode((__version__, uri, group)) for group in groups)
+    tasks = (ParseTask(group, uri) for group in groups)
     with (
         Meter(len(items), pool.workers, show=show) as meter,
-        closing(run_tasks(pool, parse_group, tasks, waiting=meter.draw, in_order=True)) as results,
+        closing(map_tasks(pool, parse_files, tasks, waiting=meter.draw, in_order=True)) as answers,
     ):
-        for result in results:
-            found = f"the workers failed: {result.error}" if result.error else codec.decode(result.data)
-            if isinstance(found, str):
-                raise SourceError(found)
-            group = groups[result.number]
-            meter.add(len(group), sum(len(rows.head) for rows, _ in found if rows is not None))
-            for item, (rows, outcome) in zip(group, found, strict=True):
-                yield item, rows, outcome
+        for number, found in answers:
+            parsed = [(item, each.rows, each.outcome) for item, each in zip(groups[number], found, strict=True)]
+            meter.add(len(parsed), sum(len(rows.head) for _, rows, _ in parsed if rows is not None))
+            yield from parsed
 
 
 PARTS_PER_WORKER = 2  # an even load, although parts differ
@@ -143,21 +120,19 @@ class _Cut:
         )
         return sorted(found, key=lambda part: -part.size)
 
-    def tasks(self, source: ProfileSource, planned: Sequence[Part]) -> Iterator[bytes]:
+    def tasks(self, source: ProfileSource, planned: Sequence[Part]) -> Iterator[Task]:
         """Yield what the workers get, one after another: the names of all files of a long job take much memory."""
         uri, job = place_of(source)
-        for one in planned:
-            yield msgspec.msgpack.encode(
-                Task(
-                    version(), uri, job, dict(self.parameters), one.first, one.last, one.start_us, one.from_us,
-                    one.until_us, self.slice_windows * self.interval_us, self.interval_us, one.more,
-                    listed(source, (item.info for item in one.items)), [item.info.key for item in one.own],
-                    list(one.hosts), list(one.minutes),
-                )
+        for part in planned:
+            yield Task(
+                uri, job, dict(self.parameters), part.first, part.last, part.start_us, part.from_us, part.until_us,
+                self.slice_windows * self.interval_us, self.interval_us, part.more,
+                listed(source, (item.info for item in part.items)), [item.info.key for item in part.own], list(part.hosts),
+                list(part.minutes),
             )  # fmt: skip
 
 
-def fold_with(  # keyword arguments, one an independent choice
+def fold_with(  # independent choices
     source: ProfileSource,
     executor: str | Executor | Pool,
     *,
@@ -204,16 +179,14 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
     """Fold the parts of a job; None if that might give other digits than one process, or if there is only one."""
     if len(planned) < 2:  # one part is one process
         return None
-    trees = {one.group: SliceTree(put_away) for one in planned}
+    trees = {part.group: SliceTree(put_away) for part in planned}
     quality: list[FileQuality] = []
     metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-    missing = {one.first: set(one.minutes) for one in planned}
+    missing = {part.first: set(part.minutes) for part in planned}
     for part, answer in _answers(pool, planned, cut.tasks(source, planned), source):  # while they fold the next parts
-        if answer.error:
-            raise SourceError(answer.error)
         if answer.irregular:
             return None
-        quality += [FileQuality(*one) for one in answer.quality]
+        quality += answer.quality
         metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
         missing[part.first].difference_update(answer.clock)
         for level, number, state in answer.states:
@@ -230,16 +203,13 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
 
 
 def _answers(
-    pool: Pool, planned: Sequence[Part], tasks: Iterable[bytes], source: ProfileSource
+    pool: Pool, planned: Sequence[Part], tasks: Iterable[Task], source: ProfileSource
 ) -> Iterator[tuple[Part, Answer]]:
     """Yield the results as they arrive; the order does not matter."""
-    files = sum(len(one.own) for one in planned)
+    files = sum(len(part.own) for part in planned)
     with Meter(files, pool.workers, show=source.options.progress) as meter:
-        for result in run_tasks(pool, fold_part, tasks, waiting=meter.draw):
-            if result.error:
-                raise SourceError(f"the workers failed: {result.error}")
-            answer = decode_answer(result.data)
-            meter.add(len(planned[result.number].own), answer.rows)
-            yield planned[result.number], answer
-            if answer.error or answer.irregular:
+        for number, answer in map_tasks(pool, fold_part, tasks, waiting=meter.draw):
+            meter.add(len(planned[number].own), answer.rows)
+            yield planned[number], answer
+            if answer.irregular:
                 return

@@ -1,6 +1,6 @@
 """The state of the folds after a whole job in Parquet, which the first report of it keeps: the next one need not read the rows.
 
-It lies in the cache of this user on this machine, and never beside the data, which others may write to. A state is used only
+It lies in the cache of this user on this machine, and never with the data, which others may write to. A state is used only
 by the code that wrote it, for the rules' own parameters, and while all Parquet files are those that it was folded from.
 Everything else reads the rows, which gives the same digits.
 """
@@ -43,16 +43,20 @@ class _File:
 
     def put(self, part: Any, state: dict[str, Any]) -> Stored:
         """Write the state of a rule or fold, and return what loads it."""
-        at = codec.write(state, self.file)
+        data = codec.encode(state)
+        at = self.file.tell()
+        self.file.write(data)
         self.file.flush()
         empty = copy(part)
         for name in state:
             delattr(empty, name)
-        return Stored(partial(self._load, empty, at))
+        return Stored(partial(self._load, empty, at, len(data)))
 
-    def _load(self, empty: Any, at: int) -> Any:
+    def _load(self, empty: Any, at: int, size: int) -> Any:
         part = copy(empty)
-        vars(part).update(codec.read(self.file, at))
+        self.file.seek(at)
+        vars(part).update(codec.decode(self.file.read(size)))
+        self.file.seek(0, os.SEEK_END)
         return part
 
 
@@ -99,7 +103,7 @@ class _Body(msgspec.Struct):
     """State of the folds, and the account of the files that were read: of those with faults, and all metadata."""
 
     state: bytes
-    faults: list[tuple[str, str, int, str]]
+    faults: list[FileQuality]
     metadata: dict[str, list[dict[str, Any]]]
 
 
@@ -136,9 +140,7 @@ def keep(source: ProfileSource, whole: Slice) -> None:
     whole.folds[0].load_rules()
     if whole.broken or whole.folds[0].broken:
         return
-    faults = [
-        (one.path, one.status, one.lost, one.reason) for one in source.quality() if one.lost or one.status != READ
-    ]
+    faults = [each for each in source.quality() if each.lost or each.status != READ]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items()}
     with suppress(TypeError, ValueError):  # numbers or texts that have no bytes
         body = msgspec.msgpack.encode(_Body(encode_slice(whole), faults, metadata))
@@ -156,14 +158,14 @@ def load(source: ProfileSource) -> Slice | None:
     if kept is None:
         return None
     try:
-        body = _BODY.decode(codec.unpacked(kept.packed))
+        body = _BODY.decode(zlib.decompress(kept.packed))
         del kept
         whole = decode_slice(body.state, {})
         body.state = b""
-    except (ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
+    except (zlib.error, ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
-    source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
+    source.adopt_all(body.faults, metadata)
     trim_heap()  # of what the state was unpacked from
     return whole
 

@@ -6,6 +6,7 @@ import time
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from sm_profiler import plugins
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.executors import Remote
 from sm_profiler.folding.engine import Slice, SliceTree
 from sm_profiler.folding.window import (
     LOOK_AHEAD_US,
@@ -33,7 +35,7 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
 from sm_profiler.source.listed import Listed, open_listed
-from sm_profiler.source.profile import Batch, ProfileSource
+from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
 GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its worker holds six minutes of rows
@@ -180,9 +182,8 @@ COMPRESSION = 1  # the fastest level takes a state to a quarter
 
 
 class Task(msgspec.Struct):
-    """A part as it is sent to a worker; fields as in `plan.Part` and `ProfileSource`."""
+    """A part as it is sent to a worker; fields as in `Part` and `ProfileSource`."""
 
-    version: str
     uri: str
     job: str | None
     parameters: dict[str, Any]
@@ -204,27 +205,22 @@ class Answer(msgspec.Struct):
     """Result of a part.
 
     Attributes:
-        error: one line if the part cannot be read at all.
         irregular: the rows are not where the names of the files promise them: the job must be read in one process.
         states: level, number and state of each merged stretch.
-        quality: path, status, lost records and reason of each file of the part.
+        quality: outcome of each file of the part.
         metadata: path → records.
         rows: number of rows that were folded.
         cpu_s: processor time that it took.
         clock: start of each minute by whose files the other groups may cut windows: they hold rows of about that minute.
     """
 
-    error: str = ""
     irregular: str = ""
     states: list[tuple[int, int, bytes]] = []
-    quality: list[tuple[str, str, int, str]] = []
+    quality: list[FileQuality] = []
     metadata: dict[str, list[dict[str, Any]]] = {}
     rows: int = 0
     cpu_s: float = 0.0
     clock: list[int] = []
-
-
-_TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
 
 
 class _IrregularError(ProfilerError):
@@ -242,31 +238,13 @@ def version() -> str:
     return __version__ + plugins.versions(plugins.RULES)
 
 
-def fold_part(data: bytes) -> bytes:
-    """Fold a part. Task and answer are bytes, so that an executor transports nothing else."""
+@partial(Remote, version=version)
+def fold_part(task: Task) -> Answer:
+    """Fold a part."""
     try:
-        task = _TASK.decode(data)
-        if task.version != version():
-            raise SourceError(
-                f"sm-profiler is {task.version} where the report is made and {version()} on a worker: install the same version"
-            )
-        return msgspec.msgpack.encode(_folded(task))
+        return _folded(task)
     except _IrregularError as error:
-        return msgspec.msgpack.encode(Answer(irregular=str(error)))
-    except ProfilerError as error:
-        return msgspec.msgpack.encode(Answer(error=str(error)))
-
-
-def decode_answer(data: bytes) -> Answer:
-    """Return the result of a part.
-
-    Raises:
-        SourceError: the bytes are not such a result.
-    """
-    try:
-        return _ANSWER.decode(data)
-    except msgspec.MsgspecError as error:
-        raise SourceError(f"a worker's answer is damaged: {error}") from None
+        return Answer(irregular=str(error))
 
 
 def _folded(task: Task) -> Answer:
@@ -284,9 +262,9 @@ def _folded(task: Task) -> Answer:
         del window
     tree.add(0, number, state)
     own = set(task.own)
-    quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
+    quality = [each for each in source.quality() if each.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
-    states = [(level, at, encode_slice(one)) for level, at, one in tree.parts()]
+    states = [(level, at, encode_slice(merged)) for level, at, merged in tree.parts()]
     cpu_s = time.process_time() - began_s
     return Answer(states=states, quality=quality, metadata=metadata, rows=rows, cpu_s=cpu_s, clock=clock)
 
@@ -382,7 +360,7 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         SourceError: the bytes are not such a state.
     """
     try:
-        rules, broken, first_met, windows, states, failed = codec.decode(codec.unpacked(data), arrived=len(data))
+        rules, broken, first_met, windows, states, failed = codec.decode(zlib.decompress(data))
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
@@ -390,6 +368,6 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"a worker's answer is damaged: {error}") from None
     return Slice(folds, failed)

@@ -1,4 +1,4 @@
-"""The list of files of a profile, which `compact` keeps beside the Parquet files: no footer need be read for it.
+"""The list of files of a profile, which `compact` keeps with the Parquet files: no footer need be read for it.
 
 It is used while the Parquet files have the names, sizes and ETags that they had. Otherwise their footers are read.
 """
@@ -20,7 +20,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.elements import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
-from sm_profiler.source.item_table import ItemColumns, ItemTable, item_of
+from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.header import Header, SourceFile
@@ -119,7 +119,7 @@ class PartWriter:
 
 VERSION = 1  # of this format
 FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
-FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files beside the tables, in relation to what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):
@@ -186,10 +186,10 @@ class Contents:
         for info in infos:
             parsed = layout.parse_path(info.key)
             if isinstance(parsed, (SystemFile, TraceFile)) and info.key not in odd:
-                items.put(item_of(info, parsed))
+                items.add(info, parsed)
             else:
                 beside[info.key] = info
-        beside |= {item.info.key: item.info for item in items.unpacked()}
+        beside |= {item.info.key: item.info for item in items.objects}
         return cls(parts, origin, rows, items, beside, odd)
 
     @classmethod
@@ -222,7 +222,7 @@ class Contents:
     def list(self, prefix: str, after: str) -> Iterator[FileInfo]:
         """Yield the files whose key begins with `prefix` and follows `after`, by key."""
         found = [*self.items.infos(prefix, after), *self.beside.values()]
-        yield from sorted((one for one in found if one.key.startswith(prefix) and one.key > after), key=_key)
+        yield from sorted((info for info in found if info.key.startswith(prefix) and info.key > after), key=_key)
 
 
 def digest_of(parts: Iterable[FileInfo]) -> str:

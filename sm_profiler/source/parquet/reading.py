@@ -162,9 +162,11 @@ class PartFile:
         described = file.metadata.row_group(group)
         if [field.name for field in file.schema_arrow] != [field.name for field in schema.SCHEMAS[self.part.table]]:
             raise ValueError(f"its columns are not those of {self.part.table}")
-        found = [one for at in range(described.num_columns) if (one := described.column(at)).path_in_schema in names]
-        starts = [min(filter(None, (one.dictionary_page_offset, one.data_page_offset))) for one in found]
-        spans = [(at, at + one.total_compressed_size) for at, one in zip(starts, found, strict=True)]
+        found = [
+            column for at in range(described.num_columns) if (column := described.column(at)).path_in_schema in names
+        ]
+        starts = [min(filter(None, (column.dictionary_page_offset, column.data_page_offset))) for column in found]
+        spans = [(at, at + column.total_compressed_size) for at, column in zip(starts, found, strict=True)]
         begin, end = min(spans)[0], max(end for _, end in spans)
         size = sum(end - begin for begin, end in spans)
         if begin < 0 or end > self.info.size or min(end - begin for begin, end in spans) < 0 or size > end - begin:

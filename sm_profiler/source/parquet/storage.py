@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from heapq import merge
-from itertools import groupby
 
 import attrs
 import numpy as np
@@ -20,7 +18,7 @@ from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
-from sm_profiler.source.item_table import Item
+from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.contents import Contents, digest_of
 from sm_profiler.source.parquet.header import SourceFile
@@ -60,14 +58,11 @@ class ParquetStorage:
         self.base, self.job = base, job
         self.unreadable: dict[str, str] = {}
         self._listed: dict[str, tuple[Part, FileInfo]] = {}  # the Parquet files as of the last listing
-        self._contents: Contents | None = (
-            None  # if it is that of these files, their footers are read when they are needed
-        )
-        self._parts: dict[str, PartFile] = {}
-        self._odd: dict[str, Place] = {}  # files that are in another part than that of their name
+        self._contents = Contents("", self.uri, {}, ItemTable(), {}, {})
+        self._is_stored = False  # whether the list of files is that in the dataset
+        self._parts: dict[str, PartFile] = {}  # whose footers have been read
         self._open_parts: dict[str, _OpenPart] = {}  # the last that were used
-        self._others: dict[str, tuple[FileInfo, int | None]] = {}  # with the row group of its bytes
-        self._files: PartFile | None = None
+        self._others: dict[str, tuple[FileInfo, int | None]] | None = None  # with the row group of its bytes
 
     @property
     def uri(self) -> str:
@@ -77,14 +72,12 @@ class ParquetStorage:
     @property
     def origin(self) -> str:
         """Location of the profile that was compacted."""
-        if self._contents is not None:
-            return self._contents.origin
-        return next((part.header.origin for part in self._parts.values()), self.uri)
+        return self._contents.origin
 
     @property
-    def parts(self) -> dict[Part, PartFile]:
-        """The Parquet files as of `load`."""
-        return {file.part: file for file in self._parts.values()}
+    def parts(self) -> dict[Part, FileInfo]:
+        """The Parquet files that can be used, as of the last listing."""
+        return {part: info for part, info in self._listed.values() if info.key not in self.unreadable}
 
     @property
     def digest(self) -> str | None:
@@ -94,28 +87,15 @@ class ParquetStorage:
         return digest_of(info for _, info in self._listed.values())
 
     @property
-    def contents(self) -> Contents | None:
-        """The list of files that is kept with the Parquet files; None if there is none of these."""
-        self._look()
+    def contents(self) -> Contents:
+        """The list of files."""
+        self.load()
         return self._contents
 
     def new_contents(self) -> bytes | None:
-        """Return the list of files as of `load` for `paths.contents_of`; None if a Parquet file cannot be used."""
-        parts = self.digest
-        if parts is None:
-            return None
-        rows = {
-            table: sum(one.count for one in self._parts.values() if one.part.table == table) for table in schema.KINDS
-        }
-        odd = {key: place.part.info.key for key, place in self._odd.items()}
-        return Contents.of(parts, self.origin, rows, self._all("", ""), odd).encode()
-
-    def _read_beside(self, key: str) -> bytes:
-        try:
-            data = self.base.read(key, 0, MAX_LIST_BYTES + 1)
-        except SourceError:
-            return b""
-        return data if len(data) <= MAX_LIST_BYTES else b""
+        """Return the list of files for `paths.contents_of`; None if it is there, or if a Parquet file cannot be used."""
+        self.load()
+        return None if self._is_stored or self.digest is None else self._contents.encode()
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
         """Yield the files of the profile whose key begins with `prefix` and follows `start_after`, by key.
@@ -123,124 +103,71 @@ class ParquetStorage:
         Raises:
             SourceError: the Parquet files cannot be listed, or a newer version wrote one.
         """
-        self._look()
-        after = start_after or ""
-        yield from self._all(prefix, after) if self._contents is None else self._contents.list(prefix, after)
+        yield from self.contents.list(prefix, start_after or "")
 
-    def _all(self, prefix: str, after: str) -> Iterator[FileInfo]:
-        """Yield the files as they are in the footers."""
-        others = {key: info for key, (info, _) in self._others.items()}
-        others |= {key: place.file.info for key, place in self._odd.items()}
-        beside = sorted(key for key in others if key.startswith(prefix) and key > after)
-        usual = (info for info in self._usual(prefix) if info.key > after and info.key not in others)
-        yield from merge(usual, (others[key] for key in beside), key=_key)
+    def load(self, *, footers: bool = False) -> None:
+        """Look for Parquet files that are new or have changed; read their footers unless a list of files is kept with them.
 
-    def _usual(self, prefix: str) -> Iterator[FileInfo]:
-        """Yield the files that are in the part of their name, an hour at a time."""
-        for table, folder in ((paths.EVENTS, layout.TRACE_FOLDER), (paths.SYSTEM, layout.SYSTEM_FOLDER)):
-            if not folder.startswith(prefix) and not prefix.startswith(folder):
-                continue
-            parts = sorted((one for one in self._parts.values() if one.part.table == table), key=_hour)
-            for _, group in groupby(parts, _hour):
-                infos = [each.info for one in group for each in one.header.files if each.key not in self._odd]
-                yield from sorted((info for info in infos if info.key.startswith(prefix)), key=_key)
-
-    def load(self) -> None:
-        """Look for Parquet files that are new or have changed, and read their footers."""
-        if self._contents is not None:
-            self._contents, self._parts = None, {}
-        self._load(self._list_parts())
-
-    def _look(self) -> None:
-        """Look for Parquet files that are new or have changed; read their footers unless a list of files is kept with them."""
-        listed = self._list_parts()
-        if listed == self._listed:
-            return
-        if self._contents is not None or not self._listed:
-            data = self._read_beside(paths.contents_of(self.job)) if listed else b""
-            self._contents = Contents.decode(data, digest_of(info for _, info in listed.values())) if data else None
-            if self._contents is not None:
-                self._listed, self._parts, self.unreadable = listed, {}, {}
-                self._odd, self._open_parts, self._others, self._files = {}, {}, {}, None
-                return
-            self._parts = {}  # those that were opened by need have not been indexed
-        self._load(listed)
-
-    def _list_parts(self) -> dict[str, tuple[Part, FileInfo]]:
-        return {
+        Args:
+            footers: read the footers in any case.
+        """
+        listed = {
             info.key: (part, info)
             for table in _TABLES
             for info in self.base.list(paths.folder_of(table, self.job))
             if (part := Part.parse(info.key)) is not None and part.job == self.job
         }
-
-    def _load(self, listed: dict[str, tuple[Part, FileInfo]]) -> None:
-        self._listed = listed
-        known = {key: file for key, file in self._parts.items() if key in listed and file.info == listed[key][1]}
-        fresh = [each for key, each in listed.items() if key not in known]
-        if not fresh and len(known) == len(self._parts):
+        if listed == self._listed and not footers:
             return
-        self._parts, self.unreadable = known, {}
-        with ThreadPoolExecutor(min(_READ_AT_ONCE, max(self.base.parallel_reads, 1)), "sm-profiler-read") as pool:
-            for (_, info), opened in zip(fresh, pool.map(self._open, fresh), strict=True):
-                if isinstance(opened, PartFile):
-                    self._parts[info.key] = opened
-                else:
-                    self.unreadable[info.key] = opened
-        self._odd, self._open_parts, self._others = {}, {}, {}
-        for key in sorted(self._parts):
-            self._index(self._parts[key])
+        self._listed, self.unreadable, self._open_parts, self._others = listed, {}, {}, None
+        self._parts = {key: file for key, file in self._parts.items() if key in listed and file.info == listed[key][1]}
+        parts = digest_of(info for _, info in listed.values())
+        stored = None if footers else Contents.decode(self._read_list() if listed else b"", parts)
+        self._is_stored = stored is not None
+        self._contents = stored or self._contents_of_footers(parts)
 
-    def _open(self, found: tuple[Part, FileInfo]) -> PartFile | str:
+    def _read_list(self) -> bytes:
         try:
-            return PartFile.open(self.base, *found)
-        except MissingFileError:
-            return "removed before it was read"
-        except ValueError as error:
-            return str(error)
+            data = self.base.read(paths.contents_of(self.job), 0, MAX_LIST_BYTES + 1)
+        except SourceError:
+            return b""
+        return data if len(data) <= MAX_LIST_BYTES else b""
+
+    def _contents_of_footers(self, parts: str) -> Contents:
+        fresh = [key for key in self._listed if key not in self._parts]
+        with ThreadPoolExecutor(min(_READ_AT_ONCE, max(self.base.parallel_reads, 1)), "sm-profiler-read") as pool:
+            list(pool.map(self._part, fresh))
+        odd, infos, rows = dict[str, str](), dict[str, FileInfo](self.others), Counter[str]()
+        for key in sorted(self._parts):
+            part = self._parts[key]
+            rows[part.part.table] += part.count
+            for file in part.header.files:
+                if not _is_usual(file, part.part):
+                    odd[file.key] = key
+                infos.setdefault(file.key, file.info)
+        origin = next((part.header.origin for part in self._parts.values()), self.uri)
+        return Contents.of(parts, origin, {table: rows[table] for table in schema.KINDS}, infos.values(), odd)
 
     def _part(self, key: str) -> PartFile | None:
         """Return a Parquet file; None if it cannot be used, or is not there."""
         part = self._parts.get(key)
-        if part is not None or self._contents is None or key not in self._listed or key in self.unreadable:
+        if part is not None or key not in self._listed or key in self.unreadable:
             return part
-        opened = self._open(self._listed[key])
-        if not isinstance(opened, PartFile):
-            self.unreadable[key] = opened
-            return None
-        self._parts[key] = opened
-        return opened
-
-    def _index(self, part: PartFile) -> None:
-        if part.part.table == paths.FILES:
-            try:
-                for row in part.rows("group", "key", "size", "etag", "mtime", "kept"):
-                    info = FileInfo(row["key"], row["size"], row["mtime"], row["etag"])
-                    self._others[info.key] = info, row["group"] if row["kept"] else None
-                self._files = part
-            except (ValueError, KeyError, TypeError) as error:
-                self.unreadable[part.info.key] = str(error)
-            return
-        for place in _places(part):
-            if not _is_usual(place.file, part.part):
-                self._odd[place.file.key] = place
+        try:
+            self._parts[key] = opened = PartFile.open(self.base, *self._listed[key])
+        except MissingFileError:
+            self.unreadable[key] = "removed before it was read"
+        except ValueError as error:
+            self.unreadable[key] = str(error)
+        else:
+            return opened
+        return None
 
     def place(self, item: Item) -> Place | None:
         """Return where the rows of a file are; None if they are not there, or those of another version of the file."""
-        place = self._odd_place(item.info.key) or self._found(item)
+        part = self._part(self._contents.odd.get(item.info.key) or Part.for_item(item, self.job).key)
+        place = self._opened(part).places.get(item.info.key) if part is not None else None
         return place if place is not None and place.file.is_of(item) else None
-
-    def _odd_place(self, key: str) -> Place | None:
-        if self._contents is None or key not in self._contents.odd:
-            return self._odd.get(key)
-        part = self._part(self._contents.odd[key])
-        return self._opened(part).places.get(key) if part is not None else None
-
-    def _found(self, item: Item) -> Place | None:
-        part = self._part(Part.for_item(item, self.job).key)
-        if part is None or not isinstance(item.file, (SystemFile, TraceFile)):
-            return None
-        return self._opened(part).places.get(item.info.key)
 
     def _opened(self, part: PartFile) -> _OpenPart:
         opened = self._open_parts.get(part.info.key)
@@ -251,23 +178,33 @@ class ParquetStorage:
         return opened
 
     def _forget_before(self, hour: str) -> None:
-        """Forget the unpacked accounts of earlier hours, which have half a kilobyte for each file."""
+        """Forget the footers of earlier hours, which have half a kilobyte for each file once they are unpacked."""
         for key in [key for key, opened in self._open_parts.items() if opened.hour < hour]:
             del self._open_parts[key]
-            if self._contents is not None:
-                self._parts.pop(key, None)
+            self._parts.pop(key, None)
 
     def count_rows(self, *, system: bool) -> int:
         """Return the number of measurements, or of events."""
-        table = paths.SYSTEM if system else paths.EVENTS
-        if self._contents is not None:
-            return self._contents.rows.get(table, 0)
-        return sum(one.count for one in self._parts.values() if one.part.table == table)
+        return self._contents.rows.get(paths.SYSTEM if system else paths.EVENTS, 0)
 
     @property
     def others(self) -> dict[str, FileInfo]:
         """The files that are kept as they are, or listed only, by key."""
-        return {key: info for key, (info, _) in self._others.items()}
+        return {key: info for key, (info, _) in self._kept().items()}
+
+    def _kept(self) -> dict[str, tuple[FileInfo, int | None]]:
+        """Return these files, each with the row group that holds its bytes."""
+        if self._others is None:
+            self._others = {}
+            part = self._part(Part(paths.FILES, self.job).key)
+            try:
+                for row in part.rows("group", "key", "size", "etag", "mtime", "kept") if part is not None else ():
+                    info = FileInfo(row["key"], row["size"], row["mtime"], row["etag"])
+                    self._others[info.key] = info, row["group"] if row["kept"] else None
+            except (ValueError, KeyError, TypeError) as error:
+                self._others = {}
+                self.unreadable[Part(paths.FILES, self.job).key] = str(error)
+        return self._others
 
     def pieces_without_rows(self, items: Sequence[Item]) -> Iterator[FileRows]:
         """Yield files with the events that are open at their end, and without their rows."""
@@ -314,19 +251,14 @@ class ParquetStorage:
         Raises:
             MissingFileError: there is no such file, or only its rows are there.
         """
-        if (
-            self._contents is not None
-            and self._files is None
-            and (files := self._part(Part(paths.FILES, self.job).key))
-        ):
-            self._index(files)
-        group = self._others.get(key, (None, None))[1]
-        if group is None or self._files is None:
+        group = self._kept().get(key, (None, None))[1]
+        part = self._part(Part(paths.FILES, self.job).key)
+        if group is None or part is None:
             raise MissingFileError(f"{self.uri} does not hold the bytes of {key}")
         try:
-            data: bytes = next(row["data"] for row in self._files.rows("key", "data", only=group) if row["key"] == key)
+            data: bytes = next(row["data"] for row in part.rows("key", "data", only=group) if row["key"] == key)
         except (ValueError, StopIteration) as error:
-            raise UnreadableFileError(f"{self._files.info.key}: {error or key}") from error
+            raise UnreadableFileError(f"{part.info.key}: {error or key}") from error
         return data[start or 0 : end]
 
     def write(self, key: str, data: bytes) -> None:
@@ -425,14 +357,6 @@ def _hour_name(hour: int) -> str:
 
 def _hour_folder(at_us: int) -> str:
     return _hour_name(at_us // (3600 * layout.SECOND_US))
-
-
-def _hour(part: PartFile) -> str:
-    return part.part.hour
-
-
-def _key(info: FileInfo) -> str:
-    return info.key
 
 
 def _group(place: Place, *, packed: bool) -> Copy | str:

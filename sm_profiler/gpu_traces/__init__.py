@@ -1,0 +1,1 @@
+"""Traces of torch.profiler: tables, the GPU's time by cause, and timelines."""

@@ -1,0 +1,284 @@
+"""The host's side of each kernel: the operator, module, annotation and line of Python that launched it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoColumns
+from sm_profiler.formatting import is_library
+from sm_profiler.gpu_traces import intervals
+from sm_profiler.gpu_traces.intervals import Numbers
+from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.table import Groups, Table, array_of
+
+_FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
+_MODULE = "nn.Module: "
+
+
+@attrs.frozen
+class Frame:
+    """A line of Python in a trace recorded with `with_stack=True`."""
+
+    file: str
+    line: int
+    function: str
+
+
+def frame_of(name: str) -> Frame | None:
+    """Return the frame of a Python function's event; None for a built-in one."""
+    found = _FRAME.match(name)
+    return Frame(found["file"], int(found["line"]), found["function"]) if found else None
+
+
+def is_module(name: str) -> bool:
+    """Return whether an event is the forward pass of an nn.Module."""
+    return name.startswith(_MODULE)
+
+
+def is_user_code(name: str) -> bool:
+    """Return whether an event is a Python function of the user's, not of a library."""
+    found = _FRAME.match(name)
+    return found is not None and not is_library(found["file"])
+
+
+class Callers:
+    """Finds the events on the host that enclose a moment on a thread."""
+
+    def __init__(self, events: KinetoColumns) -> None:
+        self.events = events
+        annotations = events.category == ANNOTATION
+        annotations[step_rows(events)] = False
+        self._operators = Layer(events, events.category == OPERATOR)
+        self._backward = Layer(events, events.is_backward & (events.sequence >= 0))
+        self._forward = _forward_rows(events, self._operators)
+        self._annotations = Layer(events, annotations)
+        self._python: Mask = events.category == PYTHON
+        self._layers: dict[str, Layer] = {}
+        phases = np.flatnonzero(events.category == PHASE)
+        start, end = events.start_us[phases], events.end_us[phases]
+        self._phases = phases, start, end, intervals.parents(start, end)
+
+    def operators(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost operator around each event, -1 if there is none."""
+        return self._operators.around(rows)
+
+    def outermost(self, rows: Numbers) -> Numbers:
+        """Return the row of the outermost operator around each event, -1 if there is none."""
+        return self._operators.around(rows, outermost=True)
+
+    def annotations(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost `record_function` around each event, -1 if there is none."""
+        return self._annotations.around(rows)
+
+    def phases(self, rows: Numbers) -> Numbers:
+        """Return the row of the hook's phase at the start of each event, on any thread; -1 if there is none."""
+        return np.where(rows >= 0, self.phases_at(self.events.start_us[rows]), -1) if len(self.events) else rows
+
+    def phases_at(self, moments: Floats) -> Numbers:
+        """Return the row of the hook's phase at each moment, -1 if there is none."""
+        phases, start, end, parent = self._phases
+        if not len(phases):
+            return np.full(len(moments), -1)
+        at = intervals.enclosing(start, end, parent, moments)
+        return np.where(at >= 0, phases[at], -1)
+
+    def modules(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost nn.Module around each event, or its forward operator; -1 if there is none."""
+        return self._of_python(is_module, rows)
+
+    def frames(self, rows: Numbers) -> Numbers:
+        """Return the row of the user's innermost Python function around each event, or its forward operator; else -1."""
+        return self._of_python(is_user_code, rows)
+
+    def forward(self, rows: Numbers) -> Numbers:
+        """Return the row of the forward operator whose gradient each event computes, -1 if there is none.
+
+        Autograd runs on its threads without modules and lines; sequence numbers lead back to the forward pass.
+        """
+        backward = self._backward.around(rows)
+        return np.where(backward >= 0, self._forward[backward], -1) if len(self._forward) else backward
+
+    def among(self, chosen: Mask) -> Layer:
+        """Return what finds the innermost of some events around others."""
+        return Layer(self.events, chosen)
+
+    def _of_python(self, wanted: Callable[[str], bool], rows: Numbers) -> Numbers:
+        layer = self._layers.get(wanted.__name__)
+        if layer is None:
+            layer = Layer(self.events, self._python & self.events.name.mask(wanted))
+            self._layers[wanted.__name__] = layer
+        own = layer.around(rows)
+        return np.where(own >= 0, own, layer.around(self.forward(rows)))
+
+
+def _forward_rows(events: KinetoColumns, operators: Layer) -> Numbers:
+    """Return for each backward operator the row of its forward one; -1 for the others.
+
+    Several operators carry the number that the next node of the graph will get; the last of them makes the node. If the
+    node is not named after it, it is a part of a library's operator, which carries no number and is the forward one.
+    """
+    found = np.full(len(events), -1, np.intp)
+    known = (events.category == OPERATOR) & (events.sequence >= 0)
+    forward, backward = np.flatnonzero(known & ~events.is_backward), np.flatnonzero(known & events.is_backward)
+    if not len(forward) or not len(backward):
+        return found
+    order = forward[np.argsort(events.sequence[forward], kind="stable")]  # rows are in time order
+    last = order[np.maximum(np.searchsorted(events.sequence[order], events.sequence[backward], "right") - 1, 0)]
+    fits = (events.sequence[last] == events.sequence[backward]) & (events.start_us[last] <= events.start_us[backward])
+    backward, last = backward[fits], last[fits]
+    names = events.name.values
+    pairs, of = np.unique(np.stack([events.name.codes[last], events.name.codes[backward]]), axis=1, return_inverse=True)
+    named = np.array([_is_named_after(names[node], names[operator]) for operator, node in pairs.T.tolist()], np.bool_)
+    parent, climbs = operators.parents(), ~named[of.reshape(-1)]
+    while (climbs := climbs & (parent[last] >= 0)).any():
+        last = np.where(climbs, parent[last], last)
+    found[backward] = last
+    return found
+
+
+def _is_named_after(node: str, operator: str) -> bool:
+    """Return whether a node such as `AddmmBackward0` is that of an operator such as `aten::addmm`."""
+    name = operator.rpartition("::")[2].replace("_", "").lower()
+    return name in node.replace("_", "").lower()
+
+
+class Layer:
+    """Events that nest on each thread."""
+
+    def __init__(self, events: KinetoColumns, chosen: Mask) -> None:
+        self._events = events
+        self._rows: dict[int, tuple[Numbers, Floats, Floats, Numbers]] = {}
+        rows = np.flatnonzero(chosen)
+        for thread in np.unique(events.thread[rows]):
+            own = rows[events.thread[rows] == thread]
+            start, end = events.start_us[own], events.end_us[own]
+            self._rows[int(thread)] = own, start, end, intervals.parents(start, end)
+
+    def parents(self) -> Numbers:
+        """Return for each event the row of the innermost event of this layer around it, if both are of the layer; else -1."""
+        found = np.full(len(self._events), -1, np.intp)
+        for own, _, _, parent in self._rows.values():
+            found[own] = np.where(parent >= 0, own[parent], -1)
+        return found
+
+    def around(self, rows: Numbers, *, outermost: bool = False) -> Numbers:
+        """Return the row of the innermost (or outermost) event of this layer around each event, -1 if there is none."""
+        found = np.full(len(rows), -1, np.intp)
+        known = rows >= 0
+        threads = np.where(known, self._events.thread[rows], -1)
+        for thread, (own, start, end, parent) in self._rows.items():
+            of_thread = known & (threads == thread)
+            if not of_thread.any():
+                continue
+            at = intervals.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
+            if outermost:
+                at = np.where(at >= 0, intervals.outermost(parent)[at], -1)
+            found[of_thread] = np.where(at >= 0, own[at], -1)
+        return found
+
+
+def names_of(events: KinetoColumns, rows: Numbers, missing: str = "") -> list[str]:
+    """Return the name of each row; `missing` for -1."""
+    values, codes = events.name.values, events.name.codes
+    return [values[codes[row]] if row >= 0 else missing for row in rows.tolist()]
+
+
+def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
+    """Return the rows of the operators, and for each row of a trace its time on the host without inner operators."""
+    steps = np.zeros(len(events), np.bool_)
+    steps[step_rows(events)] = True
+    rows = np.flatnonzero((events.category == OPERATOR) & ~steps)
+    alone = np.zeros(len(events))
+    for thread in np.unique(events.thread[rows]):
+        own = rows[events.thread[rows] == thread]
+        parent = intervals.parents(events.start_us[own], events.end_us[own])
+        alone[own] += events.duration_us[own]
+        inner = parent >= 0
+        np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
+    return rows, alone
+
+
+def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
+    """Return the time on the device by the operator that launched it, the most expensive first.
+
+    Returns:
+        Columns operator (innermost), caller (outermost operator, such as `autograd::engine::evaluate_function: …`),
+        module, annotation, phase (of the hook, in its own windows), forward (the operator whose
+        gradient this is), file, line, kernels, device_us, mean_us, share of the time in all kernels.
+    """
+    callers = callers or Callers(events)
+    device = events.device_events
+    launch = launch_rows(events, device)
+    rows = {
+        "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
+        "annotation": callers.annotations(launch), "phase": callers.phases(launch), "forward": callers.forward(launch), "frame": callers.frames(launch),
+    }  # fmt: skip
+    codes = {column: np.where(found >= 0, events.name.codes[found], -1) for column, found in rows.items()}
+    groups = Groups(*codes.values())
+    names = (*events.name.values, "")  # the last one is that of -1
+    first = {column: [names[code] for code in groups.first(found).tolist()] for column, found in codes.items()}
+    frames = [frame_of(name) for name in first["frame"]]
+    total = groups.sum(device.duration_us)
+    whole = float(total.sum())
+    return Table(
+        {
+            "operator": array_of(first["operator"]),
+            "caller": array_of(first["caller"]),
+            "module": array_of([name.removeprefix(_MODULE) for name in first["module"]]),
+            "annotation": array_of(first["annotation"]),
+            "phase": array_of(first["phase"]),
+            "forward": array_of(first["forward"]),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
+            "kernels": groups.count,
+            "device_us": total,
+            "mean_us": groups.mean(device.duration_us),
+            "share": total / whole if whole else np.zeros(len(groups)),
+        }
+    ).largest_first("device_us")
+
+
+def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> Table:
+    """Return the calls in which the host waited for the device, the most harmful first.
+
+    Returns:
+        Columns call, operator, file, line, count, host_us (waiting), idle_after_us (from the end of the wait to the next
+        kernel: what the device idles because the host could not launch ahead).
+    """
+    callers = callers or Callers(events)
+    rows = wait_rows(events, copies=True)
+    device = events.device_events
+    busy_start, busy_end = intervals.union(device.start_us, device.end_us)
+    if not len(rows) or not len(busy_start):
+        return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
+    at = events.end_us[rows]
+    before = np.searchsorted(busy_start, at, "right") - 1
+    is_idle = (before >= 0) & (busy_end[before] <= at) & (before + 1 < len(busy_start))
+    following = busy_start[np.minimum(before + 1, len(busy_start) - 1)]
+    # of several waits in one gap only the first is charged with it
+    first = np.concatenate([[True], before[1:] != before[:-1]])
+    idle_after = np.where(is_idle & first, following - busy_end[np.maximum(before, 0)], 0.0)
+    codes = [
+        np.where(found >= 0, events.name.codes[found], -1)
+        for found in (rows, callers.outermost(rows), callers.frames(rows))
+    ]
+    groups = Groups(*codes)
+    names = (*events.name.values, "")  # the last one is that of -1
+    call, operator, frame = ([names[code] for code in groups.first(found).tolist()] for found in codes)
+    frames = [frame_of(name) for name in frame]
+    return Table(
+        {
+            "call": array_of(call),
+            "operator": array_of(operator),
+            "file": array_of([frame.file if frame else "" for frame in frames]),
+            "line": np.array([frame.line if frame else 0 for frame in frames], np.int64),
+            "count": groups.count,
+            "host_us": groups.sum(events.duration_us[rows]),
+            "idle_after_us": groups.sum(idle_after),
+        }
+    ).largest_first("idle_after_us", "host_us")

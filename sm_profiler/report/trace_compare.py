@@ -1,0 +1,292 @@
+"""Compare two recordings of torch.profiler: step time, the GPU's time by cause, operators and kernels."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import attrs
+import numpy as np
+import pandas as pd
+
+from sm_profiler.formats.columns import Floats
+from sm_profiler.formatting import decimal, duration, percent, plural, shorten
+from sm_profiler.gpu_traces import differences
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.traces import GpuTraces
+from sm_profiler.printable import printable
+from sm_profiler.render.blocks import Table
+from sm_profiler.render.gpu_section import PARTS
+from sm_profiler.render.markdown import Summary, runs_of
+from sm_profiler.render.page import render_page
+from sm_profiler.report.build import job_name
+from sm_profiler.report.compare import Change
+from sm_profiler.report.traces import verdict_on
+
+STEP = "step"
+MIN_STEPS = 3  # of each side; two have no spread to speak of
+MAX_ROWS = 100  # of compare.json
+_SHOWN = 30  # rows of the page's tables
+_IN_TERMINAL = 5  # rows of each of the terminal's tables
+_FACTOR_FROM = 10.0  # larger changes are shown as a factor
+_NEGLIGIBLE = 0.01  # of the step: smaller parts are not shown
+# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
+_T = (
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
+)  # fmt: skip
+
+
+@attrs.frozen(eq=False)
+class TraceComparison:
+    """Changes from one recording to another; times in microseconds, of a step or of the whole recording.
+
+    Attributes:
+        before, after: names of the recordings.
+        unit: `step` or `recording`.
+        changes: the whole step (if steps are marked) and the parts of the GPU's time.
+        notes: what else differs: devices, ranks, precision.
+        sentence: the summary.
+        verdicts: classes of both.
+        steps: marked steps of a rank, mean over ranks.
+        groups, operators, kernels: the tables of `gpu_traces.differences`.
+    """
+
+    before: str
+    after: str
+    unit: str
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+    sentence: str
+    verdicts: tuple[str, str]
+    steps: tuple[int, int]
+    groups: pd.DataFrame
+    operators: pd.DataFrame
+    kernels: pd.DataFrame
+
+    @property
+    def step(self) -> Change | None:
+        """Change of the whole step."""
+        return next((change for change in self.changes if change.part == STEP), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of compare.json."""
+        plain = attrs.asdict(self, filter=lambda field, _: field.name not in ("groups", "operators", "kernels"))
+        tables = {"groups": self.groups, "operators": self.operators, "kernels": self.kernels}
+        return plain | {name: _rows(table.head(MAX_ROWS)) for name, table in tables.items()}
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows as JSON has them, floats rounded to six digits."""
+    return [
+        {str(key): value if isinstance(value, str) else float(f"{value:.6g}") for key, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+
+
+def compare_traces(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> TraceComparison:
+    """Compare two folders, files or prefixes of traces.
+
+    Raises:
+        SourceError: there are no traces, or they cannot be read.
+    """
+    sides = GpuTraces(before), GpuTraces(after)
+    unit = differences.per(*sides)
+    ranks = tuple(measure(gpu) for gpu in sides)
+    times = tuple(_step_times(gpu) for gpu in sides)
+    counts = tuple(round(len(gpu.steps()) / len(gpu.ranks)) if unit == STEP else 0 for gpu in sides)
+    changes = _step_changes(*times) if unit == STEP else ()
+    changes += _part_changes(*(_parts(found, count or 1) for found, count in zip(ranks, counts, strict=True)))
+    verdicts = tuple(verdict_on(gpu, found).main.kind.value for gpu, found in zip(sides, ranks, strict=True))
+    groups, operators = differences.group_differences(*sides), differences.operator_differences(*sides)
+    kernels = differences.kernel_differences(*sides)
+    return TraceComparison(
+        job_name(os.fspath(before)), job_name(os.fspath(after)), unit, changes, _notes(sides, ranks, groups),
+        _sentence(changes, groups, unit), (verdicts[0], verdicts[1]), (counts[0], counts[1]), groups, operators, kernels,
+    )  # fmt: skip
+
+
+def _step_times(gpu: GpuTraces) -> Floats:
+    """Return the length of each step, averaged over ranks."""
+    table = gpu.steps()
+    lengths = (table["end_us"] - table["start_us"]).groupby(table["step"]).mean()
+    return np.asarray(lengths, np.float64)
+
+
+def _step_changes(one: Floats, two: Floats) -> tuple[Change, ...]:
+    """Return the change of the mean step, with an interval of Welch's kind on the logarithms."""
+    before, after = float(one.mean()), float(two.mean())
+    if not before > 0:
+        return ()
+    low = high = None
+    if min(len(one), len(two)) >= MIN_STEPS and one.min() > 0 and two.min() > 0:
+        logs = np.log(one), np.log(two)
+        error = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in logs))
+        quantile = _T[min(min(len(one), len(two)) - 1, len(_T)) - 1]
+        middle = float(logs[1].mean() - logs[0].mean())
+        low, high = math.expm1(middle - quantile * error), math.expm1(middle + quantile * error)
+    return (Change(STEP, before, after, after / before - 1, low, high),)
+
+
+def _parts(ranks: tuple[RankTime, ...], count: int) -> dict[str, float]:
+    """Return each part of the GPU's time, averaged over ranks."""
+    if not ranks:
+        return {}
+    found = [rank.as_dict() for rank in ranks]
+    return {part.key: float(np.mean([row[part.key] for row in found])) / count for part in PARTS}
+
+
+def _part_changes(one: dict[str, float], two: dict[str, float]) -> tuple[Change, ...]:
+    whole = max(sum(one.values()), sum(two.values()))
+    pairs = {part.key: (one.get(part.key, 0.0), two.get(part.key, 0.0)) for part in PARTS}
+    return tuple(
+        Change(key, a, b, b / a - 1 if a > 0 else None, None, None)
+        for key, (a, b) in pairs.items() if max(a, b) > _NEGLIGIBLE * whole
+    )  # fmt: skip
+
+
+def _notes(
+    sides: tuple[GpuTraces, GpuTraces], ranks: tuple[tuple[RankTime, ...], ...], groups: pd.DataFrame
+) -> tuple[str, ...]:
+    notes = []
+    devices = [sorted({shorten(printable(rank.device), 60) for rank in found if rank.device}) for found in ranks]
+    if devices[0] and devices[1] and devices[0] != devices[1]:
+        notes.append(
+            f"The GPUs differ: {', '.join(devices[0])} before, {', '.join(devices[1])} after. Their kernels have other names and "
+            "times; compare operators and what kernels are for."
+        )
+    worlds = [_world(gpu) for gpu in sides]
+    if worlds[0] != worlds[1]:
+        notes.append(f"The jobs differ in size: {plural(worlds[0], 'rank')} before, {worlds[1]} after.")
+    products = groups[np.array([str(name).startswith("matrix products") for name in groups["group"]], np.bool_)]
+    with_cores = products[products["group"] == "matrix products, tensor cores"]
+    shares = [
+        float(with_cores[key].sum() / products[key].sum()) if products[key].sum() else None
+        for key in ("us_before", "us_after")
+    ]  # fmt: skip
+    if shares[0] is not None and shares[1] is not None and abs(shares[0] - shares[1]) > differences.MARGIN:
+        notes.append(
+            f"Tensor cores run {percent(shares[0])} of the matrix products' time before, {percent(shares[1])} after."
+        )
+    return tuple(notes)
+
+
+def _world(gpu: GpuTraces) -> int:
+    """Return the ranks of the job, which may be more than were recorded."""
+    infos = [trace.properties.get("distributedInfo") for trace in gpu.ranks.values()]
+    named = [info.get("world_size") for info in infos if isinstance(info, dict)]
+    return max([len(gpu.ranks), *(size for size in named if isinstance(size, int))])
+
+
+def _sentence(changes: tuple[Change, ...], groups: pd.DataFrame, unit: str) -> str:
+    step = next((change for change in changes if change.part == STEP), None)
+    if step is None or step.change is None:
+        return "The traces do not mark steps in both recordings, so counts and times of whole recordings are compared."
+    if step.low is None:
+        return (
+            f"Too few marked steps to separate a change from variation; the mean step takes {duration(step.before / 1e6)} before, "
+            f"{duration(step.after / 1e6)} after."
+        )
+    if not step.is_clear:
+        return (
+            "No significant difference: the steps take equally long within their variation "
+            f"({duration(step.before / 1e6)} before, {duration(step.after / 1e6)} after)."
+        )
+    slower = step.change > 0
+    moved = [row for row in groups.to_dict("records") if (float(row["difference_us"]) > 0) == slower]
+    why = [f"{row['group']} ({_signed_time(float(row['difference_us']))})" for row in moved[:2]]
+    cause = f"; on the GPU mostly {' and '.join(why)} a {unit}" if why else ""
+    return f"Steps {step.sentence}{cause}."
+
+
+def _signed_time(us: float) -> str:
+    return f"{'+' if us > 0 else '-'}{duration(abs(us) / 1e6)}"
+
+
+def terminal_trace_comparison(found: TraceComparison) -> str:
+    """Return the comparison as text for a terminal."""
+    lines = [found.sentence, *found.notes]
+    for moment, name, steps, verdict in zip(
+        ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
+    ):
+        lines.append(f"  {moment} {shorten(printable(name), 70)} ({plural(steps, 'step')} marked, {verdict})")
+    for table in tables(found, _IN_TERMINAL, 46):
+        lines += _aligned(table)
+    return "\n".join(lines)
+
+
+def _aligned(table: Table) -> list[str]:
+    if not table.rows:
+        return []
+    rows = [table.head, *table.rows]
+    widths = [max(len(printable(row[at])) for row in rows) for at in range(len(table.head))]
+    lines = [""]
+    for row in rows:
+        cells = [
+            printable(row[0]).ljust(widths[0]),
+            *(printable(cell).rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return [*lines, f"  … and {table.more:,} more"] if table.more else lines
+
+
+def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tuple[Table, ...]:
+    """Return the tables of a comparison: parts of the time, purposes of kernels, operators, kernels.
+
+    Args:
+        found: the comparison.
+        most: rows of the last two.
+        longest: characters of a name.
+    """
+    labels = {part.key: part.label for part in PARTS} | {STEP: "Step"}
+    a, times = f"a {found.unit}", ("Before", "After", "Change")
+    parts = tuple((labels[change.part], *_times(change.before, change.after)) for change in found.changes)
+    whole = max((max(change.before, change.after) for change in found.changes), default=0.0)
+    groups = tuple(
+        (str(row["group"]), *_times(row["us_before"], row["us_after"])) for row in found.groups.to_dict("records")
+        if max(row["us_before"], row["us_after"]) > _NEGLIGIBLE * whole
+    )  # fmt: skip
+    return (
+        Table((f"Time {a}", *times), parts), Table((f"Kernels by purpose, {a}", *times), groups),
+        _table(found.operators, f"Operator, {a}", most, longest), _table(found.kernels, f"Kernel, {a}", most, longest),
+    )  # fmt: skip
+
+
+def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> Table:
+    changed = frame[frame["change"] != differences.SAME]
+    kind = "us" if frame[["us_before", "us_after"]].to_numpy().any() else "host_us"
+    rows = tuple(
+        (
+            shorten(str(row["name"]), longest), str(row["change"]), decimal(row["count_before"]), decimal(row["count_after"]),
+            *_times(row[f"{kind}_before"], row[f"{kind}_after"]),
+        )
+        for row in changed.head(most).to_dict("records")
+    )  # fmt: skip
+    clock = "GPU time" if kind == "us" else "Host time"
+    head = (title, "What", "Count before", "after", f"{clock} before", "after", "Change")
+    return Table(head, rows, max(len(changed) - most, 0))
+
+
+def _times(before: float, after: float) -> tuple[str, str, str]:
+    change = ""
+    if before and after:
+        change = f"{100 * (after / before - 1):+.0f} %" if after < _FACTOR_FROM * before else f"x {after / before:.3g}"
+    one, two = (duration(us / 1e6) if us else "-" for us in (before, after))
+    return one, two, change
+
+
+def summarize_trace_comparison(found: TraceComparison) -> Summary:
+    """Return the comparison for `to_markdown`."""
+    runs = runs_of((found.before, found.after), found.verdicts, found.steps)
+    shown = tables(found, _IN_TERMINAL)
+    return Summary(found.sentence, found.notes, runs, tuple((table.head, table.rows) for table in shown))
+
+
+def render_trace_comparison(found: TraceComparison) -> str:
+    """Return the comparison as an HTML page."""
+    slower = found.step is not None and found.step.is_clear and (found.step.change or 0) > 0
+    return render_page(
+        "compare.html", title="Comparison - sm-profiler", found=found, lines=found.notes, rows=(),
+        tables=tables(found), method="counts and times of a step (of a recording if no steps are marked), averaged over ranks.",
+        mood="issue" if slower else "healthy" if found.step is not None else "open",
+    )  # fmt: skip
