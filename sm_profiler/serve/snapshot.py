@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
@@ -125,10 +124,10 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: SavedVerdict | Finding | None = None
+    main: Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: SavedVerdict | Finding | None = None
+    saved: Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -143,22 +142,9 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
-@attrs.frozen
-class SavedVerdict:
-    """Class and headline of a verdict."""
-
-    kind: Class
-    headline: str
-
-    @property
-    def label(self) -> str:
-        """Name of the class on the page."""
-        return self.kind.label
-
-    @property
-    def is_open(self) -> bool:
-        """True if it names neither a problem nor health."""
-        return self.kind is Class.INCONCLUSIVE
+def brief(finding: Finding) -> Finding:
+    """Return the part of a finding that lists of jobs show."""
+    return Finding(finding.kind, finding.headline, label=finding.label)
 
 
 class Page(msgspec.Struct):
@@ -170,7 +156,7 @@ class Page(msgspec.Struct):
     state: str
     note: str
     parts: dict[str, str]
-    verdict: tuple[str, str] | None
+    main: Finding | None
     spark: tuple[float, ...]
     gpu: tuple[float, ...]
     files: int
@@ -181,9 +167,8 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-        verdict = (snapshot.main.kind.name, snapshot.main.headline) if snapshot.main else None
         return cls(
-            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
+            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, snapshot.main and brief(snapshot.main), snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
         )  # fmt: skip
 
@@ -202,11 +187,6 @@ class Page(msgspec.Struct):
     def written(self) -> bytes:
         """Return the bytes of the page."""
         return zlib.compress(msgspec.msgpack.encode(self), 1)
-
-    @property
-    def main(self) -> SavedVerdict | None:
-        """The leading finding."""
-        return None if self.verdict is None else SavedVerdict(Class[self.verdict[0]], self.verdict[1])
 
 
 _PAGE = msgspec.msgpack.Decoder(Page)
