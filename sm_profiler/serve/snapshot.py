@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
@@ -143,6 +142,14 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
+<<<<<<< HEAD
+=======
+def brief(finding: Finding) -> Finding:
+    """Return the part of a finding that lists of jobs show."""
+    return Finding(finding.kind, finding.headline, label=finding.label)
+
+
+>>>>>>> typed
 class Page(msgspec.Struct):
     """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
 
@@ -152,7 +159,11 @@ class Page(msgspec.Struct):
     state: str
     note: str
     parts: dict[str, str]
+<<<<<<< HEAD
     verdict: tuple[str, str, str] | None
+=======
+    main: Finding | None
+>>>>>>> typed
     spark: tuple[float, ...]
     gpu: tuple[float, ...]
     files: int
@@ -163,10 +174,13 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
+<<<<<<< HEAD
         main = snapshot.main
         verdict = (main.kind.name, main.headline, main.label) if main else None
+=======
+>>>>>>> typed
         return cls(
-            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
+            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, snapshot.main and brief(snapshot.main), snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
         )  # fmt: skip
 
@@ -186,6 +200,7 @@ class Page(msgspec.Struct):
         """Return the bytes of the page."""
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
+<<<<<<< HEAD
     @property
     def main(self) -> Finding | None:
         """The leading finding, without its evidence."""
@@ -194,6 +209,8 @@ class Page(msgspec.Struct):
         kind, headline, label = self.verdict
         return Finding(Class[kind], headline, label=label)
 
+=======
+>>>>>>> typed
 
 _PAGE = msgspec.msgpack.Decoder(Page)
 
