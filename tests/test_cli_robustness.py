@@ -110,6 +110,7 @@ def command(words, place, **options):
     )
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("script", "code"),
     [
@@ -199,6 +200,7 @@ def test_standard_input_of_any_kind_is_one_line(stdin, place):
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("words", [["--help"], ["rules", "--help"], ["validate", "config.json"]])
 @pytest.mark.parametrize("closing", ["", "| head -c 1", ">&-", "> /dev/full", "2>&-", "< /dev/null"])
 def test_output_of_any_kind_never_ends_in_a_traceback(words, closing, place):
@@ -283,6 +285,7 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
     assert quality["states"] == {"read": 1, "refused": 1}
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "message"),
     [

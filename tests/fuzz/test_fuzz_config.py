@@ -1,6 +1,6 @@
 """Fuzzing of everything that takes a configuration: it ends within a second with a result or a one-line error.
 
-`make test` tries about 400 inputs; `SM_PROFILER_FUZZ` sets another total.
+`make test` tries about 200 inputs; `SM_PROFILER_FUZZ` sets another total.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from sm_profiler.settings import settings_path
 
 TESTS = 13
 MANY = settings(
-    max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "400")) // TESTS,
+    max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "200")) // TESTS,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

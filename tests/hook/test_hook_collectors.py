@@ -134,6 +134,7 @@ def test_the_python_window_splits_steps_at_the_end_of_the_forward(profile):
         assert pstats.Stats(str(file)).total_calls > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_the_detailed_window_gives_way_to_a_profiler_of_the_script(tmp_path, when):
     shown = run(when, tmp_path, **{name: text for name, text in WINDOWS.items() if name.startswith("Detailed")})

@@ -317,6 +317,7 @@ print(json.dumps(session.guard.failures))
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("what", "last"), [("works", 11), ("breaks", 7)])
 def test_a_training_on_a_simulated_device(tmp_path, what, last):
     done = subprocess.run(
@@ -373,6 +374,7 @@ for step, x in enumerate(data):
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("pause", "kind"), [(0.0, "BALANCED"), (0.02, "SYNC_BOUND")])
 def test_the_verdict_uses_the_devices_times(tmp_path, pause, kind):
     done = subprocess.run(

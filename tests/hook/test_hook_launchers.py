@@ -122,6 +122,7 @@ def test_a_launcher_completes_the_file_of_a_killed_child(tmp_path):
     assert name.endswith("_pythontimeline.json")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("when", ["starts", "ends"])
 def test_another_rank_completes_the_file_of_a_killed_one(tmp_path, session, when):
     if when == "ends":

@@ -560,6 +560,7 @@ def milliseconds(samples, phase, wanted):
     )
 
 
+@pytest.mark.first(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode, digests):

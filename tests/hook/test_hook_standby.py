@@ -47,6 +47,7 @@ def quick(monkeypatch):
     entry.uninstall()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("off", OFF)
 def test_framework_metrics_are_switched_on_in_a_running_job(quick, off, tmp_path, monkeypatch, caplog):
     path = tmp_path / "profilerconfig.json"
@@ -122,6 +123,7 @@ def end_of_steps(folder):
     return steps, {text for event in events if (text := event["args"].get("collectors", {}).get("profiler"))}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("off", OFF)
 def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tmp_path, monkeypatch):
     path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
@@ -168,6 +170,7 @@ while not session.quiet:
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("last", "end"),
     [

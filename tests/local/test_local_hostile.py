@@ -90,6 +90,7 @@ def test_channel_names_cannot_leave_the_folder(bench, name):
     assert "not a folder name" in refusal(bench, InputDataConfig=[{"ChannelName": name, "DataSource": source}])
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["../../../../escaped", "/escaped", "..", "a/b", "é\x1b[31m", "x" * 256])
 def test_rule_names_cannot_leave_the_folder(bench, name):
     rule = {
@@ -122,6 +123,7 @@ def test_path_components_are_safe_and_distinct():
     )
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("path", ["/etc", "/opt/ml/../../outside", "relative", "/opt/mlx"])
 @pytest.mark.parametrize("side", ["input", "output"])
 def test_processing_paths_cannot_leave_the_folder(bench, path, side):
@@ -268,6 +270,7 @@ def test_endless_output_is_bounded_and_counted(monkeypatch):
     assert stream.tail[0] == "x" * 99  # for the FailureReason
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("value", ["[1]", "5", "null", "[" * 2000, '{"a": 1}', '"a\\u0000"'])
 @pytest.mark.parametrize("name", ["sagemaker_program", "sagemaker_submit_directory"])
 def test_hyperparameters_of_wrong_types_fail_the_job_with_a_reason(bench, name, value):

@@ -52,6 +52,7 @@ def end_on_s3(s3):
     return end_of(EndFacts(finished="marker" in kinds(names)), ranks)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("statement", "code", "state"),
     [
@@ -91,6 +92,7 @@ link.wait_in_exit()
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("last", ["sys.exit(3)", "os._exit(3)", "os.abort()"])
 def test_the_process_waits_until_it_is_released(tmp_path, last):
     root = tmp_path / ("long" * 40)

@@ -51,6 +51,7 @@ def test_does_not_wait_for_a_run_that_ended_without_data(tmp_path):
         Follower(str(tmp_path), sleep=pytest.fail).open()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("how", ["ended", "killed"])
 def test_ends_with_the_run_without_an_end_marker(job, tmp_path, capsys, how):
     if how == "ended":

@@ -289,7 +289,7 @@ def test_without_a_free_core_loading_is_shared_and_does_not_vanish():
 
 
 def finite(value):
-    return all(math.isfinite(one) for one in attrs.astuple(value))
+    return all(math.isfinite(one) for one in astuple(value))
 
 
 def check(verdict):

@@ -40,11 +40,13 @@ def test_finds_a_gradual_slowdown():
     assert find_change(noisy(600) * np.linspace(1, 3, 600)).gradual
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_no_change(seed):
     assert find_change(noisy(500, seed, spread=0.3)) is None
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_wandering_speed_is_no_change(seed):
     """Neighbouring steps of a busy machine resemble each other."""
