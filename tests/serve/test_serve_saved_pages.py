@@ -97,7 +97,7 @@ def test_the_oldest_go_first(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "_PAGES", attrs.evolve(snapshot._PAGES, files=3))
     for number in range(5):
         save(f"s3://bucket/job-{number}", STATE)
-    assert len(list(kept_file(tmp_path).parent.glob("*.z"))) == 3
+    assert len(list(kept_file(tmp_path).parent.glob("*.page"))) == 3
 
 
 def test_nothing_is_kept_if_copies_are_switched_off(monkeypatch, job):
