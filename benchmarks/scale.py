@@ -30,13 +30,14 @@ from sm_profiler.metrics.scaling import folding, part
 from sm_profiler.source import open_source
 where, executor, parts = sys.argv[1], sys.argv[2], int(sys.argv[3])
 crossed, parts_s = [], []
-decode = folding.decode_answer
-def decoded(data):
-    crossed.append(len(data))
-    answer = decode(data)
-    parts_s.append(answer.cpu_s)
+decode = type(part.fold_part).decode
+def decoded(function, data):
+    answer = decode(function, data)
+    if function is part.fold_part:
+        crossed.append(len(data))
+        parts_s.append(answer.cpu_s)
     return answer
-folding.decode_answer = decoded
+type(part.fold_part).decode = decoded
 folding.PARTS_PER_WORKER = parts or folding.PARTS_PER_WORKER
 started = time.perf_counter()
 report = build_report(open_source(where, cache=False, progress=False), executor=executor or None)

@@ -18,6 +18,7 @@ import numpy as np
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors.pools import Pool
+from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 from sm_profiler.printable import one_line
 
 TaskT = TypeVar("TaskT")
@@ -88,8 +89,11 @@ class Remote(Generic[TaskT, AnswerT]):
         """
         if data[:1] == _FAILED:
             raise SourceError(bytes(data[1:]).decode(errors="replace"))
+        body = memoryview(data)[1:]
         try:
-            answer: AnswerT = self._decoders[1].decode(memoryview(data)[1:])
+            if len(body) > COUNTED_BYTES:
+                check_elements(body, FREE_ELEMENTS + len(body))
+            answer: AnswerT = self._decoders[1].decode(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise SourceError(f"a worker's answer is damaged: {error}") from None
         return answer

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+COUNTED_BYTES = 1 << 20  # MessagePack of less than this cannot take much memory
+FREE_ELEMENTS = 1 << 20  # of what other processes sent, and one more for each byte that arrived
+
 
 def _sizes() -> list[int]:
     """Return the bytes of an element by its first byte, without its parts; 0: they vary, or there is no such element."""
@@ -20,7 +23,7 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA:
 _EXTENSIONS = {0xC7, 0xC8, 0xC9}  # with one byte more
 
 
-def check_elements(data: bytes, most: int) -> None:
+def check_elements(data: bytes | memoryview, most: int) -> None:
     """Raise an error if MessagePack has more elements than this; it may be damaged in other ways.
 
     Raises:

@@ -6,6 +6,7 @@ The bytes are MessagePack. The first element of each list is a tag for the type 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections import Counter
 from enum import Enum
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
+
+from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 
 _PACKAGES = tuple(f"sm_profiler.{name}." for name in ("formats", "rules", "metrics", "report", "diagnosis"))
 # What states contain; anything else is refused.
@@ -37,6 +40,7 @@ _LISTED = {
     "rules.step_outlier": "_LongStep _Phase",
     "rules.time_breakdown": "EventClass TimeBreakdown",
 }
+FREE_BYTES, MAX_TIMES = 64 << 20, 64  # unpacked: so much, and so many times what arrived
 _LIMIT = 1 << 63
 _PLAIN = (str, float, bytes, type(None), bool)
 _KINDS = "fiub"
@@ -53,17 +57,36 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(_packed(value))
 
 
-def decode(data: bytes, *, report: bool = False) -> Any:
+def unpacked(data: bytes) -> bytes:
+    """Return what zlib compressed, up to a multiple of its size that no state has.
+
+    Raises:
+        ValueError: it is damaged, or larger.
+    """
+    unpack = zlib.decompressobj()
+    try:
+        found = unpack.decompress(data, FREE_BYTES + MAX_TIMES * len(data))
+    except zlib.error as error:
+        raise ValueError(f"not a state of sm-profiler: {error}") from error
+    if not unpack.eof:
+        raise ValueError("not a state of sm-profiler: cut off, or too large")
+    return found
+
+
+def decode(data: bytes, *, arrived: int | None = None, report: bool = False) -> Any:
     """Return the object again.
 
     Args:
         data: the bytes.
+        arrived: how many bytes they were before they were unpacked.
         report: whether they may also be a report, which can hold objects of any data class that its packages have defined.
 
     Raises:
-        ValueError: the bytes are damaged.
+        ValueError: the bytes are damaged, or have more elements than such an object can have.
     """
     try:
+        if len(data) > COUNTED_BYTES:
+            check_elements(data, FREE_ELEMENTS + (len(data) if arrived is None else arrived))
         return _Unpacking(report=report)(msgspec.msgpack.decode(data, ext_hook=_bytes_of))
     except (
         msgspec.MsgspecError, ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError, OverflowError,

@@ -158,11 +158,11 @@ def load(source: ProfileSource) -> Slice | None:
     if kept is None:
         return None
     try:
-        body = _BODY.decode(zlib.decompress(kept.packed))
+        body = _BODY.decode(codec.unpacked(kept.packed))
         del kept
         whole = decode_slice(body.state, {})
         body.state = b""
-    except (zlib.error, ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
+    except (ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
     source.adopt_all(body.faults, metadata)

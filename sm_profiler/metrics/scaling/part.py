@@ -360,7 +360,7 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         SourceError: the bytes are not such a state.
     """
     try:
-        rules, broken, first_met, windows, states, failed = codec.decode(zlib.decompress(data))
+        rules, broken, first_met, windows, states, failed = codec.decode(codec.unpacked(data), arrived=len(data))
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
@@ -368,6 +368,6 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)
-    except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"a worker's answer is damaged: {error}") from None
     return Slice(folds, failed)
