@@ -92,7 +92,9 @@ def test_failing_rank_keeps_the_launchers_exit_code_and_message(tmp_path, record
     found = profiled(tmp_path / "profile")
     assert (1, 5) in [(one.rank, one.steps) for one in found]
     record_property("processes", "two ranks")
-    record_property("seen", "all steps of the rank that fails; exit code and traceback are unchanged (more: [failures](#in-detail))")
+    record_property(
+        "seen", "all steps of the rank that fails; exit code and traceback are unchanged (more: [failures](#in-detail))"
+    )
     record_property("missing", "what torchrun stops by SIGTERM loses its last second")
 
 
