@@ -22,8 +22,8 @@ from typing import Any, TextIO
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Report
+from sm_profiler.diagnosis.profile.case import mean_or_none
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formatting import duration, plural, shorten
 from sm_profiler.printable import printable

@@ -14,8 +14,8 @@ import pytest
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.inputs import workers_of
 from sm_profiler.hook import scheduling
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory
@@ -102,7 +102,7 @@ def test_advice_and_report_count_the_containers_cores(tmp_path, container):
     rows = [(1 + tick, row.value, "algo-1", row.type, row.name, row.dimension) for tick in range(60) for row in second]
     loop = training(500, wait=0.1)  # loading takes ten times as long as the step
     metrics = metrics_of(loop, rows)
-    assert workers_of(JudgeContext(metrics, {})).suggested <= 2
+    assert workers_of(Case(metrics, {})).suggested <= 2
     assert metrics.system.cores == {"algo-1": 2}
 
 

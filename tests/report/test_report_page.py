@@ -13,9 +13,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
@@ -314,7 +314,7 @@ def test_page_of_a_day_long_job_is_small():
     ]
     day = metrics_of((), samples, window_s=3600)
     metrics = attrs.evolve(metrics, system=day.system, start=START_S, end=START_S + seconds)
-    html = render_html(report_of(metrics, decide(JudgeContext(metrics, {})), {}))
+    html = render_html(report_of(metrics, decide(Case(metrics, {})), {}))
     assert len(html.encode()) < 1_000_000
 
 

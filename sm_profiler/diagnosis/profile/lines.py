@@ -1,4 +1,4 @@
-"""Find the lines of code behind a finding, from the stacks that the hook samples."""
+"""The lines of code in which a finding's time is spent, from the stacks that the hook samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import attrs
 import numpy as np
 from msgspec.structs import replace
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.model import Finding, Location, Verdict
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.model import Location
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 
@@ -27,9 +26,6 @@ STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 IMPORT = "import"  # as innermost function: happens once, in any step
 MODULE = "<module>"  # function of lines that are in none
-POINTED = frozenset(  # classes whose advice is to look for something
-    {Class.SYNC_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.FAIL_SLOW}
-)  # fmt: skip
 Weights: TypeAlias = Mapping[Place, float]
 
 
@@ -72,7 +68,7 @@ class Lines:
         return {place: line.seconds for place, line in self.lines.items()}
 
     def locations(
-        self, weights: Weights, metrics: JobMetrics, least: float = policy.WHERE_SAMPLES
+        self, weights: Weights, metrics: JobMetrics, least: float = limits.SAMPLES // 2
     ) -> tuple[Location, ...]:
         """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)
@@ -82,11 +78,11 @@ class Lines:
         ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0].file, item[0].line))[:MAX_LOCATIONS]
         found = []
         for place, weight in ranked:
-            if weight / total < policy.WHERE_SHARE:
+            if weight / total < limits.SHOWN:
                 break
             line = self.lines[place]
             process, most = line.processes.most_common(1)[0]
-            alone = len(metrics.ranks) > 1 and most >= policy.WHERE_ONE_RANK * line.seconds
+            alone = len(metrics.ranks) > 1 and most >= limits.MOST * line.seconds
             found.append(
                 Location(
                     place.file, place.line, place.function, weight / total, line.phases.most_common(1)[0][0],
@@ -96,97 +92,59 @@ class Lines:
         return tuple(found)
 
 
-def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
-    """Return the verdict with the lines behind each finding; lines that a judge found itself stay."""
-    if not metrics.samples.stacks:
-        return attrs.evolve(
-            verdict,
-            main=_with_functions(verdict.main, metrics),
-            also=tuple(_with_functions(one, metrics) for one in verdict.also),
-        )
-    shown = _Shown.of(metrics.samples)
-    main, *also = (
-        replace(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
-        for finding in (verdict.main, *verdict.also)
-    )
-    return attrs.evolve(verdict, main=_pointed(main), also=tuple(map(_pointed, also)))
-
-
-def _pointed(finding: Finding) -> Finding:
-    """Return a finding whose advice starts with the function, or the line outside of any, that takes most of the lost time."""
-    if finding.kind not in POINTED or not finding.where:
-        return finding
-    shares: dict[tuple[str, str], float] = {}
-    for one in finding.where:
-        shares[_function(one)] = shares.get(_function(one), 0.0) + one.share
-    most = max(shares, key=lambda key: shares[key])
-    first = next(one for one in finding.where if _function(one) == most)
-    if shares[most] < policy.POINTED_SHARE:
-        return finding
-    place = f"{first.file.rpartition('/')[2]}:{first.line}"
-    name = place if first.function == MODULE else f"{first.function}() ({place})"
-    return replace(finding, next_step=f"Look at {name} first. {finding.next_step}")
-
-
-def _function(one: Location) -> tuple[str, str]:
-    """Return file and function of a line; a line outside of any counts by itself."""
-    return one.file, one.function if one.function != MODULE else str(one.line)
-
-
-def _with_functions(finding: Finding, metrics: JobMetrics) -> Finding:
-    """Return a finding about time outside the phases with the functions of the Python window, if it has no lines."""
-    total = sum(one.seconds for one in metrics.functions)
-    if finding.where or finding.kind is not Class.SYNC_BOUND or total <= 0:
-        return finding
-    found = [one for one in metrics.functions[:MAX_LOCATIONS] if one.seconds >= policy.WHERE_SHARE * total]
-    where = tuple(Location(one.file, one.line, one.function, one.seconds / total, "Python window") for one in found)
-    return replace(finding, where=where)
-
-
 @attrs.frozen
-class _Shown:
-    """Lines as the sampler shows them: below the working folder relative to it, and with their source."""
+class Shown:
+    """Lines as the sampler shows them: in the working folder relative to it, and with their source."""
 
     names: Mapping[str, str]  # name of a file without its folder → as shown; "" if several have it
     samples: Samples
 
     @classmethod
-    def of(cls, samples: Samples) -> _Shown:
+    def of(cls, samples: Samples) -> Shown:
+        """Return how to show the lines of a job."""
         names: dict[str, str] = {}
         for file, _ in samples.sources:
             last = file.rpartition("/")[2]
             names[last] = file if names.get(last, file) == file else ""
         return cls(names, samples)
 
-    def location(self, one: Location) -> Location:
-        shown = self.names.get(one.file.rpartition("/")[2], "")
-        file = shown if shown and one.file.endswith(f"/{shown}") else one.file
-        return replace(one, file=file, source=one.source or self.samples.sources.get((file, one.line), ""))
+    def location(self, line: Location) -> Location:
+        """Return a line as it is shown."""
+        shown = self.names.get(line.file.rpartition("/")[2], "")
+        file = shown if shown and line.file.endswith(f"/{shown}") else line.file
+        return replace(line, file=file, source=line.source or self.samples.sources.get((file, line.line), ""))
 
 
-def locate(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Return the lines of code behind a finding, the most expensive first."""
-    find = _BY_CLASS.get(finding.kind)
-    return find(finding, metrics) if find else ()
+def window_functions(metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the functions of the Python window with the most time."""
+    total = sum(function.seconds for function in metrics.functions)
+    most = [one for one in metrics.functions[:MAX_LOCATIONS] if total > 0 and one.seconds >= limits.SHOWN * total]
+    return tuple(Location(one.file, one.line, one.function, one.seconds / total, "Python window") for one in most)
 
 
-def _in_loop(one: Sampled) -> bool:
+def function_of(line: Location) -> tuple[str, str]:
+    """Return file and function of a line; a line outside of any counts by itself."""
+    return line.file, line.function if line.function != MODULE else str(line.line)
+
+
+def in_loop(one: Sampled) -> bool:
+    """Return whether a sample was taken in the loop."""
     return one.phase not in BESIDE_THE_LOOP
 
 
-def beside_the_phases(metrics: JobMetrics) -> tuple[Location, ...]:
-    """Return the lines with the most time in the loop outside the phases of a step and its waits."""
-    lines = Lines.of(one for one in metrics.samples.stacks if _outside_phases(one) and one.leaf != IMPORT)
-    return lines.locations(lines.weights(), metrics)
-
-
-def _usual(one: Sampled) -> bool:
+def in_usual_step(one: Sampled) -> bool:
     """Return whether a sample was taken in the loop, in a step of usual length."""
-    return _in_loop(one) and not one.long
+    return in_loop(one) and not one.long
 
 
-def _outside_phases(one: Sampled) -> bool:
-    return _in_loop(one) and one.phase not in (WAIT, *STEPS)
+def outside_phases(one: Sampled) -> bool:
+    """Return whether a sample was taken in the loop outside the phases of a step and its waits."""
+    return in_loop(one) and one.phase not in (WAIT, *STEPS)
+
+
+def outside_phases_of_loop(one: Sampled) -> bool:
+    """Return whether a sample was taken in the loop, outside the phases of a step and its waits."""
+    return outside_phases(one) and one.leaf != IMPORT
 
 
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
@@ -195,33 +153,24 @@ def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tu
     return lines.locations(lines.weights(), metrics)
 
 
-def _time(of: Callable[[Sampled], bool]) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
-    return lambda _finding, metrics: lines_of_samples(metrics, of)
+def lines_of_phase(metrics: JobMetrics, *names: str) -> tuple[Location, ...]:
+    """Return the lines with the most time in some phases."""
+    return lines_of_samples(metrics, lambda one: one.phase in names)
 
 
-def _phase(*names: str) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
-    return _time(lambda one: one.phase in names)
-
-
-def _input(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Find what the loader's workers do; without workers, what the loop does to get a batch."""
-    workers = _phase(WORKER)(finding, metrics)
-    return workers or _phase(WAIT)(finding, metrics)
-
-
-def _long_steps(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Find the lines on which long steps spend more than a usual step does."""
+def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the lines on which long steps spend more than a usual step does."""
     stalled = [rank for rank in metrics.ranks if rank.stalls.count]
     if not stalled:
         return ()
     worst = max(stalled, key=lambda rank: rank.stall_share)
     stacks = [one for one in metrics.samples.stacks if one.process in {rank.name for rank in stalled}]
     in_part = [one for one in stacks if _is_in(one, worst.stalls.where)]
-    searched = [in_part, [one for one in stacks if _in_loop(one)]]
+    searched = [in_part, [one for one in stacks if in_loop(one)]]
     if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
         forward = [one for one in stacks if one.phase == "forward"]
         grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
-        if grown >= policy.WHERE_FORWARD * whole:
+        if grown >= limits.SHOWN * 4 * whole:
             searched.insert(0, forward)
     for chosen in searched:
         lines, found = _excess(chosen, worst)
@@ -236,7 +185,7 @@ def _positive(weights: Weights) -> float:
 
 def _is_in(one: Sampled, part: str) -> bool:
     if part == "outside":  # of an iteration: also what lies between the phases of its step
-        return _outside_phases(one)
+        return outside_phases(one)
     return one.phase == part or (part == WAIT and one.phase == WORKER)
 
 
@@ -280,46 +229,28 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     return lines.locations(grown, metrics)
 
 
-def _communication(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Find the calls of collectives; without any, the backward pass, which runs them for its gradients."""
-    found = lines_of_samples(metrics, lambda one: _in_loop(one) and COLLECTIVES.search(one.leaf) is not None)
+def lines_of_collectives(metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the calls of collectives; without any, the backward pass, which runs them for its gradients."""
+    found = lines_of_samples(metrics, lambda one: in_loop(one) and COLLECTIVES.search(one.leaf) is not None)
     return found or lines_of_samples(metrics, lambda one: one.phase == "backward")
 
 
-def _collections(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Find the lines that caused collections; each was noted, so that one is enough."""
+def lines_of_collections(metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the lines that caused collections; each was recorded, so that one is enough."""
     lines = Lines.of(one for one in metrics.samples.stacks if one.phase == "gc")
     return lines.locations(lines.weights(), metrics, least=1)
 
 
-def _straggler(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-    """Find the lines on which the slow rank spends more of its loop than the others do."""
-    name = next((one.where for one in finding.evidence if one.where), "")
+def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
+    """Return the lines on which a rank spends more of its loop than the others do."""
     loops = {rank.name: rank.loop for rank in metrics.ranks if rank.loop > 0}
     if name not in loops or len(loops) <= 1:
         return ()
     by_rank = {
-        rank: Lines.of(one for one in metrics.samples.stacks if one.process == rank and (_in_loop(one) or one.phase == WORKER))
+        rank: Lines.of(one for one in metrics.samples.stacks if one.process == rank and (in_loop(one) or one.phase == WORKER))
         for rank in loops
     }  # fmt: skip
     shares = {rank: {place: spent / loops[rank] for place, spent in lines.weights().items()} for rank, lines in by_rank.items()}  # fmt: skip
     own = shares.pop(name)
     excess = {place: share - float(np.median([other.get(place, 0.0) for other in shares.values()])) for place, share in own.items()}  # fmt: skip
     return by_rank[name].locations(excess, metrics)
-
-
-_BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = {
-    Class.INPUT_BOUND: _input,
-    Class.SYNC_BOUND: _time(lambda one: _usual(one) and _outside_phases(one) and one.leaf != IMPORT),
-    Class.HOST_BOUND: _time(lambda one: _usual(one) and one.phase != WAIT),
-    Class.OPTIMIZER_BOUND: _phase("optimizer"),
-    Class.GC_BOUND: _collections,
-    Class.EVALUATION_BOUND: _phase("evaluation"),
-    Class.PERIODIC_STALL: _long_steps,
-    Class.STEP_OUTLIERS: _long_steps,
-    Class.STRAGGLER: _straggler,
-    Class.MOVING_STRAGGLER: _time(lambda one: _in_loop(one) and one.phase != "backward"),  # in which ranks meet
-    Class.GC_OUT_OF_PHASE: _collections,
-    Class.COMMUNICATION_BOUND: _communication,
-    Class.SLOW_STORAGE: _input,
-}

@@ -60,6 +60,19 @@ class Saving:
         return cls(value, min(float(low.sum()) / total, 1.0), max(float(high.sum()) / total, 1.0), taken, strict=True)
 
 
+def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[str, ...]) -> Saving:
+    """Return what is saved of an activity that keeps a part of a step, at worst, usually and at best.
+
+    Args:
+        spent: seconds of each row.
+        others: seconds of all rows without the activity.
+        kept: share of the step that the activity still takes after the repair.
+        taken: names of the activity.
+    """
+    total = max(float(spent.sum()), 1e-12)
+    return Saving.of_scenarios([spent * max(1 - part / (1 - part) * others / total, 0.0) for part in kept], taken)
+
+
 @attrs.frozen(eq=False)
 class Loop:
     """The steps of a loop, averaged over ranks, as they are or after some repairs.
@@ -144,6 +157,16 @@ class Loop:
     def share(self, *names: str) -> float:
         """Return the share that some activities have of the loop as it was."""
         return float(self.of_activity(*names).sum() / self.length.sum())
+
+    def named(self, part: str) -> tuple[str, ...]:
+        """Return the activities of a part of a step."""
+        if part == "declared":
+            return tuple(name for name in self.left if name.startswith("phase "))
+        return {
+            "wait": ("waiting for data",),
+            "outside": ("other code", "unseen"),
+            "between": ("other code", "unseen"),
+        }.get(part, (part,))
 
     def placed(self, index: Ints, values: Floats) -> Floats:
         """Return values of numbered steps at their rows, 0 elsewhere and for what is not finite and positive."""
