@@ -8,7 +8,7 @@ from sm_profiler.metrics import thresholds
 FLOOR = thresholds.FLOOR  # the share of the time that a repair must certainly save to be worth naming
 
 # How sure a number is.
-SURELY = 2  # times: the floor, since what is closer may not be worth it in another run; a slowdown that no other load explains
+SURELY = 2  # times the floor, or as slow as no other load explains; what is closer may be chance
 MIN_STEPS = 10  # of a table; fewer give no median that a single odd step cannot move
 STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires
 SAMPLES = 10  # of a kind; fewer are chance
@@ -49,9 +49,7 @@ KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % 
 }  # fmt: skip
 HEALTHY = 0.15  # of the time; waiting for data, or code outside the model, of a healthy loop takes no more
 NOTICEABLE = 0.2  # of the time; from here on what is inferred counts: counted launches, idle time, waits for a core
-USUAL = (
-    0.25  # of the time, or of the steps: evaluation, a start, late launches, exceptions of a healthy job are no more
-)
+USUAL = 0.25  # of the time, or of the steps: evaluation, a start, exceptions of a healthy job are no more
 HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
 USUAL_REST = 0.02  # of a step; zero_grad and the loop's own Python
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
@@ -84,6 +82,4 @@ TENSOR_IDLE = 5.0  # percent; tensor cores work a fifth of the time and more in 
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %
 TRACE_KERNELS = 20  # fewer kernels are not a step of any training
 PROFILING_COST = 0.05  # of the loop; a job that the profiler slows by more is not the job that was to be judged
-HALF_EMPTY = (
-    45.0  # percent; twice as much fits, with a reserve: a batch into memory, a job into the next smaller instance
-)
+HALF_EMPTY = 45.0  # percent; twice as much fits: a batch into memory, a job into the next smaller instance

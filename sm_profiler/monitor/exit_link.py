@@ -1,6 +1,6 @@
 """The exit code of the process that waits for the monitor: the monitor has it before the process, and its container, are gone.
 
-A process that leaves by `sys.exit` writes its code to its record when Python is gone (`hook.exit_code`), and other processes
+A process that leaves by `sys.exit` writes its code to its record when Python is gone (`hook.process_end`), and other processes
 of the job read it once it has ended. The last process of a node has none after it but the monitor, whose end it waits for.
 So it waits twice: in Python until all but its code is uploaded, and then, after the code is written, in a function of C's
 `exit`: `fgetc` of a socket that the monitor closes when it has uploaded the record. No other function of the C library waits

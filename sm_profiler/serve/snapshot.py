@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
@@ -125,10 +124,10 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: SavedVerdict | Finding | None = None
+    main: Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: SavedVerdict | Finding | None = None
+    saved: Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -143,24 +142,14 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
-@attrs.frozen
-class SavedVerdict:
-    """Class and headline of a verdict."""
-
-    kind: Class
-    headline: str
-
-    @property
-    def label(self) -> str:
-        """Name of the class on the page."""
-        return self.kind.label
-
-    @property
-    def is_open(self) -> bool:
-        """True if it names neither a problem nor health."""
-        return self.kind is Class.INCONCLUSIVE
+<<<<<<< HEAD
+=======
+def brief(finding: Finding) -> Finding:
+    """Return the part of a finding that lists of jobs show."""
+    return Finding(finding.kind, finding.headline, label=finding.label)
 
 
+>>>>>>> typed
 class Page(msgspec.Struct):
     """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
 
@@ -170,7 +159,11 @@ class Page(msgspec.Struct):
     state: str
     note: str
     parts: dict[str, str]
-    verdict: tuple[str, str] | None
+<<<<<<< HEAD
+    verdict: tuple[str, str, str] | None
+=======
+    main: Finding | None
+>>>>>>> typed
     spark: tuple[float, ...]
     gpu: tuple[float, ...]
     files: int
@@ -181,9 +174,13 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-        verdict = (snapshot.main.kind.name, snapshot.main.headline) if snapshot.main else None
+<<<<<<< HEAD
+        main = snapshot.main
+        verdict = (main.kind.name, main.headline, main.label) if main else None
+=======
+>>>>>>> typed
         return cls(
-            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
+            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, snapshot.main and brief(snapshot.main), snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
         )  # fmt: skip
 
@@ -203,11 +200,17 @@ class Page(msgspec.Struct):
         """Return the bytes of the page."""
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
+<<<<<<< HEAD
     @property
-    def main(self) -> SavedVerdict | None:
-        """The leading finding."""
-        return None if self.verdict is None else SavedVerdict(Class[self.verdict[0]], self.verdict[1])
+    def main(self) -> Finding | None:
+        """The leading finding, without its evidence."""
+        if self.verdict is None:
+            return None
+        kind, headline, label = self.verdict
+        return Finding(Class[kind], headline, label=label)
 
+=======
+>>>>>>> typed
 
 _PAGE = msgspec.msgpack.Decoder(Page)
 

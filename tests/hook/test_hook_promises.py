@@ -27,7 +27,7 @@ def test_a_file_in_place_of_the_folder(tmp_path, truth):
     done = train(profile=config(tmp_path / "profile"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, truth)
     (line,) = done.stderr.splitlines()
-    assert "Not a directory; this one is written to " in line
+    assert "Not a directory; this profile is written to " in line
     (folder,) = (tmp_path / "sm-profiler").iterdir()
     assert line.endswith(str(folder))
     assert steps(folder)

@@ -33,6 +33,11 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 NO_LOADER = "no loader to watch in this loop"
 
 
+def _share(value: float) -> float:
+    """Return a share from 0 to 1, even of damaged data."""
+    return min(max(float(np.nan_to_num(value)), 0.0), 1.0)
+
+
 @attrs.frozen(eq=False)
 class Found:
     """A cause that was recognized in a case.
@@ -57,7 +62,7 @@ class Found:
     text: str
     words: dict[str, Any]
     evidence: tuple[Evidence, ...]
-    share: float = attrs.field(converter=lambda share: min(max(float(np.nan_to_num(share)), 0.0), 1.0))
+    share: float = attrs.field(converter=_share)
     advice: str = attrs.field(default=attrs.Factory(lambda self: self.text, takes_self=True))
     saves: Callable[[Loop], Saving | None] | None = None
     doubt: str = ""

@@ -32,7 +32,7 @@ class ProfileCause:
     @property
     def name(self) -> str:
         """Name of the function that recognizes it."""
-        return getattr(self.find, "__name__", self.kind.value)
+        return str(getattr(self.find, "__name__", self.kind.value))
 
 
 def _waiting(case: Case) -> Found | None:

@@ -71,10 +71,7 @@ def _of_rank(case: Case, rank: Rank, kind: str, keep: Callable[[Record], bool], 
     found = case.metrics.records[kind]
     own = found.of(rank.name)
     inside = [one for one in own if rank.start <= one.start <= rank.end and keep(one)]
-    if once:
-        disturbing, excluded = (), rank.stretches
-    else:
-        disturbing, excluded = _disturbing(case, rank)
+    disturbing, excluded = ((), rank.stretches) if once else _disturbing(case, rank)
     disturbed = [_part_inside(one, disturbing) for one in inside]
     kept = tuple(one for one, part in zip(inside, disturbed, strict=True) if part < 1)
     if not kept or rank.loop <= 0:

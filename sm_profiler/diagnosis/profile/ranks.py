@@ -62,7 +62,7 @@ def straggler(case: Case) -> Found | None:
                 best = lost, slowest, part, meeting
         if best is not None and best[0] >= least:
             break
-    if best is None or best[0] < least:
+    if best is None or best[0] < least or iteration <= 0:
         return None
     lost, slowest, part, meeting = best
     rank, share = ranks[slowest], lost / iteration

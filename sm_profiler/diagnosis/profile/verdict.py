@@ -326,7 +326,8 @@ def _healthy(case: Case) -> Finding | None:
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
         "stack": case.stack,
     }  # fmt: skip
-    text, label, where = "healthy", Class.BALANCED.label, ()
+    text, label = "healthy", Class.BALANCED.label
+    where: tuple[Location, ...] = ()
     confidence = _confidence_in_health(case, unexplained)
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
