@@ -12,12 +12,14 @@ OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if 
 # TensorFlow 2.18 runs on Python 3.12 at most; the other environments usually have another version.
 KERAS_PYTHON ?= $(firstword $(foreach python,python3.12 $(PYTHON) python3.11,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 13) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
+# Many tests wait for processes: two cores have work for three.
+WORKERS ?= 3
 # what `make demo` trains with: pytorch or keras
 FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
 MEASURED := --reruns 1
 # Long tests, newest and riskiest first: CI runs as many as begin in time.
-FIRST := $(addprefix tests/,hook frameworks libraries launchers local serve report chaos)
+FIRST := $(addprefix tests/,hook rule_container frameworks libraries launchers local serve report chaos)
 LONG := $(FIRST) $(filter-out $(FIRST),$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: help demo test test-all test-long lint format types docs coverage versions fuzz bench image sbom changelog release-check clean
@@ -28,16 +30,16 @@ demo: $(ENVS)/dev.done $(if $(filter keras,$(FRAMEWORK)),$(ENVS)/frameworks.done
 	@$(if $(filter keras,$(FRAMEWORK)),SM_PROFILER_LOCAL_PYTHON=$(abspath $(ENVS)/frameworks/bin/python)) $(BIN)/sm-profiler demo --framework $(FRAMEWORK)
 
 test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks.done ## the test suite
-	@echo "first what measures real time, one test after the other; then everything else, two at a time"
+	@echo "first what measures real time, one test after the other; then everything else, $(WORKERS) at a time"
 	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
-	@$(BIN)/python -m pytest -m 'not alone and not long' -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not alone and not long' -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
 test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done $(ENVS)/launchers.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
-	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(LONG)
+	@$(BIN)/python -m pytest -m 'long and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(LONG)
 
 fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
 	@SM_PROFILER_FUZZ=100000 $(BIN)/python -m pytest tests/fuzz --timeout 20000 $(PYTEST_ARGS)

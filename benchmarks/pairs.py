@@ -31,7 +31,8 @@ KINDS = ("cells", "samples", "tiny", "workers", "trainer", "lightning", "keras",
 ENVIRONMENTS = {"trainer": "libraries", "lightning": "libraries", "keras": "frameworks", "jax": "frameworks"}
 LONG = 3  # times as many blocks of the long one
 FIRST_S = 3.0  # CPU time of the plain run in which the windows of the other lie
-STEPS_A_BLOCK, USUAL_STEPS = {"tiny": 60, "workers": 20, "lightning": 10, "keras": 20, "jax": 60}, 3
+STEPS_A_BLOCK = {"tiny": 60, "workers": 20, "lightning": 10, "keras": 20, "jax": 60, "ranks": 10}
+USUAL_STEPS = 3
 GOALS = "goals: windows at most 0.5 s, after at most 1 %, stated within 2 points of paired"
 
 

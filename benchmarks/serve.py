@@ -12,6 +12,8 @@ makes a day of it, of 2 GB, which a second call reads again.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import resource
 import shutil
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from http.client import HTTPResponse
@@ -126,7 +129,8 @@ def serve(folder: Path, viewers: int) -> None:
                 job for job in waiting if b'"state":"running"' not in opened(f"{address}jobs/{job}/updates").read()
             }
             time.sleep(0.5)
-        streams = [opened(f"{address}jobs/{jobs[number % len(jobs)]}/events") for number in range(viewers)]
+        for number in range(viewers):
+            threading.Thread(target=view, args=(f"{address}jobs/{jobs[number % len(jobs)]}",), daemon=True).start()
         used = cpu_of(server.pid)
         time.sleep(10)
         print(
@@ -135,9 +139,15 @@ def serve(folder: Path, viewers: int) -> None:
         print(
             f"first answer of a job's page: {1e3 * statistics.median(first):.0f} ms, at most {1e3 * max(first):.0f} ms"
         )
-        for stream in streams:
-            stream.close()
         server.terminate()
+
+
+def view(page: str) -> None:
+    """Follow a job as its page does, until the server ends."""
+    version = ""
+    with contextlib.suppress(OSError):
+        while True:
+            version = json.load(opened(f"{page}/updates?since={version}"))["version"]
 
 
 def open_again(folder: Path, cache: Path, label: str) -> None:

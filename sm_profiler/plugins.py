@@ -91,7 +91,7 @@ class Judge(Protocol):
         """Return a `sm_profiler.report.Finding`, or None.
 
         Args:
-            context: `sm_profiler.diagnosis.judges.JudgeContext`: metrics, ledger and rule results of the job.
+            context: `sm_profiler.diagnosis.profile.case.Case`: metrics, ledger and rule results of the job.
         """
 
 

@@ -92,8 +92,8 @@ def start(
     In a process that is profiled from its beginning, a line reports that, and nothing else changes.
 
     Args:
-        folder: where to write the profile; by default the configuration's, or else a new one below `./sm-profiler/`.
-        config: a `ProfilerConfig`, the JSON object of one, or a file that holds it.
+        folder: where to write the profile; by default the configuration's, or else a new folder in `./sm-profiler/`.
+        config: a `ProfilerConfig`, its JSON object, or a file that holds it.
 
     Returns:
         The recording, which also is a context manager.
@@ -121,8 +121,8 @@ def start(
         )
         _running.append(recording := Recording(found.session.root, found, None, of_process=True))
         return recording
-    if not any(one.module in sys.modules or find_spec(one.module) for one in frameworks()):
-        names = ", ".join(one.title for one in frameworks())
+    if not any(kind.module in sys.modules or find_spec(kind.module) for kind in frameworks()):
+        names = ", ".join(kind.title for kind in frameworks())
         raise ProfilerError(f"start: no training framework is installed here ({names})")
     text, profile = _configuration(folder, config)
     root = rooted(profile.local_path).absolute()
@@ -177,7 +177,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         profile_folder(NAME, rooted(profile.local_path))
     except FolderTakenError as error:
         raise FolderTakenError(
-            f"start: {error}: name another one, or none, so that each recording gets its own below ./sm-profiler"
+            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler"
         ) from None
     except OSError as error:
         raise ProfilerError(f"start: {printable(error.filename or folder or '')}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Start of a profile on this machine, for the command `run` and for `sm_profiler.start`: its folder, configuration, monitor."""
+"""A profile on this machine, for the command `run` and for `sm_profiler.start`: its folder, configuration, monitor and command."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ import itertools
 import json
 import os
 import shlex
+import shutil
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+import attrs
+
 from sm_profiler.errors import ProfilerError
+from sm_profiler.limits import oom_kills
 from sm_profiler.printable import printable
+from sm_profiler.settings import AUTO, CONFIG, JOB
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
     from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
+FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
+INTERRUPTED = 128 + signal.SIGINT
+SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
 class FolderTakenError(ProfilerError):
@@ -27,7 +39,7 @@ class FolderTakenError(ProfilerError):
 
 
 def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | None = None) -> Registration | None:
-    """Start this node's monitor, which also uploads if the profile has an S3 path, in a process of its own."""
+    """Start this node's monitor, which also uploads if the profile has an S3 path, in a separate process."""
     from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
 
@@ -97,12 +109,195 @@ def quoted(path: Path) -> str:
     if text.isprintable():
         return shlex.quote(text)
     plain = "".join(
-        one if one.isprintable() and one not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(one))
-        for one in text
+        sign if sign.isprintable() and sign not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(sign))
+        for sign in text
     )
     return f"$'{plain}'"
 
 
 def shown(path: Path) -> Path:
-    """Return a path relative to the current folder if it is below it."""
+    """Return a path relative to the current folder if it is in it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+@attrs.frozen
+class Configuration:
+    """Configuration of a run.
+
+    Attributes:
+        text: its JSON.
+        origin: its file or variable, for display.
+        variables: environment variables that pass it to the script.
+        folder: the run's folder if it was created for this run.
+        path: its file; None for a text of the environment.
+    """
+
+    text: str
+    origin: str
+    variables: dict[str, str]
+    folder: Path | None = None
+    path: Path | None = None
+
+
+def find_configuration(given: Path | None, name: str, out: Path | None = None) -> Configuration:
+    """Return the configuration given by option or environment, as the hook finds it, or else the default.
+
+    Args:
+        given: a file with a configuration.
+        name: short name of the command.
+        out: folder for the profile, which needs the default configuration.
+
+    Raises:
+        ProfilerError: it cannot be read, or the folder is not empty.
+    """
+    from sm_profiler.hook.settings import find_config, read_config
+
+    try:
+        if given is not None:
+            variables = {CONFIG.name: str(given.resolve())}
+            return Configuration(read_config(given).text, printable(given), variables, path=given)
+        found = find_config(os.environ) if out is None else None
+        if found is not None:
+            return Configuration(found.text, printable(found.path or f"${CONFIG.name}"), {}, path=found.path)
+        path = default_config(profile_folder(name, out))
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ProfilerError(f"{error.filename}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
+    return Configuration(text, "default", {CONFIG.name: str(path)}, path.parent, path)
+
+
+def environment_of(config: Configuration, name: str) -> dict[str, str]:
+    """Return the environment of the script: the hook is on, and its processes are those of one job."""
+    from sm_profiler.monitor.task import job_name
+
+    environment = {**os.environ, AUTO.name: "1", **config.variables}
+    environment.pop(JOB.name, None)  # of a run around this one
+    environment[JOB.name] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    return environment
+
+
+@attrs.frozen
+class Ended:
+    """End of a command.
+
+    Attributes:
+        code: its exit code; 128 and the signal's number if a signal ended it.
+        by_itself: it ended by itself, not by a signal.
+        stopped: it was asked to stop: Ctrl-C, or SIGTERM.
+    """
+
+    code: int
+    by_itself: bool = False
+    stopped: bool = False
+
+
+def run_command(command: list[str], environment: dict[str, str]) -> Ended:
+    """Run the command, and return how it ended."""
+    try:
+        process = subprocess.Popen(command, env=environment)  # the user's own command
+    except OSError as error:
+        raise ProfilerError(f"{command[0]}: {error.strerror}") from error
+    except ValueError as error:  # a null byte in an argument
+        raise ProfilerError(f"{command[0]}: {error}") from error
+    forwarded: list[int] = []
+    interrupts: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        forwarded.append(number)
+        process.send_signal(number)
+
+    # The terminal sends Ctrl-C to the script too, which decides how to end.
+    kept = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number)),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    code = code if code >= 0 else 128 - code
+    # After SIGTERM, a spot instance may resume the job under the same prefix; Ctrl-C is the user's end of it.
+    ended = code not in SIGNALS or code == INTERRUPTED
+    asked = bool(forwarded or interrupts) and code != 0
+    return Ended(code, ended and not forwarded, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+def run(
+    command: list[str],
+    config: Configuration,
+    name: str,
+    *,
+    sample: bool = True,
+    started: Callable[[Path], object] = bool,
+    over: Callable[[bool], object] = bool,
+) -> int:
+    """Run a command with the hook on while the machine is sampled, and return its exit code.
+
+    Args:
+        command: the words of the command.
+        config: the configuration, which names the folder.
+        name: short name of the command.
+        sample: sample the machine.
+        started: called with the folder before the command starts.
+        over: called after its end, with whether anything was recorded.
+
+    Raises:
+        ProfilerError: the command cannot be started, or the folder cannot be written to.
+    """
+    from sm_profiler.config import load_profile
+    from sm_profiler.container import rooted
+    from sm_profiler.formats.trace_recovery import recover_traces
+    from sm_profiler.jobs.finding import last_written
+    from sm_profiler.monitor.left_profile import mark_end
+    from sm_profiler.monitor.place import settle, with_variables
+    from sm_profiler.monitor.run_state import remove_state, write_state
+
+    profile = load_profile(config.text)
+    for problem in profile.problems:
+        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+    environment = environment_of(config, name)
+    profile = (settle if config.folder is None else with_variables)(profile, environment)
+    root = rooted(profile.local_path)
+    print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
+    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
+    registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.path)
+    write_state(root)
+    began, kills = time.monotonic(), oom_kills()
+    ended, recorded = Ended(1), False
+    try:
+        started(root)
+        ended = run_command(command, environment)
+    except BaseException:  # the command cannot be started, or Ctrl-C came before it was
+        over(False)
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # before the monitor does, which does not get the signals
+            recover_traces(root, stopped=ended.stopped)
+        if registration:
+            registration.leave(by_itself=ended.by_itself)
+        failed_start = ended.code != 0 and time.monotonic() - began < FAILED_START_S
+        if config.folder and failed_start and not has_data(config.folder / "framework"):
+            shutil.rmtree(config.folder, ignore_errors=True)
+    try:
+        if ended.by_itself and not registration and root.is_dir():
+            mark_end(root)
+        recorded = bool(last_written(root))
+        if recorded:
+            write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
+            hint = f"next: sm-profiler report {quoted(shown(root))}"
+        else:
+            remove_state(root)
+            hint = f"nothing was recorded in {printable(shown(root))}"
+    except (OSError, ProfilerError) as error:  # the exit code stays the script's
+        hint = f"the profile cannot be read: {printable(error)}"
+    over(recorded)
+    print(f"sm-profiler: exit code {ended.code}; {hint}", file=sys.stderr)
+    return ended.code
+
+
+def has_data(folder: Path) -> bool:
+    """Return whether a folder holds more than empty files, as end markers are."""
+    return any(path.is_file() and path.stat().st_size for path in folder.rglob("*"))

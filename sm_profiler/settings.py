@@ -212,7 +212,7 @@ AUTO = Setting(
 )  # fmt: skip
 CONFIG = Setting(
     "SM_PROFILER_CONFIG", JSON, "the profiler configuration: JSON, a path or an `s3://` URI; a long one is in parts, "
-    "with `_0`, `_1` and so on after the name", "config.environment", group=RECORDING,
+    "with `_0`, `_1` and so on after the name", "config.api", group=RECORDING,
 )  # fmt: skip
 CONFIG_PATH = Setting(
     "SMPROFILER_CONFIG_PATH", PATH, "path of the configuration, as SageMaker sets it; SM_PROFILER_CONFIG comes first",
@@ -231,7 +231,7 @@ HANG_SECONDS = Setting(
 )  # fmt: skip
 LOCAL_MAX = Setting(
     "SM_PROFILER_LOCAL_MAX", SIZE, "limit of a profile's folder on the local disk, such as `50GB`; `off` for none",
-    "monitor.local_space", shown="20 GB, or a tenth of the disk if that is less, but at least 1 GB", unit="bytes",
+    "monitor.agent", shown="20 GB, or a tenth of the disk if that is less, but at least 1 GB", unit="bytes",
     group=RECORDING,
 )  # fmt: skip
 DELETE_UPLOADED = Setting(
@@ -310,7 +310,7 @@ SERVE_TOKEN = Setting(
 
 RULE_IMAGE = Setting(
     "SM_PROFILER_RULE_IMAGE", TEXT, "image of the rules; in the settings file, also an object region → image, `*` for "
-    "all others", "debugger.images", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
+    "all others", "debugger.debugger", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
 )  # fmt: skip
 SOURCE = Setting(
     "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.settings", shown="the job's input",

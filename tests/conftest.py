@@ -2,10 +2,13 @@
 
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.support.jobs import remove_shared_jobs
 
 ROOT = Path(__file__).parents[1]
 REMEDIES = (
@@ -23,10 +26,27 @@ with suppress(ImportError):  # the environments of other SDKs and frameworks hav
     settings.load_profile("no deadline")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave the cases after the first ones of a test with the marker `first` to the long tests."""
+    cases = Counter()
+    for item in items:
+        if (first := item.get_closest_marker("first")) and not item.get_closest_marker("long"):
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            if cases[name] > first.args[0]:
+                item.add_marker(pytest.mark.long)
+
+
 def pytest_runtest_setup():
     """Skip what does not fit into the time that CI has."""
     if time.time() > UNTIL:
         pytest.skip("no time is left: SM_PROFILER_TESTS_UNTIL has passed")
+
+
+def pytest_sessionfinish():
+    """Remove the jobs that tests share, in pytest's workers, too, which run no exit functions."""
+    remove_shared_jobs()
 
 
 def pytest_terminal_summary(terminalreporter):

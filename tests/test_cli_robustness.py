@@ -110,6 +110,7 @@ def command(words, place, **options):
     )
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("script", "code"),
     [
@@ -163,7 +164,7 @@ def test_a_folder_that_cannot_be_written_gives_way_to_another_one(place):
     (place / "config.json").write_text(json.dumps(config))
     done = command(["run", "--config", "config.json", "script.py"], place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "this one is written to" in done.stderr
+    assert "this profile is written to" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -199,6 +200,7 @@ def test_standard_input_of_any_kind_is_one_line(stdin, place):
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("words", [["--help"], ["rules", "--help"], ["validate", "config.json"]])
 @pytest.mark.parametrize("closing", ["", "| head -c 1", ">&-", "> /dev/full", "2>&-", "< /dev/null"])
 def test_output_of_any_kind_never_ends_in_a_traceback(words, closing, place):
@@ -283,10 +285,11 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
     assert quality["states"] == {"read": 1, "refused": 1}
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x" * 5000, "this one is written to"),
+        ("x" * 5000, "this profile is written to"),
         ("a\0b", "LocalPath: not a possible path"),
         ("\ud800", "LocalPath: not a possible path"),
         ("e'\x1b[31m\n", "sm-profiler report $'"),

@@ -64,6 +64,7 @@ def test_ascii_streams_show_plain_equivalents():
     assert stream.buffer.getvalue() == rb"12 us ... +- 3 -> \xe9 \udcff #"
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["report", "gr\xfc\xdfe"], ["validate", "\x1b[31m"]])
 def test_commands_print_in_an_ascii_locale(words, tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}

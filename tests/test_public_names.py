@@ -61,14 +61,13 @@ PAIRS = [(module, name) for module in sorted(EXPORTED) for name in EXPORTED[modu
 
 
 def test_every_package_that_exports_names_is_listed():
-    packages = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in [
-            ROOT / "sm_profiler/__init__.py",
-            *ROOT.glob("sm_profiler/*/__init__.py"),
-            *ROOT.glob("sm_profiler/analysis/*/__init__.py"),
-        ]
-    }
+    paths = [
+        ROOT / "sm_profiler/__init__.py",
+        ROOT / "sm_profiler/deploy.py",
+        *ROOT.glob("sm_profiler/*/__init__.py"),
+        *ROOT.glob("sm_profiler/analysis/*/__init__.py"),
+    ]
+    packages = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths}
     assert {name for name in packages if hasattr(import_module(name), "__all__")} == set(EXPORTED)
 
 

@@ -67,7 +67,7 @@ def test_a_cell_that_is_run_again_gets_one_hint(tmp_path):
     with pytest.raises(ProfilerError, match=r"call sm_profiler\.stop\(\) first, or use 'with sm_profiler\.start\(\):'"):
         sm_profiler.start("runs/a")
     sm_profiler.stop()
-    said = r"^start: runs/a is not empty; a profile takes a new folder: name another one, or none, so that each recording gets"
+    said = r"^start: runs/a is not empty; a profile takes a new folder: name another folder, or none, so that each recording gets"
     with pytest.raises(ProfilerError, match=said):
         sm_profiler.start("runs/a")
 
@@ -120,7 +120,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
         sm_profiler.start("second")
     assert not (tmp_path / "second").exists()
     with pytest.raises(
-        ProfilerError, match=r"^start: first is not empty; a profile takes a new folder: name another one"
+        ProfilerError, match=r"^start: first is not empty; a profile takes a new folder: name another folder"
     ):
         sm_profiler.start("first")
     with pytest.raises(ProfilerError, match="not int"):
@@ -156,7 +156,7 @@ class Shell:
 
 
 def test_cells_have_their_number(monkeypatch):
-    from sm_profiler.hook.cells import cell_name, file_of, shown
+    from sm_profiler.hook.caller import cell_name, file_of, shown
 
     file = "/tmp/ipykernel_6752/2794.py"
     assert cell_name(file) is None or "IPython" in sys.modules

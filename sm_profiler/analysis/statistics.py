@@ -253,7 +253,7 @@ class PandasFrameAnalysis:
     def get_phase_totals(self) -> pd.DataFrame:
         """Return the time of each phase in all steps together, and in how many of them it was recorded.
 
-        Of short steps, the hook records the phases of every second, fourth … 64th, and of the others only the step itself:
+        Of short steps, the hook records the phases of every second, fourth … 256th, and of the others only the step itself:
         a sum over the events is one over `steps` of `all_steps`. What happens only in some steps, such as saving, was also
         recorded in fewer.
 

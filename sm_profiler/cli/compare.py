@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:

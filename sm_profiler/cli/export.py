@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.arguments import SOURCE_HELP, name_unknown_price, newest_run, read_json
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, SOURCE_HELP, name_unknown_price, newest_run, read_json
 from sm_profiler.errors import ConfigError, SourceError
 
 EXAMPLES = """\

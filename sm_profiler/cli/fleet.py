@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, read_json
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, read_json
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 
@@ -26,7 +25,7 @@ EXAMPLES = """\
 examples:
   sm-profiler fleet account:us-east-1 --since 30d       all jobs of the account in the last 30 days
   sm-profiler fleet s3://bucket/jobs --group-by user,team --fail-on "waste>20%"
-  sm-profiler fleet sm-profiler                         all local runs below a folder
+  sm-profiler fleet sm-profiler                         all local runs in a folder
 """
 OUT = "fleet-report"
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -152,11 +151,11 @@ def _conditions(text: str) -> tuple[Condition, ...]:
 def _checked(conditions: Sequence[Condition], totals: Totals) -> int:
     """Print which conditions are met, and which could not be checked; return the exit code."""
     code = DONE
-    for one in conditions:
-        if found := one.broken_by(totals):
-            print(f"sm-profiler: --fail-on {one.text()}: {found}", file=sys.stderr)
+    for condition in conditions:
+        if found := condition.broken_by(totals):
+            print(f"sm-profiler: --fail-on {condition.text()}: {found}", file=sys.stderr)
             code = BAD
-        if unknown := one.unknown_for(totals):
+        if unknown := condition.unknown_for(totals):
             print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
-            code = BAD if one.has_nothing(totals) else code
+            code = BAD if condition.has_nothing(totals) else code
     return code

@@ -34,7 +34,7 @@ COMMANDS = {
     "watch": "show a running job in the terminal",
     "compare": "compare two runs, for people and for CI",
     "fleet": "find out which of many jobs waste money, and on what",
-    "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
+    "merge-timeline": "merge all traces of a job into a single file for Perfetto or chrome://tracing",
     "compact": "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine",
     "monitor": "sample this machine's metrics until stopped",
     "upload": "upload a profile that was left behind on this machine",
@@ -84,7 +84,7 @@ def available() -> dict[str, str]:
 
 
 def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | None]:
-    """Build the parser and that of the chosen sub-command; only this one is imported, so that `--help` is instant."""
+    """Build the parser and that of the chosen sub-command; only that module is imported, so that `--help` is instant."""
     parser = Parser(
         prog="sm-profiler",
         description="Why is my training job slow, and what do I do about it?",

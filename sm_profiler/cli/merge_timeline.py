@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.printable import printable
 
 

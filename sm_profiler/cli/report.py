@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
 from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
+from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
+from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.open_files import copy_with_open_files
+from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sm_profiler.report import Report
-    from sm_profiler.source import ProfileSource
+
 
 EXAMPLES = """\
 examples:
@@ -205,10 +209,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
     Raises:
         SourceError: it cannot be read, or its run has no complete file yet.
     """
-    from sm_profiler.monitor.run_state import read_state
-    from sm_profiler.source import open_source
-    from sm_profiler.source.opening import NoProfilerDataError
-
     try:
         return open_source(where, strict=strict)
     except NoProfilerDataError as error:
@@ -221,7 +221,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
 
 def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:
     """Write a report whenever there is new data; return the source and the last report once the job is over."""
-    from sm_profiler.cli.following import Follower
     from sm_profiler.report.build import job_name
     from sm_profiler.rules import Following
 
@@ -262,7 +261,6 @@ def write_speedscope(report: Report, path: Path) -> None:
     """Write the sampled stacks of a job."""
     import json
 
-    from sm_profiler.errors import SourceError
     from sm_profiler.render.flame import to_speedscope
     from sm_profiler.report.report_json import plain
 
@@ -282,3 +280,88 @@ def print_summary(report: Report, page: str) -> None:
         print(terminal_summary(report, colour), flush=True)
     except BrokenPipeError:  # the reader (`| head`) is done; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+LOCAL_POLL_S = 2.0  # listing a folder costs little
+REMOTE_POLL_S = 10.0
+PREVIEW_S = 10.0  # between two preliminary reports
+
+
+@attrs.define
+class Follower:
+    """Follows one folder, prefix or job.
+
+    Attributes:
+        where: the source as named on the command line.
+        strict: make every lost record an error.
+        preview: called with a source of the data so far, open files included, until there is a first report.
+        sleep, clock: for tests.
+    """
+
+    where: str
+    strict: bool = False
+    preview: Callable[[ProfileSource], object] | None = None
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    reported: bool = False
+    _last_line: str = ""
+    _previewed: float | None = None
+    _over: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a local profile; None for anything else."""
+        folder = Path(self.where)
+        return folder if "://" not in self.where and folder.is_dir() else None
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two checks."""
+        return LOCAL_POLL_S if self.folder else REMOTE_POLL_S
+
+    def open(self) -> ProfileSource:
+        """Open the source as soon as it contains data.
+
+        Raises:
+            SourceError: it cannot be read, or the run ended without data.
+        """
+        while True:
+            try:
+                return open_source(self.where, strict=self.strict, left_open=False)
+            except NoProfilerDataError as error:
+                state = read_state(self.folder) if self.folder else None
+                if state is not None and state.is_over:
+                    raise SourceError(f"{error}; its run {state.outcome}") from None
+            self.waiting()
+            self.sleep(self.poll_s)
+
+    def waiting(self) -> None:
+        """Report what is waited for, and make a preliminary report if there is data in open files."""
+        self.report_state("waiting for the first complete data" if not self.reported else "waiting for the job to end")
+        if self.reported or self.preview is None or self.folder is None:
+            return
+        if self._previewed is None or self.clock() - self._previewed >= PREVIEW_S:
+            with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
+                copy = Path(scratch, "profiler-output")
+                if copy_with_open_files(self.folder, copy):
+                    try:
+                        self.preview(open_source(copy, cache=False, progress=False))
+                        self._previewed = self.clock()
+                    except SourceError:  # nothing readable yet
+                        return
+
+    def should_stop(self) -> bool:
+        """Return whether the writer is gone; data is read once more after that has been noticed."""
+        if self._over:
+            return True
+        state = read_state(self.folder) if self.folder else None
+        if state is not None and state.is_over:
+            self._over = True
+            self.report_state(f"the run {state.outcome}; reading its last files")
+        return False
+
+    def report_state(self, text: str) -> None:
+        """Print a line about the state of following, unless it repeats the last line."""
+        if text != self._last_line:
+            self._last_line = text
+            print(f"sm-profiler: {printable(self.where)}: {text} (Ctrl-C stops)", file=sys.stderr, flush=True)

@@ -8,8 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.cli.arguments import read_json
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, read_json
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE
 

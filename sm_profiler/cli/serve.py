@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
-  sm-profiler serve s3://bucket/training-jobs            all jobs below a prefix
+  sm-profiler serve s3://bucket/training-jobs            all jobs under a prefix
   sm-profiler serve account:us-east-1                    the newest jobs of the account
   sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
 """
@@ -50,9 +50,8 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Open the port, print the address, and serve until interrupted."""
         from sm_profiler.serve.app import create_app
-        from sm_profiler.serve.guard import new_token
         from sm_profiler.serve.jobs import Jobs
-        from sm_profiler.serve.server import clean_base, listen, run
+        from sm_profiler.serve.server import clean_base, listen, new_token, run
         from sm_profiler.source.opening import is_account
 
         base = clean_base(options.base_url)
@@ -61,16 +60,18 @@ class Command:
             token = SERVE_TOKEN.text() or new_token()
         listening = listen(options.host, options.port)
         missing = [
-            one for one in options.sources if "://" not in one and not is_account(one) and not Path(one).is_dir()
+            source
+            for source in options.sources
+            if "://" not in source and not is_account(source) and not Path(source).is_dir()
         ]
         jobs = Jobs(options.sources)
         app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
         print(listening.url(base, token), flush=True)
-        for one in missing:
-            print(f"sm-profiler: {waiting_for(one)}", file=sys.stderr, flush=True)
-        for one in options.sources:
-            if "://" in one:  # a slow answer must not delay the page
-                threading.Thread(target=name_unreadable, args=(one,), daemon=True).start()
+        for source in missing:
+            print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
+        for source in options.sources:
+            if "://" in source:  # a slow answer must not delay the page
+                threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
         if len(missing) < len(options.sources):
             print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
         run(app, [listening.socket], jobs.close)
@@ -93,7 +94,7 @@ def waiting_for(source: str) -> str:
 
     path = Path(source)
     try:
-        folders = [one.name for one in path.parent.iterdir() if one.is_dir()]
+        folders = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
     except OSError:
         folders = []
     near = difflib.get_close_matches(path.name, folders, n=1)

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
+from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Setting, Trial
 
 if TYPE_CHECKING:
     from sm_profiler.trial.plan import Outcome, Plan
+
 
 INTERRUPTED = 128 + signal.SIGINT
 MAX_WORKERS = 256
@@ -70,7 +72,7 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Try the loader, print the table, and return the exit code."""
-        from sm_profiler.cli.trial_table import trial_table
+        from sm_profiler.cli.try_loader import trial_table
 
         command = find_script(options)
         if not 0 < options.seconds <= MAX_SECONDS:
@@ -108,7 +110,7 @@ def counts(text: str) -> tuple[int, ...]:
         found = tuple(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
         found = (-1,)
-    if not all(0 <= one <= MAX_WORKERS for one in found):
+    if not all(0 <= count <= MAX_WORKERS for count in found):
         raise argparse.ArgumentTypeError(f"expected numbers from 0 to {MAX_WORKERS}, separated by commas")
     return found
 
@@ -139,7 +141,7 @@ def make_plan(options: Namespace, result: Path) -> Plan:
     if workers is None:
         powers = [1 << exponent for exponent in range(9)]
         workers = (0, *(count for count in powers if count <= PER_CORE * cores))
-    prefetch = tuple(one for one in options.prefetch if one > 0) or (2,)
+    prefetch = tuple(count for count in options.prefetch if count > 0) or (2,)
     return Plan(str(result), options.seconds, workers, prefetch, max(options.loader, 0), int(memory * MEMORY_SHARE))
 
 
@@ -171,7 +173,7 @@ def machine_time() -> tuple[float, float, float] | None:
         return None
     tick = os.sysconf("SC_CLK_TCK")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total, idle = (sum(one[0] for one in cores) / tick, sum(one[1] + one[2] for one in cores) / tick)
+    total, idle = (sum(core[0] for core in cores) / tick, sum(core[1] + core[2] for core in cores) / tick)
     return total, total - idle, used.ru_utime + used.ru_stime
 
 
@@ -186,7 +188,7 @@ def share_of_others(
 
 
 def run_script(words: list[str], plan: Plan) -> int:
-    """Run the script in a process of its own and return its exit code; what it prints goes to standard error."""
+    """Run the script in a separate process and return its exit code; what it prints goes to standard error."""
     from sm_profiler.settings import AUTO, TRIAL
 
     environment = {**os.environ, TRIAL.name: json.dumps(attrs.asdict(plan)), AUTO.name: "0"}
@@ -244,3 +246,90 @@ def batches_needed(where: str) -> float:
     if not seconds:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     return 1 / seconds
+
+
+HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
+
+
+def trial_table(outcome: Outcome, needed: float | None = None) -> str:
+    """Return the table of all trials, the best of them, and what it means for the loop.
+
+    Args:
+        outcome: the results.
+        needed: batches a second that the loop needs if it does not wait; None if unknown.
+    """
+    batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
+    lines = [f"{printable(outcome.dataset)}{batch}"]
+    rows = [HEAD, *(_row(trial, outcome.best(needed)) for trial in outcome.trials)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append(f"  {'  '.join(cells)}  {row[-1]}".rstrip())
+    return "\n".join([*lines, *advice(outcome, needed)])
+
+
+def _row(trial: Trial, best: Trial | None) -> tuple[str, ...]:
+    setting = trial.setting
+    notes = [note for note, is_so in (("as in the script", trial.current), ("best", trial is best)) if is_so]
+    return (
+        str(setting.num_workers),
+        str(setting.prefetch_factor or "-"),
+        "yes" if setting.pin_memory else "no",
+        f"{trial.per_second:,.1f}" if trial.per_second else "-",
+        duration(trial.first_s) if trial.first_s is not None else "-",
+        printable(trial.problem) or ", ".join(notes),
+    )
+
+
+def advice(outcome: Outcome, needed: float | None) -> list[str]:
+    """Return the sentences that follow the table."""
+    best = outcome.best(needed)
+    if best is None or best.per_second is None:
+        return ["No setting delivered a batch."]
+    lines = [f"Best: {written(best.setting)}: {best.per_second:,.1f} batches/s{_compared(outcome, best)}."]
+    if needed:
+        lines.append(_enough(best, needed))
+    if (outcome.others or 0.0) >= BUSY:
+        lines.append(
+            f"Other programs used {percent(outcome.others or 0.0)} of the machine's processor time meanwhile, so settings with "
+            "more workers look slower than they are. Repeat this while the machine is less busy."
+        )
+    if outcome.iterable and best.setting.num_workers > 1:
+        lines.append(
+            "The dataset is an IterableDataset: each worker must load its own part of the data (get_worker_info), "
+            "otherwise every worker delivers all of it."
+        )
+    return lines
+
+
+def written(setting: Setting) -> str:
+    """Return the arguments of the DataLoader."""
+    if not setting.num_workers:
+        return f"num_workers=0, pin_memory={setting.pin_memory}"
+    return (
+        f"num_workers={setting.num_workers}, prefetch_factor={setting.prefetch_factor}, pin_memory={setting.pin_memory}, "
+        "persistent_workers=True"
+    )
+
+
+def _compared(outcome: Outcome, best: Trial) -> str:
+    now = outcome.now
+    if best.current:
+        return ", as in the script"
+    if now is None or not now.per_second or not best.per_second:
+        return ""
+    if not now.setting.num_workers and best.per_second <= now.per_second:
+        return f", loaded while the loop computes; now {now.per_second:,.1f}, for which it waits"
+    return f", {best.per_second / now.per_second:.2g} times as many as now ({now.per_second:,.1f})"
+
+
+def _enough(best: Trial, needed: float) -> str:
+    takes = f"Without waiting, the loop needs {needed:,.1f} batches/s ({duration(1 / needed)} per step)"
+    rate = best.delivers(needed)
+    if not best.setting.num_workers:
+        takes += f"; if it loads them itself, between its steps, it gets {rate:,.1f}"
+    if rate * WORTH >= needed:
+        return f"{takes}: enough."
+    if best.setting.num_workers and (best.per_second or 0.0) >= needed:
+        return f"{takes}: just enough; during the training, loading is slower than alone."
+    return f"{takes}: not enough. Load less for each batch: cache what is computed each time, read larger files."

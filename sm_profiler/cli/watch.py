@@ -6,8 +6,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, SOURCE_HELP, newest_run
 
 EXAMPLES = """\
 examples:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_profiler import settings
 from sm_profiler.errors import ConfigError
+from sm_profiler.settings import CONFIG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
 MAX_INTERVAL_MS = 24 * 3600 * 1000  # of a configuration that did not pass the API
@@ -60,7 +65,7 @@ def decode_config(source: object) -> dict[str, Any]:
 
     Args:
         source: the object or its JSON text. If it has no key of a `ProfilerConfig` but a key `ProfilerConfig`, as a
-            CreateTrainingJob request or a DescribeTrainingJob answer has, that one's value is taken.
+            CreateTrainingJob request or a DescribeTrainingJob answer has, its value is taken.
 
     Raises:
         ConfigError: the source is not a JSON object.
@@ -119,3 +124,31 @@ def rule_problems(disabled: object, rules: Sequence[object], existing: Collectio
     counts = Counter([*existing, *(name for name in names if isinstance(name, str))])
     repeated = sorted(name for name, number in counts.items() if number > 1)
     return problems + [f"two rules are named {name}: give one of them another name" for name in repeated]
+
+
+def environment_for(text: str) -> dict[str, str]:
+    """Return the variables that carry a configuration: `SM_PROFILER_CONFIG`, or `SM_PROFILER_CONFIG_0`, `_1` and so on.
+
+    Args:
+        text: the configuration as JSON, a path or an `s3://` URI.
+
+    Raises:
+        ConfigError: the text is longer than the variables of one job can hold.
+    """
+    if len(text) <= MAX_VARIABLE_LENGTH:
+        return {CONFIG.name: text}
+    parts = [text[at : at + MAX_VARIABLE_LENGTH] for at in range(0, len(text), MAX_VARIABLE_LENGTH)]
+    if len(parts) >= MAX_VARIABLES:
+        raise ConfigError(f"the profiler configuration is too long for a job's environment: {len(text)} characters")
+    return {f"{CONFIG.name}_{number}": part for number, part in enumerate(parts)}
+
+
+def config_from_environment(environment: Mapping[str, str]) -> str | None:
+    """Return the configuration in an environment: JSON text, a path or an `s3://` URI; None if it has none."""
+    whole = CONFIG.text(environment)
+    if whole:
+        return whole
+    parts: list[str] = []
+    while (part := environment.get(f"{CONFIG.name}_{len(parts)}")) is not None:
+        parts.append(part)
+    return "".join(parts) or None

@@ -27,8 +27,7 @@ from sm_profiler.config.api import (
     shown,
 )
 from sm_profiler.config.loading import load_profile
-from sm_profiler.config.name_pattern import NamePattern
-from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
+from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 from sm_profiler.printable import printable
 
@@ -61,7 +60,7 @@ _RULE_PARAMETERS = {
     "StepOutlier": "stddev mode n_outliers",
 }
 _CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
-_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
+_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
 S3 = "s3://"
 _BUCKET = re.compile(
     r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"
@@ -137,7 +136,7 @@ def _framework(profile: Profile) -> Iterator[str]:
         yield f"No framework metrics: {profile.off}."
         return
     yield f"Every step is recorded, its phases as often as the overhead budget allows, under {profile.local_path}."
-    recorded = {name: one for name, one in profile.collectors.items() if name not in _UNRECORDED}
+    recorded = {name: collector for name, collector in profile.collectors.items() if name not in _UNRECORDED}
     for name, collector in recorded.items():
         yield f"{_when(collector)}: {_what(name, collector)}."
     missing = [_WHAT[name] for name in COLLECTORS if name not in recorded]

@@ -19,7 +19,6 @@ from sm_profiler.config.api import (
     interval_problem,
     shown,
 )
-from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import (
     COLLECTORS,
@@ -27,6 +26,7 @@ from sm_profiler.config.profile import (
     TIMERS,
     CollectorConfig,
     CollectorSpec,
+    NamePattern,
     Profile,
 )
 from sm_profiler.errors import ConfigError

@@ -53,7 +53,7 @@ def _quoted(value: object) -> str:
 def parse_metrics(text: str) -> dict[str, Value]:
     """Parse a metrics config. Keys keep their case, strings are taken literally.
 
-    A string ends at the first quote after which the rest can be parsed and the next key is a new one.
+    A string ends at the first quote after which the rest can be parsed and the next key is new.
 
     Raises:
         ConfigError: the text is not in this notation.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -10,6 +12,12 @@ from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BY
 
 PROFILERS = ("cprofile", "pyinstrument")
 TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
+
+MAX_PATTERN = 256  # characters; the API accepts no longer parameters
+MAX_NAME = 128  # characters of a name that are compared
+MAX_CHOICES = 4  # repeats and alternatives of a pattern: each multiplies the ways in which `re` can try to match a name
+_SINGLE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # an escape, or a set of characters
+_REPEAT = re.compile(r"(?:[*+?]|\{[0-9]*,?[0-9]*\})[?+]?")
 
 
 @attrs.frozen
@@ -102,3 +110,42 @@ class Profile:
     def hook_on(self) -> bool:
         """True if the hook has anything to do."""
         return not self.off
+
+
+class NamePattern:
+    """A regular expression that is matched from the start of a name, ignoring case.
+
+    It is matched on the training thread, and `re` backtracks: `(a+)+$` takes exponential time. So groups cannot be repeated,
+    and the number of repeats and of groups with alternatives is limited.
+
+    Attributes:
+        text: the expression.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Compile an expression in the syntax of `re`.
+
+        Raises:
+            ValueError: it is invalid, too long, or could take too long to match.
+        """
+        self.text = text
+        if len(text) > MAX_PATTERN:
+            raise ValueError(f"longer than {MAX_PATTERN} characters")
+        try:
+            compiled = re.compile(text, re.IGNORECASE)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"not a regular expression ({error})") from None
+        if compiled.flags & re.VERBOSE:
+            raise ValueError("the flag x is not supported")
+        plain = _SINGLE.sub("x", text).replace("(?", "(")
+        if re.search(r"\)[*+{]", plain):
+            raise ValueError("a repeated group could take too long to match")
+        if len(_REPEAT.findall(plain)) + (plain.count("(") if "|" in plain else 0) > MAX_CHOICES:
+            raise ValueError(
+                f"more than {MAX_CHOICES} repeats and groups with alternatives could take too long to match"
+            )
+        self._matches = lru_cache(maxsize=500)(lambda name: compiled.match(name) is not None)
+
+    def matches(self, name: str) -> bool:
+        """Return True if the start of a name matches; of a long name, the first 128 characters are compared."""
+        return self._matches(name[:MAX_NAME])

@@ -2,20 +2,81 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+import attrs
+
 from sm_profiler.debugger import rule_configs
-from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
 from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
 )
-from sm_profiler.debugger.rule_base import RuleBase as _RuleBase
-from sm_profiler.debugger.sdk_compat import SDK_NAMES, is_missing_sdk, sdk_name
+from sm_profiler.debugger.sdk_compat import SDK_NAMES, SdkCompatible, is_missing_sdk, sdk_name
 from sm_profiler.errors import ConfigError
+from sm_profiler.settings import RULE_IMAGE, read_file, settings_path
+
+
+@attrs.define(slots=False, order=True, on_setattr=None)
+class _RuleBase(SdkCompatible):
+    """Image, machine, output and parameters of a rule."""
+
+    name: Any
+    image_uri: Any
+    instance_type: Any
+    container_local_output_path: Any
+    s3_output_path: Any
+    volume_size_in_gb: Any
+    rule_parameters: Any
+
+    @staticmethod
+    def _set_rule_parameters(source: Any, rule_to_invoke: Any, rule_parameters: Any) -> dict[str, Any]:
+        """Return a custom rule's parameters: its source, the rule's name in it, and the user's.
+
+        Raises:
+            ValueError: a source without a rule, or a rule without a source.
+        """
+        if bool(source) ^ bool(rule_to_invoke):
+            raise ValueError("If you provide a source, you must also provide a rule to invoke (and vice versa).")
+        named = {"source_s3_uri": source, "rule_to_invoke": rule_to_invoke}
+        merged = {key: value for key, value in named.items() if value}
+        merged.update(rule_parameters or {})
+        return merged
+
+
+DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
+DETAILED = "DetailedProfilerProcessingJobConfig"
+KEY = RULE_IMAGE.file_key
+
+
+def registered_image(region: str | None, image_uri: str | None = None) -> str | None:
+    """Return the registered rule image for a region, or None.
+
+    It is taken from the argument, from `SM_PROFILER_RULE_IMAGE`, or from `rule_image` in the settings file, which is one
+    URI or an object region → URI with `*` for all others. `{region}` in a URI is replaced by the region.
+
+    Raises:
+        ConfigError: the settings file cannot be read.
+    """
+    found: Any = image_uri or RULE_IMAGE.read() or read_file(settings_path()).get(KEY)
+    if isinstance(found, dict):
+        found = found.get(region or _region_of_environment()) or found.get("*")
+    if not found:
+        return None
+    if not isinstance(found, str):
+        raise ConfigError(f"{settings_path()}: {KEY} must be an image URI, or an object region → URI")
+    if "{region}" not in found:
+        return found
+    known = region or _region_of_environment()
+    return found.replace("{region}", known) if known else None
+
+
+def _region_of_environment() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
 
 __all__ = [
     "DetailedProfilerProcessingJobConfig",
@@ -66,7 +127,7 @@ def get_rule_container_image_uri(name: str | None, region: str, image_uri: str |
             raise
         return str(table.retrieve(framework, region))
     raise ConfigError(
-        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` builds one), or install the "
+        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` builds an image), or install the "
         "SageMaker SDK to use AWS's image"
     )
 

@@ -48,7 +48,7 @@ class FrameworkProfile(SdkCompatible):
     """Framework metrics to collect, their windows, and how the files are written.
 
     If any `*_profiling_config` is given, only those are collected and the range arguments are ignored. Otherwise all five
-    are collected, in the given range or, without one, in their default windows.
+    are collected, in the given range or, without a range, in their default windows.
 
     Attributes:
         profiling_parameters: the request's `ProfilingParameters`, all strings.

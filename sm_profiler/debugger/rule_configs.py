@@ -33,7 +33,7 @@ def __dir__() -> list[str]:
 def _overall_framework_metrics() -> type:
     base = import_module(_RULES).ProfilerRuleBase
 
-    def __init__(self: Any, scan_interval_us: int = 60_000_000) -> None:  # becomes a method of the class below
+    def __init__(self: Any, scan_interval_us: int = 60_000_000) -> None:  # becomes a method of the new class
         """Configure the rule.
 
         Args:

@@ -63,7 +63,7 @@ def is_kind(value: object, cls: type[T]) -> bool:
 class SdkCompatible:
     """Base of the objects that pass isinstance checks against the SDK's class of the same name."""
 
-    @property  # type: ignore[misc] # object's __class__ can be assigned, this one cannot
+    @property  # type: ignore[misc] # object's __class__ can be assigned, this property cannot
     def __class__(self) -> type:
         """The SDK's class of the same name if the SDK is loaded, else the object's own."""
         return sdk_class(type(self)) or type(self)

@@ -64,7 +64,11 @@ def _checked(name: str, judge: Callable[[Any], Any]) -> Callable[[Any], Finding 
         finding = judge(context)
         if finding is not None and not isinstance(finding, Finding):
             raise TypeError(f"it returned {type(finding).__name__}, not a Finding")
-        return None if finding is None else ForeignFinding(**{key: getattr(finding, key) for key in Finding.__struct_fields__})
+        return (
+            None
+            if finding is None
+            else ForeignFinding(**{key: getattr(finding, key) for key in Finding.__struct_fields__})
+        )
 
     checked.__name__ = name
     return checked

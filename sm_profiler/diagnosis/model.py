@@ -12,7 +12,7 @@ import attrs
 import msgspec
 from msgspec.structs import force_setattr
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.ledger import Totals
@@ -296,7 +296,7 @@ class Report:
     def profiling_alarm(self) -> str | None:
         """Advice about a profiler that slowed the job noticeably; None if it did not."""
         share = self.metrics.overhead or 0.0
-        if not share >= policy.PROFILING_COST:
+        if not share >= limits.PROFILING_COST:
             return None
         text = f"Profiling cost {100 * share:.2g} % of the training loop."
         if PROFILING not in self.metrics.records:
@@ -307,7 +307,7 @@ class Report:
     def load_alarm(self) -> str | None:
         """A warning that other programs stretched all times; None if they did not, or if the headline has it."""
         main, share = self.verdict.main, self.verdict.shared_wait
-        if share < policy.SHARED or main.kind is Class.BALANCED:
+        if share < limits.NOTICEABLE or main.kind is Class.BALANCED:
             return None
         return (
             f"Other programs kept the training waiting for a CPU core {percent(share)} of the loop. On an idle machine, all times "

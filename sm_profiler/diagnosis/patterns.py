@@ -84,7 +84,7 @@ def long_steps(seconds: Floats) -> Mask:
     """Return which steps are exceptions: longer than twice the usual step, and at most one of four."""
     usual = float(np.median(seconds)) if len(seconds) else 0.0
     long: Mask = seconds > 2 * usual
-    return long if 0 < long.mean() <= limits.RARE else np.zeros(len(seconds), np.bool_)
+    return long if 0 < long.mean() <= limits.USUAL else np.zeros(len(seconds), np.bool_)
 
 
 def period_of(long: Mask) -> int | None:

@@ -322,7 +322,7 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     """
     order = np.lexsort((np.arange(len(rows.step)), rows.step, rows.rank))
     repeated = np.r_[(np.diff(rows.rank[order]) == 0) & (np.diff(rows.step[order]) == 0), False]
-    if repeated.mean() > limits.RARE:
+    if repeated.mean() > limits.USUAL:
         at = order[int(np.flatnonzero(repeated)[0])]
         missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
         raise SourceError(

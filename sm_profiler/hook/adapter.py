@@ -17,9 +17,9 @@ class FrameworkAdapter:
     tracker, and adds the framework's collectors to the session; `remove` restores the framework.  Everything that
     depends on the framework belongs into its adapter; session, windows and recorder depend on none.
 
-    Several adapters may be installed at once (Keras runs on another framework).  One whose framework reports where a step begins and
+    Several adapters may be installed at once (Keras runs on another framework).  An adapter whose framework reports where a step begins and
     ends, instead of finding it, claims the tracker (`StepTracker.claim`) while it does; what the others see inside are
-    phases of its steps.  One that finds steps of its own without any claim calls `Session.lead` before the first.
+    phases of its steps.  An adapter that finds steps without any claim calls `Session.lead` before the first.
 
     Attributes:
         framework: name in file names and metadata, e.g. `pytorch`.

@@ -1,17 +1,18 @@
-"""The line of the user's code that led to a call."""
+"""The line of the user's code that led to a call; cells of a notebook are named as their author sees them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import re
 import sys
 import sysconfig
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
-from sm_profiler.hook.cells import shown
+from sm_profiler.formats.event_names import CELL
 
 # Code below these folders is a library's: Python's own, installed packages, and the profiler.
 _LIBRARIES = tuple(
@@ -40,6 +41,13 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
     return {}
 
 
+def definition(code: CodeType | None) -> dict[str, str | int]:
+    """Return `file`, `line` and `function` of a function's code; empty if it is a library's."""
+    if code is None or is_library(code.co_filename):
+        return {}
+    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+
+
 def is_library(path: str) -> bool:
     """Return whether a file of code belongs to a library instead of the user's program."""
     return (
@@ -54,21 +62,60 @@ def is_library(path: str) -> bool:
 def _targets() -> tuple[str, ...]:
     """Return the folders that `pip install --target` filled, as far as Python imports from them.
 
-    The folder of the script is none, even if packages are installed beside it.
+    The script's folder is not among them, even if packages are installed next to it.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     own = {_real(os.path.dirname(script)), _real(os.curdir)}  # as text
-    folders = [one for one in sys.path[:MAX_PATHS] if isinstance(one, str) and _real(one) not in own]
-    return tuple(one.rstrip(os.sep) + os.sep for one in folders if _holds_packages(one))
+    folders = [folder for folder in sys.path[:MAX_PATHS] if isinstance(folder, str) and _real(folder) not in own]
+    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if _holds_packages(folder))
 
 
 def _real(folder: str) -> str:
-    with contextlib.suppress(OSError):  # a relative one, if the working folder was removed
+    with contextlib.suppress(OSError):  # a relative path, if the working folder was removed
         return os.path.realpath(folder)
     return folder
 
 
 def _holds_packages(folder: str) -> bool:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return any(one.name.endswith(INSTALLED) for one in islice(entries, MAX_ENTRIES))
+        return any(entry.name.endswith(INSTALLED) for entry in islice(entries, MAX_ENTRIES))
     return False
+
+
+_FILES = re.compile(r".*/ipykernel_\d+/[^/]+\.py|<ipython-input-(\d+)-\w+>")
+_files: dict[str, str] = {}  # name → file
+MAX_CELLS = 10_000  # whose file is remembered
+
+
+def cell_name(file: str) -> str | None:
+    """Return the name of the cell whose code has this file name, `cell 5`; None if it belongs to no cell."""
+    found = _FILES.fullmatch(file)
+    if found is None:
+        return None
+    number = found.group(1) or _number(file)
+    if number is None:
+        return None
+    name = f"{CELL}{number}"
+    if len(_files) < MAX_CELLS:
+        _files[name] = file
+    return name
+
+
+def shown(file: str) -> str:
+    """Return the file name of code as its author sees it."""
+    return cell_name(file) or file
+
+
+def file_of(name: str) -> str:
+    """Return the file name of a cell's code; other names are returned as they are."""
+    return _files.get(name, name)
+
+
+def _number(file: str) -> int | None:
+    """Return the number of the execution that compiled the cell's code; IPython keeps it for its tracebacks."""
+    try:
+        shell = sys.modules["IPython"].get_ipython()
+        number = shell.compile._filename_map.get(file)  # nothing public has it
+    except (KeyError, AttributeError, TypeError):
+        return None
+    return number if isinstance(number, int) else None

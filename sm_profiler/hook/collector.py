@@ -9,7 +9,7 @@ from sm_profiler.hook.modes import ModeKeys
 class Collector:
     """Records one kind of data.
 
-    A subclass overrides the events it needs, and a session calls no others.  If one raises, the session switches this
+    A subclass overrides the events it needs, and a session calls no others.  If an event raises, the session switches this
     collector off and calls `failed`; afterwards it calls only `forked`, `finish` and `exit`.
 
     Attributes:

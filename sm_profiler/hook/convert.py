@@ -1,25 +1,102 @@
-"""Convert an exported torch.profiler trace to the job's files: the compressed trace, and its operators as events.
+"""Conversions that are too slow for a training process: each runs as a separate process at low priority.
 
-Runs as a separate process beside the training, `python -m sm_profiler.hook.convert`, with its order as JSON on standard
-input (see `conversion`).
+The process is `python -m sm_profiler.hook.convert`.  It reads its order as one line of JSON from standard input, which
+stays open as long as the training may produce more of the converted data.  To convert competes for the interpreter: a
+training that did it on a thread would wait for it at every step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import marshal
+import os
 import shutil
+import subprocess
+import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
-from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, detailed_folder, metadata_path
+from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.hook.conversion import carry_out, write_events
+from sm_profiler.processes import start_module, wait_for
 
-GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
+CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
+MAX_EVENTS = 500_000  # per conversion
+KINETO, XPLANE, PYINSTRUMENT = "kineto", "xplane", "pyinstrument"  # what is converted
+_GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}  # of Kineto's events
+_BATCH = 4096  # events written at once
+
+
+# In the training process.
+
+
+def start(kind: str, order: Mapping[str, object]) -> subprocess.Popen[bytes]:
+    """Start a conversion.
+
+    Args:
+        kind: KINETO, XPLANE or PYINSTRUMENT.
+        order: its input.
+    """
+    child = start_module(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    if child.stdin:
+        child.stdin.write(json.dumps({"kind": kind, **order}).encode() + b"\n")
+        child.stdin.flush()
+    return child
+
+
+def finish(child: subprocess.Popen[bytes]) -> bool:
+    """Let a conversion finish, as the training ends; return whether it did in time."""
+    if child.stdin:
+        child.stdin.close()  # no more data follows
+    if wait_for(child, CONVERT_SECONDS):
+        return True
+    child.kill()
+    return False
+
+
+# In the separate process.
+
+
+def main() -> None:
+    """Read an order and carry it out."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    order = json.loads(sys.stdin.buffer.readline())
+    (render_pyinstrument if order["kind"] == PYINSTRUMENT else convert_trace)(order)
+
+
+def write_events(
+    writer: TraceWriter, events: Iterable[TraceEvent], order: Mapping[str, Any], *, unreadable: int = 0
+) -> None:
+    """Write the first `MAX_EVENTS` events and close the file; what is missing is counted in its record of the process.
+
+    Args:
+        writer: of the file.
+        events: of the window.
+        order: with the training's record of its process, `process`, and the name of the `collector`.
+        unreadable: events that were lost in reading.
+    """
+    rest = iter(events)
+    kept = islice(rest, MAX_EVENTS)
+    while batch := list(islice(kept, _BATCH)):
+        writer.write(batch)
+    missing = []
+    if more := sum(1 for _ in rest):
+        missing.append(f"only the first {MAX_EVENTS:,} of the window's {MAX_EVENTS + more:,} events are kept")
+    if unreadable:
+        missing.append(f"{unreadable:,} damaged events are left out")
+    if missing:
+        states = {str(order["collector"]): "; ".join(missing)}
+        later = {"dropped", "phases_every"}  # which the training's own files have as of later
+        process = {key: value for key, value in order["process"].items() if key not in later}
+        writer.metadata = lambda: {**process, "collectors": states}
+    writer.close()
 
 
 def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
@@ -34,12 +111,12 @@ def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) 
     starts = [start for _, start in steps]
     for event in trace.get("traceEvents", ()):
         category = event.get("cat")
-        if event.get("ph") != "X" or not (category == "cpu_op" or category in GPU_KINDS):
+        if event.get("ph") != "X" or not (category == "cpu_op" or category in _GPU_KINDS):
             continue
         start_us = int(base_us + float(event["ts"]))
         place = bisect_right(starts, start_us) - 1
         step = steps[place][0] if place >= 0 else -1
-        device = event.get("args", {}).get("device") if category in GPU_KINDS else None
+        device = event.get("args", {}).get("device") if category in _GPU_KINDS else None
         phase = CPU_OPERATORS if device is None else gpu_operators(device)
         args: dict[str, Any] = {"pid": pid, "tid": event.get("tid"), "device": "cpu" if device is None else device}
         if step >= 0:
@@ -48,29 +125,59 @@ def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) 
         yield TraceEvent(phase, str(event.get("name", "")), start_us, duration_us, json.dumps(args))
 
 
-def convert(order: Mapping[str, Any]) -> None:
-    """Write the files of an order, and remove the raw trace.
+def convert_trace(order: Mapping[str, Any]) -> None:
+    """Write the files of a detailed window: its trace, and the operators of its steps as events; remove the raw trace.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    raw, root = Path(order["trace"]), Path(order["root"])
-    steps = [(int(number), int(start)) for number, start in order["steps"]]
-    start_us, end_us = steps[0][1], steps[-1][1]
+    raw, root, framework = Path(order["trace"]), Path(order["root"]), str(order["framework"])
+    steps, first, pid = (
+        [(int(number), int(start)) for number, start in order["steps"]],
+        int(order["first_step"]),
+        int(order["pid"]),
+    )
+    start_us, end_us, is_kineto = steps[0][1], steps[-1][1], order["kind"] == KINETO
     try:
-        folder = root / detailed_folder("pytorch", start_us, int(order["first_step"]))
+        folder = root / detailed_folder(framework, start_us, first)
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{order['source']}{DETAILED_TRACE_SUFFIX}"
+        target = folder / f"{order['source']}{DETAILED_TRACE_SUFFIX if is_kineto else XPLANE_SUFFIX}"
         temporary = target.with_name(target.name + ".tmp")
-        with raw.open("rb") as plain, gzip.open(temporary, "wb", compresslevel=3) as packed:
-            shutil.copyfileobj(plain, packed)
+        with raw.open("rb") as plain, gzip.open(temporary, "wb", 3) if is_kineto else temporary.open("wb") as copy:
+            shutil.copyfileobj(plain, copy)
         temporary.rename(target)
-        (root / metadata_path("pytorch", order["source"], start_us, end_us, int(order["first_step"]))).touch()
+        (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(writer, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])), order)
+        if is_kineto:
+            write_events(writer, operators(json.loads(raw.read_bytes()), steps, pid), order)
+        else:
+            from sm_profiler.hook.convert_xplane import read_operators  # needs numpy, which comes with these frameworks
+
+            events, unreadable = read_operators(raw.read_bytes(), steps, pid, framework)
+            write_events(writer, events, order, unreadable=unreadable)
     finally:
-        raw.unlink(missing_ok=True)
+        shutil.rmtree(raw.parent, ignore_errors=True)
+
+
+def render_pyinstrument(order: Mapping[str, Any]) -> None:
+    """Write the JSON and the page of each session of an order, and remove the raw session.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    from pyinstrument.renderers import HTMLRenderer, JSONRenderer  # an optional dependency
+    from pyinstrument.session import Session
+
+    for raw, page_of in order["sessions"]:
+        source, target = Path(raw), Path(page_of)
+        session = Session.from_json(marshal.loads(source.read_bytes()))  # noqa: S302 - the hook has just written it
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for renderer, suffix in ((JSONRenderer(), ".json"), (HTMLRenderer(), ".html")):
+            temporary = target.with_name(f"{target.name}{suffix}.tmp")
+            temporary.write_text(renderer.render(session), encoding="utf-8")
+            temporary.rename(target.with_name(target.name + suffix))
+        source.unlink()
 
 
 if __name__ == "__main__":
-    carry_out(convert)
+    main()

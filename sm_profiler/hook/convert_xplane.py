@@ -1,26 +1,18 @@
-"""Convert a trace of TensorFlow's or JAX's profiler to the job's files: the trace itself, and its operators as events.
-
-Runs as a separate process beside the training, `python -m sm_profiler.hook.convert_xplane`, with its order as JSON on
-standard input (see `conversion`).  Neither framework is imported.
-"""
+"""The operators in a trace of TensorFlow's or JAX's profiler, for `convert`.  Neither framework is imported."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from sm_profiler.formats.columns import Category, Mask
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
-from sm_profiler.formats.layout import XPLANE_SUFFIX, detailed_folder, metadata_path
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
-from sm_profiler.hook.conversion import carry_out, write_events
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -41,7 +33,7 @@ def phase_of(name: str, *, tensorflow: bool) -> str:
 
     Args:
         name: the framework's name: `gradient_tape/dense/MatMul`, `jit(step)/transpose(jvp(Net))/dot_general`.
-        tensorflow: the name is one of TensorFlow, where what is neither gradient nor optimizer is the model.
+        tensorflow: the name is TensorFlow's, where what is neither gradient nor optimizer is the model.
     """
     if _BACKWARD.search(name):
         return BACKWARD
@@ -146,32 +138,17 @@ def _text(texts: Category, row: int) -> str:
     return str(texts.values[texts.codes[row]])
 
 
-def convert(order: Mapping[str, Any]) -> None:
-    """Write the files of an order, and remove the folder of the raw trace.
+def read_operators(
+    data: bytes, steps: list[tuple[int, int]], pid: int, framework: str
+) -> tuple[Iterator[TraceEvent], int]:
+    """Return the operators of the steps in a trace, and how many events are damaged or of no step.
 
-    Raises:
-        OSError: a file cannot be read or written.
+    Args:
+        data: the trace.
+        steps: see `operators`.
+        pid: the profiled process.
+        framework: whose profiler recorded it.
     """
-    raw, root, framework = Path(order["trace"]), Path(order["root"]), str(order["framework"])
-    steps = [(int(number), int(start)) for number, start in order["steps"]]
-    first, start_us, end_us = int(order["first_step"]), steps[0][1], steps[-1][1]
-    try:
-        folder = root / detailed_folder(framework, start_us, first)
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{order['source']}{XPLANE_SUFFIX}"
-        temporary = target.with_name(target.name + ".tmp")
-        shutil.copyfile(raw, temporary)
-        temporary.rename(target)
-        (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
-        trace, outcome = read_xplane(raw.read_bytes())
-        outside = int(np.count_nonzero(is_operator(trace) & ~is_of_the_steps(trace, steps)))
-        writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(
-            writer, operators(trace, steps, int(order["pid"]), framework), order, unreadable=outcome.lost + outside
-        )
-    finally:
-        shutil.rmtree(raw.parent, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    carry_out(convert)
+    trace, outcome = read_xplane(data)
+    outside = int(np.count_nonzero(is_operator(trace) & ~is_of_the_steps(trace, steps)))
+    return operators(trace, steps, pid, framework), outcome.lost + outside

@@ -17,21 +17,21 @@ from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
-from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
 from sm_profiler.hook.garbage import GarbageCollector
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.hang import HangWatch
-from sm_profiler.hook.import_watch import when_loaded
-from sm_profiler.hook.leaving import Leaving
+from sm_profiler.hook.memory_growth import Objects
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
-from sm_profiler.hook.objects import Objects
-from sm_profiler.hook.python_collector import PythonStarter
+from sm_profiler.hook.patches import when_loaded
+from sm_profiler.hook.process_end import Leaving
+from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
+from sm_profiler.hook.scheduling import Threads
 from sm_profiler.hook.session import UNSUPPORTED, Session
 from sm_profiler.hook.standby import Standby
 from sm_profiler.hook.steps import SCRIPT
-from sm_profiler.hook.threads import Threads
 from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
@@ -67,7 +67,10 @@ class Hook:
 
     def set_mode(self, mode: ModeKeys) -> None:
         """Count the next steps under this mode, whether or not gradients are enabled."""
-        self.session.tracker.forced_mode = ModeKeys[mode.name]
+        tracker, forced = self.session.tracker, ModeKeys[mode.name]
+        if forced is not tracker.forced_mode:
+            tracker.end_rest()
+            tracker.forced_mode = forced
 
     def register_module(self, module: Any) -> None:
         """Do nothing; accepted for compatibility with smdebug, since models are detected when they run."""
@@ -297,7 +300,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    leaving = Leaving(session)
+    leaving = Leaving(session.leave, session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
     watch = HangWatch(session)

@@ -38,6 +38,6 @@ WINDOWS = frozenset({"python", "detailed", "dataloader"})  # that exist for some
 @cache
 def frameworks() -> tuple[Framework, ...]:
     """Return all frameworks, those of other packages included; no adapter is imported."""
-    own = {one.module for one in FRAMEWORKS}
+    own = {framework.module for framework in FRAMEWORKS}
     found = [Framework(entry.name, entry.name, entry.value) for entry in plugins.declared(plugins.ADAPTERS)]
-    return (*FRAMEWORKS, *(one for one in found if one.module not in own))
+    return (*FRAMEWORKS, *(framework for framework in found if framework.module not in own))

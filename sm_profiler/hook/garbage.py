@@ -11,22 +11,22 @@ from types import FrameType
 from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
-from sm_profiler.hook import foreign
+from sm_profiler.hook import guard
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on, uninterrupted
+from sm_profiler.hook.guard import pass_on, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
 FULL = 2  # the oldest generation
-_OWN = (__file__, foreign.__file__)
+_OWN = (__file__, guard.__file__)
 
 
 class GarbageCollector(Collector):
     """Records the runs of Python's garbage collector, and marks those that the hook caused.
 
     The hook caused a collection that ran while it worked, and a full one for which it allocated more than the script
-    since the last full one: the interpreter starts one when enough objects have survived the younger generations.
+    since the last full one: the interpreter starts it when enough objects have survived the younger generations.
     """
 
     name = "garbage collections"
@@ -105,7 +105,7 @@ class GarbageCollector(Collector):
 
 
 def _collecting() -> FrameType | None:
-    """Return the frame in which the collection began: the one outside of the hook."""
+    """Return the frame in which the collection began: the innermost outside of the hook."""
     frame: FrameType | None = sys._getframe(1)  # the caller's line
     while frame is not None and frame.f_code.co_filename in _OWN:
         frame = frame.f_back
@@ -113,5 +113,5 @@ def _collecting() -> FrameType | None:
 
 
 def full_is_due() -> bool:
-    """Return whether a full collection is due, so that the one that starts is not a call of gc.collect()."""
+    """Return whether a full collection is due, so that the collection that starts is not a call of gc.collect()."""
     return gc.get_count()[FULL] > gc.get_threshold()[FULL]

@@ -1,11 +1,122 @@
-"""Fail open: an internal error costs the collector in which it happened and one log line, and nothing else."""
+"""Fail open: an internal error costs the collector in which it happened and one log line, and nothing else.
+
+Exceptions of the script that pass through the hook's frames are no such errors, and must reach the script.  A signal
+handler (a time limit, a scheduler's warning) runs between any two instructions, and so may an exception that another
+thread sets.  Both may be raised while the hook works, where "fail open" would take them for its own errors.  An error
+that the hook caused itself, also inside a library or an object of the script that it called, stays the hook's.
+"""
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import dis
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from inspect import CO_VARARGS
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
 import attrs
 
-from sm_profiler.hook.foreign import pass_on
 from sm_profiler.printable import logger_for
+
+# Exceptions of the script.
+
+
+_current_thread = threading.current_thread  # a script may replace any function, even by a function that raises
+_RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
+_WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
+_DELIVERY_SECONDS = 0.001
+_delivered: deque[BaseException] = deque(maxlen=8)  # set again by `deliver`
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an error again if it is the script's. Call it first in each handler that "fails open"."""
+    if is_foreign(error):
+        raise error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Return whether an exception was raised by a signal handler or a trace function, or set by another thread."""
+    if _current_thread().name.startswith("sm-profiler"):
+        return False  # our threads are none of the script's
+    if any(error is delivered for delivered in _delivered):
+        return True
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        if last is not None and _interrupts(trace.tb_frame, last.tb_frame):
+            return True
+        trace, last = trace.tb_next, trace
+    return last is not None and _was_set(error, last)
+
+
+def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
+    """Return whether Python called a function between two instructions: it passes the interrupted frame as an argument."""
+    code, found = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+    for name in code.co_varnames[:count]:
+        value = found.get(name)
+        if value is interrupted or (type(value) is tuple and any(item is interrupted for item in value)):
+            return True
+    return False
+
+
+def _was_set(error: BaseException, last: TracebackType) -> bool:
+    """Return whether another thread set the exception: it has no text, and the instruction there raises none."""
+    if error.args or isinstance(error, _WITHOUT_TEXT):
+        return False
+    instructions, at = last.tb_frame.f_code.co_code, last.tb_lasti
+    return 0 <= at < len(instructions) and instructions[at] not in _RAISES
+
+
+def uninterrupted(body: Callable[[Any], None]) -> Callable[..., Any]:
+    """Return a function of several arguments that calls `body` with each in turn, for callers that ignore exceptions.
+
+    Python handles signals as a function begins, before it could catch anything. So the function that is called is C's:
+    it resumes a generator inside a `try`. What is raised there is raised again on this thread, soon after.
+    """
+
+    def take() -> Any:
+        while True:
+            try:
+                value = yield 0
+                body(value)
+            except GeneratorExit:  # it lasts as long as the process
+                raise
+            except BaseException as error:  # raised again once Python does not ignore it
+                deliver(error)
+
+    taker = take()
+    next(taker)
+    return partial(max, key=taker.send)  # max calls it with each argument
+
+
+def deliver(error: BaseException) -> None:
+    """Raise an exception on this thread soon, where Python does not ignore it."""
+    error.__traceback__ = None  # its frames keep what is local to them alive
+    _delivered.append(error)
+    _thread.start_new_thread(_set, (threading.get_ident(), error))
+
+
+def _set(ident: int, error: BaseException) -> None:
+    time.sleep(_DELIVERY_SECONDS)  # the callback has returned by then; otherwise it delivers the exception again
+    try:
+        import ctypes  # hardly ever needed
+
+        again = type(
+            type(error).__name__, (type(error),), {"__new__": lambda _cls: error, "__init__": lambda _self: None}
+        )
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(again))
+    except Exception:  # a class that cannot be derived from, or a Python without ctypes
+        _thread.interrupt_main()
+
+
+# Errors of the hook.
+
 
 logger = logger_for("sm_profiler")
 
@@ -31,7 +142,7 @@ class Guard:
             text = f"{collector} switched off, training continues: {self.failures[collector]}"
             if len(self.failures) == 1:
                 self.warn(text)
-            else:  # a log full of warnings helps less than one; the report lists them all
+            else:  # a log full of warnings helps less than a single line; the report lists them all
                 logger.info("sm-profiler: %s", text)
 
     def warn(self, text: str) -> None:
@@ -45,3 +156,63 @@ class Guard:
     def is_off(self, collector: str) -> bool:
         """Return whether a collector has failed."""
         return collector in self.failures
+
+
+Result = TypeVar("Result")
+
+
+def run_bounded(action: Callable[[], Result], seconds: float, message: str) -> Result:
+    """Run an action on a daemon thread, and return its result.
+
+    Args:
+        action: a call that may hang; it is abandoned then, and must not hold locks that others need.
+        seconds: how long to wait for it.
+        message: text of the error if it takes longer.
+
+    Raises:
+        TimeoutError: it took longer.
+        Exception: what the action raised.
+    """
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((True, action()))
+        except Exception as error:  # raised again by the caller's thread
+            outcome.extend((False, error))
+
+    thread = threading.Thread(target=run, name="sm-profiler-bounded", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down and starts no threads
+        return action()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(message)
+    succeeded, result = outcome
+    if not succeeded:
+        raise result
+    return result  # type: ignore[no-any-return] # of the action's type
+
+
+_local = threading.local()
+
+
+class _Last:
+    """Calls an action when the thread's own variables are deleted, which is the last that it does."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be shutting down
+            self._action()
+
+
+def at_thread_end(action: Callable[[], None]) -> None:
+    """Call an action at the end of this thread, on it; a further action replaces the first."""
+    last = getattr(_local, "last", None)
+    if last is not None:
+        last._action = action  # of this module; deleting it would call it
+    else:
+        _local.last = _Last(action)

@@ -1,12 +1,16 @@
 """The hang watch: if the steps stop for much longer than ever before, write the Python stacks of all threads.
 
-It runs on the recorder's thread, once a second.  A stop that goes on is written again after twice the time, and a record
-closes it when training goes on or the process exits.  A stack that is in a debugger or in a compiler is no hang, and a
+It runs on the recorder's thread, once a second.  A stop that continues is written again after twice the time, and a record
+closes it when training resumes or the process exits.  A stack inside a debugger or a compiler is no hang, and a
 process that was suspended as a whole did not wait.
 
-Before the first step nothing is usual yet, and no recorder runs: a thread of the watch looks every other second, until a
-step begins.  A script that has built a model, an optimizer or a process group hangs if its main thread stays at exactly
-one place for twice the shortest stop, while neither this process nor its children use the CPU or read or write.
+Before the first step there is no usual step time, and no recorder runs: a thread of the watch checks every other second
+until a step begins.  A script that has built a model, an optimizer or a process group hangs if its main thread stays at
+exactly the same place for twice the shortest stop, while neither this process nor its children use the CPU or do I/O.
+
+A hang may wait for a thread of the script that ended with an exception.  Python passes such an exception to
+`threading.excepthook`; it is recorded as text and then passed to the previous function, so that the log has the same
+traceback.  A script that installs another function there afterwards is not followed.
 """
 
 from __future__ import annotations
@@ -16,23 +20,29 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
+
 from sm_profiler.formats.event_names import HANG
+from sm_profiler.formats.process_end import error_line
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.cells import shown
+from sm_profiler.hook.caller import is_library, shown
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.dead_threads import DeadThreads
 from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
+from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.process_end import place_of
+from sm_profiler.hook.secrets import masked
 from sm_profiler.settings import HANG_SECONDS
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from sm_profiler.hook.session import Session
+
 
 TIMES_USUAL = 10.0  # the usual time from step to step
 TIMES_LONGEST = 3.0  # the longest stop so far: an evaluation, a checkpoint, a compilation
@@ -46,9 +56,7 @@ BUSY_ELSEWHERE = (  # modules: these stacks are no hang
 START_TIMES = 2.0  # the shortest stop: before the first step, downloads and set-up have their pauses
 START_SECONDS = 2.0  # between two looks before the first step
 START_WINDOW = 10.0  # seconds over which use of the CPU and of files is judged
-START_CPU = (
-    0.02  # of one core; a process that waits uses less, the hook and the communication library's threads included
-)
+START_CPU = 0.02  # of a core; a process that waits uses less, the hook and the communication library's threads included
 START_BYTES = 100_000.0  # a second, read or written: a download
 IN_COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "jax._src.distributed")
 EVENT_LOOPS = ("asyncio.base_events", "socketserver", "selectors")  # a server or a notebook without a request
@@ -126,7 +134,7 @@ class HangWatch(Collector):
             self._has_not_begun(now)
 
     def close(self) -> None:
-        """Write that the process exits; with which error, if it does not handle one."""
+        """Write that the process exits, and with which error if it does not handle it."""
         self._recording.set()
         if self._open:
             error = getattr(sys, "last_type", None)
@@ -174,7 +182,7 @@ class HangWatch(Collector):
             self._advanced(now, self._seen)
             return
         stack = stack_of(threading.main_thread().ident, self._frames)
-        place = tuple((one.f_code, one.f_lasti) for one in stack)
+        place = tuple((frame.f_code, frame.f_lasti) for frame in stack)
         in_collective, work = _is_innermost(stack, IN_COLLECTIVE), self._work_done()
         if self._work is None:
             self._place, self._work = place, work
@@ -202,7 +210,7 @@ class HangWatch(Collector):
 
     def _compare_place(self) -> None:
         stack = stack_of(self._session.adapter.training_thread(), self._frames)
-        place = tuple((one.f_code, one.f_lasti) for one in stack)
+        place = tuple((frame.f_code, frame.f_lasti) for frame in stack)
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
 
@@ -296,16 +304,16 @@ def _waits_for_something(stack: Stack) -> bool:
 
 def _is_innermost(stack: Stack, modules: tuple[str, ...]) -> bool:
     """Return whether the frames inside the script's innermost line are in one of the modules."""
-    for one in stack:
-        if not is_library(one.f_code.co_filename):
+    for frame in stack:
+        if not is_library(frame.f_code.co_filename):
             return False
-        if str(one.f_globals.get("__name__", "")).startswith(modules):
+        if str(frame.f_globals.get("__name__", "")).startswith(modules):
             return True
     return False
 
 
 def _user_frame(stack: Stack) -> FrameType | None:
-    return next((one for one in stack if not is_library(one.f_code.co_filename)), None)
+    return next((frame for frame in stack if not is_library(frame.f_code.co_filename)), None)
 
 
 def _user_place(stack: Stack) -> str:
@@ -333,7 +341,7 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = [[shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name] for one in stack_of(ident)]
+        frames = [[shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name] for frame in stack_of(ident)]
         found.append({"name": name, "training": ident == training, "frames": frames[:MAX_FRAMES]})
     return sorted(found, key=lambda thread: not thread["training"])[:MAX_THREADS]
 
@@ -352,5 +360,63 @@ def children() -> list[dict[str, Any]]:
 
 
 def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
-    names = (str(one.f_globals.get("__name__", "")) for one in stack)
+    names = (str(frame.f_globals.get("__name__", "")) for frame in stack)
     return any(name == module or name.startswith(f"{module}.") for name in names for module in modules)
+
+
+MAX_DEAD = 16  # threads that ended with an exception, the latest
+
+
+@attrs.frozen
+class DeadThread:
+    """A thread that ended with an exception.
+
+    Attributes:
+        name: its name.
+        error: the exception's type and the first line of its message.
+        where: the innermost line of the script that the exception passed, as `train.py:12`; "" if there is none.
+        at: when that was, seconds of the clock.
+    """
+
+    name: str
+    error: str
+    where: str
+    at: float
+
+
+class DeadThreads:
+    """Records the threads of the script that end with an exception, from `install` to `remove`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: deque[DeadThread] = deque(maxlen=MAX_DEAD)
+        self._patches = Patches(lambda _error: None)
+
+    def install(self) -> None:
+        """Start recording."""
+        self._patches.around(threading, "excepthook", self._called)
+
+    def remove(self) -> None:
+        """Stop, and restore the previous function."""
+        self._patches.remove()
+
+    def forget(self) -> None:
+        """Start over in a forked child, which has none of these threads."""
+        self._found.clear()
+
+    def as_args(self) -> list[dict[str, Any]]:
+        """Return the threads for a record, the latest first; `ago` is in seconds."""
+        now = self._clock()
+        return [
+            {"name": dead.name, "error": dead.error, "where": dead.where, "ago": round(max(now - dead.at, 0.0), 1)}
+            for dead in reversed(self._found.copy())
+        ]
+
+    def _called(self, args: Any) -> None:
+        self._record(args.exc_value, args.thread)
+
+    def _record(self, error: BaseException | None, thread: threading.Thread | None) -> None:
+        name = thread.name if thread is not None else ""
+        if error is None or isinstance(error, SystemExit) or name.startswith("sm-profiler"):
+            return
+        self._found.append(DeadThread(name, masked(error_line(error)), place_of(error), self._clock()))

@@ -1,4 +1,4 @@
-"""Trace files that killed processes of the job left open, where no monitor runs beside the training.
+"""Trace files that killed processes of the job left open, if no monitor runs on the node.
 
 With the managed service, our code runs in the job's processes only.  So those that are left complete the file of a killed
 one, and the service uploads it: a rank that starts again or ends, and at its end a process that has waited for others,

@@ -16,7 +16,7 @@ from sm_profiler.container import (
     read_resources,
     rooted,
 )
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
 

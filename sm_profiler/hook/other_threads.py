@@ -8,15 +8,15 @@ collection may begin within that call and run callbacks in Python, so the garbag
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, islice, repeat, starmap, takewhile
 from operator import is_not, methodcaller
 from types import FrameType
 from typing import Any
-
-from sm_profiler.hook.tracked import without_collections
 
 MAX_DEPTH = 2000  # frames read
 Stack = list[FrameType]  # the innermost frame first
@@ -35,7 +35,7 @@ def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
 
 
 def outwards(frame: FrameType | None) -> Stack:
-    """Return a frame and those around it; the thread must not run on meanwhile."""
+    """Return a frame and those around it; the thread must not run during the call."""
     return _followed([frame])
 
 
@@ -44,3 +44,15 @@ def _followed(innermost: Iterable[FrameType | None]) -> Stack:
     steps: Iterator[Any] = chain(innermost, repeat("f_back"))  # a frame, then this of each
     with without_collections():
         return list(islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_DEPTH))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable the garbage collector during the block."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

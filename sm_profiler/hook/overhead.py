@@ -11,10 +11,11 @@ from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
-MIN_US = 30.0  # a step
-OVER = 5  # times in a row over the time budget before something is reduced
+MIN_US = 30.0  # a step, which are allowed while windows are open
+OVER = 2  # times in a row over the time budget before phases become sparser
+OVER_IN_WINDOW = 5  # before a window is shed
 UNDER = 60  # times in a row under half the time budget before phases become denser again
-MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
+MAX_EVERY = 256  # of steps of half a millisecond, which then cost less than the threads
 BYTES_PER_MINUTE = 2_000_000
 MAX_EVERY_FOR_BYTES = 16  # beyond that the files hold mostly steps, which are always written
 SHED_ORDER = ("python", "detailed", "dataloader")
@@ -126,24 +127,32 @@ class OverheadController:
             return
         count, cost_us, length_us = unjudged
         self._unjudged = [0.0, 0.0, 0.0]
-        budget_us = max(MIN_US * count, TIME_SHARE * length_us)
+        budget_us, window = TIME_SHARE * length_us, self._open_window()
+        if window is not None:
+            budget_us = max(budget_us, MIN_US * count)
         self._over = self._over + 1 if cost_us > budget_us else 0
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
-        if self._over >= OVER:
+        if self._over >= (OVER if window is None else OVER_IN_WINDOW):
             self._over = 0
             self._reduce(cost_us / budget_us)
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
             self._under = 0
             self._every_for_time = max(self._every_for_time // 2, 1)
 
-    def _reduce(self, factor: float) -> None:
-        """Shed an open window, or record phases of so many fewer steps; steps are always recorded."""
+    def _open_window(self) -> str | None:
+        """Return the next window to shed, or None if none is open."""
         for name in SHED_ORDER:
             window = self._windows.get(name)
             if window is not None and window.active and not window.ended and name not in self.shed:
-                self.shed.add(name)
-                self._on_shed(name)
-                return
+                return name
+        return None
+
+    def _reduce(self, factor: float) -> None:
+        """Shed an open window, or record phases of so many fewer steps; steps are always recorded."""
+        if (window := self._open_window()) is not None:
+            self.shed.add(window)
+            self._on_shed(window)
+            return
         every = self.every
         while factor > 1 and every < MAX_EVERY:
             every, factor = every * 2, factor / 2

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.event_names import PROFILING
+from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 50_000  # shorter work is counted and not recorded
@@ -23,13 +24,20 @@ class OwnWork:
     """Distinguishes the hook's work from the script's.
 
     Attributes:
-        stalled_ns: time for which the training waited for the hook, besides the callbacks of each step.
+        stalled_ns: time for which the training waited for the hook, besides the callbacks of each step; without the time
+            for which other processes kept it from running.
     """
 
-    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        clock: Callable[[], int] = perf_counter_ns,
+        waited: Callable[[], int] = waited_ns,
+    ) -> None:
         self.stalled_ns = 0
         self._append = append
         self._clock = clock
+        self._waited = waited  # of the main thread, for a core
         self._threads: dict[int, int] = {}  # thread → how many blocks of own work it is in
 
     def reset(self) -> None:
@@ -65,6 +73,7 @@ class OwnWork:
         """
         start = self._clock()
         outermost = not self.is_own()
+        waited = self._waited() if outermost and kind == STALL else 0
         try:
             with self.unrecorded():
                 yield
@@ -73,7 +82,7 @@ class OwnWork:
             if end - start >= MIN_NS:
                 self.record(what, start, end, kind)
             if kind == STALL and outermost:
-                self.stalled_ns += end - start
+                self.stalled_ns += max(end - start - (self._waited() - waited), 0)
 
     def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
         """Record a span of the hook's work."""

@@ -1,21 +1,33 @@
-"""Wrappers around functions of other libraries, put in place when their module is loaded and taken out again."""
+"""Wrappers around functions of other libraries, put in place when their module is loaded and taken out again.
+
+Every module of Python may load this one (see `hook.auto`), so it imports no other module of the profiler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sm_profiler.hook.import_watch import when_loaded
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
-Wrap = Callable[[Any], Any]
+Wrap: TypeAlias = Callable[[Any], Any]
+Begin: TypeAlias = Callable[..., Any]
+End: TypeAlias = Callable[[Any, Any, BaseException | None], Any]
 _ABSENT = object()
 
 
 class Patches:
     """Attributes that were replaced, and what they were.
 
-    Nothing is replaced after `remove`, even if a module is loaded later.
+    What waits for a module is not replaced any more after `remove`, even if the module is loaded later.
+
+    Args:
+        failed: takes errors of the hook's own actions.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -36,15 +48,23 @@ class Patches:
         when_loaded(module, guarded)
 
     def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
-        """Replace a function of a module or a method of a class; one that is missing or not a plain function stays."""
+        """Replace a function of a module or a method of a class; it stays if it is missing or not a plain function."""
         original = vars(owner).get(name)
         if isinstance(owner, type) and not isinstance(original, FunctionType):
             return
         if callable(original):
             self.put(owner, name, wrap(original))
 
+    def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
+        """Replace a function or method by a function that calls it between two actions; see `timed`."""
+        self.replace(owner, name, lambda original: timed(original, begin, end, self._failed))
+
+    def after(self, owner: Any, name: str, action: Callable[..., Any]) -> None:
+        """Replace a function or method by a function that calls it before an action; see `after`."""
+        self.replace(owner, name, lambda original: after(original, action, self._failed))
+
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of any kind; `remove` deletes one that the owner itself did not have."""
+        """Set an attribute of any kind; `remove` deletes it if the owner itself did not have it."""
         original = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._replaced.append((owner, name, original, value))
@@ -60,3 +80,135 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def timed(original: Any, begin: Begin, end: End | None, failed: Callable[[Exception], None]) -> Any:
+    """Return a function that calls `original` between two actions; their errors do not reach the caller.
+
+    PyTorch's wrappers, which run several times in steps of a millisecond, are written out instead: calls cost time.
+
+    Args:
+        original: function of another library.
+        begin: gets the call's arguments; returns what `end` needs, or None if this call needs no end.
+        end: gets that, the call's result and its exception; either is None.
+        failed: takes the errors of both.
+    """
+
+    @_wraps(original)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        try:
+            begun = begin(*args, **kwargs)
+        except Exception as problem:  # fail open
+            failed(problem)
+            begun = None
+        if begun is None or end is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            try:
+                end(begun, None, error)
+            except Exception as problem:  # fail open
+                failed(problem)
+            raise
+        try:
+            end(begun, result, None)
+        except Exception as problem:  # fail open
+            failed(problem)
+        return result
+
+    return observed
+
+
+def after(original: Any, action: Callable[..., Any], failed: Callable[[Exception], None]) -> Any:
+    """Return a function that calls `original` and then an action, whose errors do not reach the caller.
+
+    Args:
+        original: function of another library.
+        action: gets the call's result and arguments; returns what replaces the result, or None to keep it.
+        failed: takes the action's errors.
+    """
+
+    @_wraps(original)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        try:
+            changed = action(result, *args, **kwargs)
+        except Exception as problem:  # fail open
+            failed(problem)
+            return result
+        return result if changed is None else changed
+
+    return followed
+
+
+def _wraps(original: Any) -> Callable[[Any], Any]:
+    """Return `functools.wraps(original)`; the name of a method in C++ may be no text."""
+    names = functools.WRAPPER_ASSIGNMENTS
+    texts = [name for name in names if "name" not in name or isinstance(getattr(original, name, ""), str)]
+    return functools.wraps(original, texts)
+
+
+def when_loaded(name: str, action: Callable[[], None]) -> None:
+    """Call `action` once module `name` is loaded: now, or right after its import."""
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, LoadFinder)), None)
+    if finder is not None and name in finder.loading:
+        finder.loading[name].append(action)
+        return
+    if name in sys.modules:
+        action()
+        return
+    if finder is None:
+        finder = LoadFinder()
+        sys.meta_path.insert(0, finder)
+    finder.waiting.setdefault(name, []).append(action)
+
+
+class LoadFinder:
+    """Finds no module itself: it delegates to the other finders and reports when an awaited module is loaded.
+
+    Attributes:
+        waiting: module → what to do once it is loaded.
+        loading: the same of the modules whose import has begun.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[], None]]] = {}
+        self.loading: dict[str, list[Callable[[], None]]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's own spec, with a loader that reports when it is done."""
+        actions = self.waiting.pop(name, None)
+        if actions is None:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                self.waiting[name] = actions  # until it is loaded: importlib.util.find_spec() only asks
+                _report_load(spec, self)
+                return spec
+        self.waiting[name] = actions  # not installed (yet)
+        return None
+
+
+def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
+    loader: Any = spec.loader
+    load = getattr(loader, "exec_module", None)
+    if load is None:
+        return
+
+    def exec_module(module: ModuleType) -> None:
+        loader.__dict__.pop("exec_module", None)
+        actions = finder.loading[spec.name] = finder.waiting.pop(spec.name, [])
+        try:
+            load(module)
+        finally:
+            finder.loading.pop(spec.name, None)
+        for action in actions:
+            action()
+
+    # Patches this loader object for this call only: code that inspects the module later finds its usual loader.
+    loader.exec_module = exec_module

@@ -1,17 +1,27 @@
-"""End of this process, observed while it exits.
+"""End of this process, observed while it exits, and what is written when no exit function sees it.
 
-CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and one
-that ends a process of multiprocessing is still being handled when that process's exit functions run.
+CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and an exception
+that ends a process of multiprocessing is still being handled when that process's exit functions run.  `os._exit` calls no
+exit functions, so it is wrapped.  After `sys.exit`, only C's `exit` is given the code: see `record_exit_code`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import os
 import sys
+import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sm_profiler.formats.layout import EXIT_FOLDER
 from sm_profiler.formats.process_end import (
     COMPLETED,
     CRASHED,
@@ -24,8 +34,9 @@ from sm_profiler.formats.process_end import (
     STOPPED,
     error_line,
 )
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.cells import shown
+from sm_profiler.hook.caller import is_library, shown
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.secrets import masked_message
 
 _SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
@@ -72,7 +83,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _unhandled() -> BaseException | None:
-    """Return the exception that ended the script; None for one that an interactive session has shown."""
+    """Return the exception that ended the script; None for an exception that an interactive session has shown."""
     if hasattr(sys, "ps1"):
         return None
     error = getattr(sys, "last_value", None)
@@ -80,3 +91,87 @@ def _unhandled() -> BaseException | None:
     if not isinstance(error, BaseException) or not isinstance(trace, TracebackType):
         return None
     return error if trace.tb_frame.f_globals.get("__name__") in _SCRIPT else None
+
+
+# `os._exit`.
+
+CODES = range(-(2**31), 2**31)  # that `os._exit` takes; with others it raises, and the process goes on
+
+
+class Leaving(Collector):
+    """Wraps `os._exit`.
+
+    Args:
+        leave: takes the exit code before the process is gone.
+        failed: takes the name of this collector and an error of `leave`.
+    """
+
+    name = "os._exit"
+    follows_steps = False
+
+    def __init__(self, leave: Callable[[int], None], failed: Callable[[str, Exception], None]) -> None:
+        self._leave = leave
+        self._patches = Patches(functools.partial(failed, self.name))
+
+    def install(self) -> None:
+        """Wrap the function."""
+        self._patches.around(os, "_exit", self._leaves)
+
+    def _leaves(self, *args: Any, **kwargs: Any) -> None:
+        code = args[0] if args else kwargs.get("status")
+        if isinstance(code, int) and code in CODES:
+            self._leave(code & 0xFF)
+
+    def failed(self) -> None:
+        """Restore the function."""
+        self._patches.remove()
+
+    def exit(self) -> None:
+        """Restore the function."""
+        self._patches.remove()
+
+
+# The exit code.
+
+
+_UNBUFFERED = 2  # _IONBF
+
+
+def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> None:
+    """Have the exit code of this process appended to its record as the process exits; without glibc, do nothing.
+
+    When Python calls exit functions, it has cleared the SystemExit, and only C's `exit` is given the code.  glibc passes it
+    to functions that were registered with `on_exit`.  Python code cannot run any more by then, but `fputc` can: it appends
+    the code, as one byte, to the file with the record.  Other processes of the job convert it to a trace file once this process
+    is gone (`formats.trace_recovery`).
+
+    Args:
+        root: the profile's folder.
+        source: name of this process in file names.
+        process: the record.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    library = ctypes.CDLL(None)
+    try:
+        on_exit, fputc = library.on_exit, library.fputc
+    except AttributeError:  # another C library
+        return
+    path = root / EXIT_FOLDER / f"{source}_{os.getpid()}_{time.time_ns()}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process is gone, for other nodes
+    try:
+        os.write(file, json.dumps(process).encode() + b"\n")
+    except OSError:
+        path.unlink()
+        os.close(file)
+        raise
+    library.fdopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(library.fdopen(file, b"a"))
+    library.setvbuf(
+        stream, None, _UNBUFFERED, 0
+    )  # a destructor of a C++ library may end the process before buffers are written
+    on_exit(fputc, stream)

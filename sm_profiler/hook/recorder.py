@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from sm_profiler.formats.event_names import MEMORY, OVERHEAD
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
+from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
+from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
-from sm_profiler.hook.threads import waited_ns
-from sm_profiler.hook.timebase import Timebase
 
 FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # about 20 MB; beyond that the oldest records are dropped and counted

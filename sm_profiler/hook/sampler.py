@@ -19,12 +19,11 @@ from typing import Protocol
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.helpers import Helpers
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.other_threads import Frames, current_frames, outwards, stack_of
+from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
-from sm_profiler.hook.threads import waited_ns
 from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 from sm_profiler.settings import SAMPLER_ENABLED
 
@@ -33,7 +32,7 @@ SAMPLER = "sampler"
 DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
 MAX_DELAY = 1.0
-SHARE = 0.0025  # of the time: CPU time of the sampler's thread
+SHARE = 0.0015  # of the time: CPU time of the sampler's thread
 SAVED = 0.005  # seconds of CPU time that may be saved up, for a while of dense samples
 START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
 WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
@@ -219,7 +218,7 @@ class Sampler(Collector):
     def _follow_step(self, now_ns: int) -> bool:
         """Return whether the running step is long already; settle the samples of the one before."""
         tracker = self._tracker
-        number, start_ns = tracker.global_step, tracker.step_start
+        number, start_ns = tracker.latest
         last, last_start_ns = self._seen
         training = tracker.mode is ModeKeys.TRAIN
         if number != last:
@@ -273,10 +272,12 @@ class Sampler(Collector):
 
 
 def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
-    """Return what the training thread does now; its stack shows the forwards that are not reported."""
+    """Return what the training thread does now; at rest, its stack shows it."""
     training = tracker.mode is ModeKeys.TRAIN
     if tracker.global_step < 0:
         return "wait" if tracker.in_fetch else "start"
+    if (rest := tracker.rest) is not None:
+        return rest.phase(stack)
     if not training and (tracker.is_open or tracker.in_fetch):
         return "evaluation"
     running = (
@@ -287,6 +288,4 @@ def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
         (tracker.in_compiled, "compiled"),
         (training and tracker.is_open and not tracker.after_last_phase, "between"),
     )
-    phase = next((name for active, name in running if active), "outside")
-    unreported = tracker.unreported
-    return "forward" if phase == "between" and unreported is not None and unreported(stack) else phase
+    return next((name for active, name in running if active), "outside")

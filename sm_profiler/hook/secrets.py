@@ -1,8 +1,8 @@
-"""Secrets in lines of source code and in messages: what looks like one is masked before the text is recorded.
+"""Secrets in lines of source code and in messages: what looks like a secret is masked before the text is recorded.
 
 In code, a value without quotes is a name or an expression, never the secret itself; in a message, and in the text
-literals of code, it is the secret. Repetitions are bounded, so that no line takes long: threads of the training wait
-meanwhile.
+literals of code, it is the secret. Repetitions are bounded, so that no line takes long: threads of the training
+wait for it.
 """
 
 from __future__ import annotations

@@ -24,21 +24,18 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_reco
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
 from sm_profiler.hook.aside import Aside
-from sm_profiler.hook.birth import birth
+from sm_profiler.hook.clock import Timebase, birth, kernel_clock
 from sm_profiler.hook.collector import Collector, overrides
-from sm_profiler.hook.exit_code import record_exit_code
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.kernel_clock import kernel_clock
 from sm_profiler.hook.left_files import complete
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.process_end import how_it_ends, how_it_leaves
+from sm_profiler.hook.process_end import how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
 from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
-from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Schedule
 from sm_profiler.limits import memory_total, oom_kills
 
@@ -259,7 +256,7 @@ class Session(StepObserver):
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average; None if they were not seen."""
-        steps = self.tracker.train_number + 1
+        steps = self.tracker.counts[ModeKeys.TRAIN] - self.tracker.rested
         return round(self._samples / steps, 3) if self._samples and steps > 0 else None
 
     def saw_workers(self, count: int) -> None:

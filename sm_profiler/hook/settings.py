@@ -11,7 +11,7 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import PROFILER_CONFIG, expanded, rooted
-from sm_profiler.hook.bounded import run_bounded
+from sm_profiler.hook.guard import run_bounded
 from sm_profiler.settings import CONFIG_PATH
 
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
@@ -68,8 +68,8 @@ def requested_collectors(profile: Profile) -> set[str]:
     default windows or in one common window.  Those that do not exist here are then not worth a message.
     """
     configs = list(profile.collectors.values())
-    windows = {(one.start_step, one.num_steps, one.start_time, one.duration) for one in configs}
-    if len(configs) == len(COLLECTORS) and (len(windows) == 1 or all(one.default for one in configs)):
+    windows = {(config.start_step, config.num_steps, config.start_time, config.duration) for config in configs}
+    if len(configs) == len(COLLECTORS) and (len(windows) == 1 or all(config.default for config in configs)):
         return set()
     return set(profile.collectors)
 
@@ -80,7 +80,7 @@ def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
         rank = _number(environment, name)
         if rank is not None:
             return rank
-    # srun sets its variables in a step of one process, too, which may start ranks by itself
+    # srun also sets its variables in a step of a single process, which may start ranks by itself
     return _number(environment, "SLURM_PROCID") if (_number(environment, "SLURM_STEP_NUM_TASKS") or 0) > 1 else None
 
 

@@ -16,8 +16,7 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.cells import cell_name, file_of
+from sm_profiler.hook.caller import cell_name, file_of, is_library
 from sm_profiler.hook.other_threads import Stack
 from sm_profiler.hook.secrets import masked
 

@@ -7,11 +7,13 @@ blocking calls, and no work that grows with the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any, TypeAlias
 
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook.modes import STEP, ModeKeys
+from sm_profiler.hook.rest import Rest
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
 # (`perf_counter_ns`), number of the step within its mode or -1, further arguments or None.  A plain tuple, because six
@@ -28,6 +30,8 @@ MANY = 64  # backward passes without an optimizer's step, or forwards without a 
 # The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
 METER_EVERY = 17
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
+REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest
+AGAIN = 2  # the same after a rest that ended early
 # Arguments of a step whose record its adapter completes on the recorder's thread with the wait at its start; the second
 # those of a step whose phases are not recorded.
 WAITED: dict[str, Any] = {}
@@ -91,8 +95,8 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
-        unreported: while forwards are not reported, since the open step needs none of them, returns whether a stack is
-            inside of one.
+        rest: the run of steps of which nothing is reported but what counts them, or None.
+        rested: training steps so far of which nothing else was reported.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -103,15 +107,21 @@ class StepTracker:
         self.manual = False
         self.owner = ""
         self.has_optimizer = False
+        self.rest: Rest | None = None
         self.reset(append)
 
     @property
     def train_number(self) -> int:
         """Number of the latest training step, also during an evaluation."""
+        if self.rest is not None:
+            return self.number + len(self.rest.ends) - 1
         return self.number if self.mode is ModeKeys.TRAIN else self.counts[ModeKeys.TRAIN] - 1
 
     def reset(self, append: Callable[[Record], None]) -> None:
         """Start over, in a forked child."""
+        if self.rest is not None:
+            self.rest.awake()
+        self.rest, self.rested = None, 0
         self.append = append
         self.settled: ModeKeys | None = None
         self.every = 1
@@ -138,7 +148,9 @@ class StepTracker:
         self.updated = False
         self.compiles = False
         self.waits_later = False
-        self.unreported: Callable[[Sequence[FrameType]], bool] | None = None
+        self._updates = self._updater = 0  # optimizer steps that ended in the open step, and whose the last one was
+        self._regular = 0
+        self._gap_ns = 0  # from the end of a step, or the arrival of its batch, to its first forward
         self._forward_start = 0
         self._backward_start = 0
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
@@ -160,6 +172,7 @@ class StepTracker:
 
     def claim(self, owner: str) -> bool:
         """Let `owner` mark the steps from now on; return False if the script marks them itself."""
+        self.end_rest()
         if self.owner == SCRIPT and owner != SCRIPT:
             return False
         if self.owner != owner:
@@ -208,12 +221,6 @@ class StepTracker:
         return self._saw_optimizer and not self.optimizer
 
     @property
-    def needs_forwards(self) -> bool:
-        """False if neither the phases nor the end of the open step depend on its further forwards."""
-        fetched_ahead = bool(self.streams) and self.streams[-1].burst > 0
-        return self.keep_phases or fetched_ahead or not (self._ever_optimizer and self._with_gradients and self.is_open)
-
-    @property
     def in_optimizer(self) -> bool:
         """True while an optimizer's own work runs: not in its closure, before the step's forward or its backward."""
         return bool(self.optimizer) and self._pieces and (self.is_open or not self._after_fetch)
@@ -231,7 +238,16 @@ class StepTracker:
     @property
     def progress(self) -> tuple[int, int]:
         """The latest step, and the time of the latest event in it; for other threads."""
-        return self.global_step, max(self.step_start, self._last_end, self._fetch_end)
+        step, start_ns = self.latest
+        return step, max(start_ns, self._last_end, self._fetch_end)
+
+    @property
+    def latest(self) -> tuple[int, int]:
+        """The latest step and its start; at rest, a step begins with the end of the one before."""
+        rest = self.rest
+        return (
+            (self.global_step, self.step_start) if rest is None else (self.global_step + len(rest.ends), rest.ends[-1])
+        )
 
     # fetches
 
@@ -355,6 +371,9 @@ class StepTracker:
             self._last_end = end_ns
             self._after_optimizer = True
             self._ever_optimizer = True
+            self._updates += 1
+            if key != self._updater:
+                self._updater, self._regular = key, 0
             if self.keep_phases:
                 self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
 
@@ -426,8 +445,11 @@ class StepTracker:
             mode: its mode, if more is known of it than whether it computes gradients.
             batches: how many batches it runs; each has a step number of its own.
         """
-        if self.is_open:
+        if self.is_open or self.rest is not None:
             self.end_step()
+        self._regular = self._regular + 1 if self._updates == 1 and self.mode is _TRAIN else 0
+        self._updates = 0
+        self._gap_ns = start_ns - max(self._last_end, self._fetch_end)
         self.mode = mode = self.forced_mode or mode or (_TRAIN if gradients else _EVAL)
         self.global_step = step = self.global_step + self._ahead
         self.batches = self._ahead = batches
@@ -449,6 +471,7 @@ class StepTracker:
 
     def end_step(self, end_ns: int | None = None) -> None:
         """End the open step with its last phase, or at the given time."""
+        self.end_rest()
         if self.is_open:
             self.is_open = False
             name = STEP[self.mode]
@@ -471,10 +494,55 @@ class StepTracker:
 
     def cancel_step(self) -> None:
         """Forget the open step: there was no batch for it."""
+        self.end_rest()
         if self.is_open:
             self.is_open = False
             self.counts[self.mode] -= self.batches
             self._ahead = 0
+
+    # rest: steps whose phases are not recorded, in a loop with one optimizer step in each
+
+    def may_rest(self) -> bool:
+        """Return whether nothing of the next steps must be reported; called at the end of an optimizer's step."""
+        return (
+            (self.global_step + 1) % self.every != 0
+            and self._regular >= REGULAR
+            and self._updates == 1
+            and self.settled is _TRAIN
+            and not (self.manual or self.optimizer or self.in_backward or self.waits_later)
+            and not (self.reports_step_ends or self.reports_forward_ends)
+        )
+
+    def begin_rest(self, awake: Callable[[], None], phase_of: Callable[[Sequence[FrameType]], str]) -> Rest:
+        """Let the open step end, and rest until the next one whose phases are recorded."""
+        self.end_step()
+        steps, ends = self.every - 1 - self.global_step % self.every, [self._last_end]
+        self.rest = rest = Rest(self._updater, steps, self._stream(), awake, phase_of, self._gap_ns, ends)
+        return rest
+
+    def end_rest(self) -> None:
+        """Record the steps of the rest, if there is one; from here on, all is reported again."""
+        rest = self.rest
+        if rest is None:
+            return
+        began_ns, self.rest = perf_counter_ns(), None
+        if not rest.is_over:  # the loop may have changed: in a new epoch it has not
+            self._regular = REGULAR - AGAIN
+        arrived_ns, name = rest.waiting(), STEP[_TRAIN]
+        if arrived_ns is not None and isinstance(rest.stream, Stream):
+            self._fetch_end, self._after_fetch = arrived_ns, True
+            rest.stream.credits += 1
+        spans, append = rest.spans(), self.append
+        for number, (start, end) in enumerate(spans, self.number + 1):
+            append((name, name, start, end, number, None))
+        if spans:
+            self.step_start, self._last_end = spans[-1]
+            self.number += len(spans)
+            self.counts[_TRAIN] = self.number + 1
+            self.global_step += len(spans)
+            self.rested += len(spans)
+        rest.awake()
+        self.own_ns += (perf_counter_ns() - began_ns) // METER_EVERY
 
     def _is_training(self) -> None:
         """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""

@@ -1,7 +1,7 @@
 """Calls that save files or log: their time, their line in the program, and the size of the file.
 
-The functions are wrapped once their module is loaded. A long call becomes an event of its own, with its file and the
-user's line; short ones are summed up for a second.
+The functions are wrapped once their module is loaded.  A long call becomes a separate event with its file and the user's
+line; short calls are summed up for a second.  Callbacks of frameworks are counted in the same way.
 """
 
 from __future__ import annotations
@@ -16,19 +16,98 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.formats.event_names import LOG, SAVE
-from sm_profiler.hook.call_sums import LONG_NS, MAX_LONG, CallSum
-from sm_profiler.hook.caller import user_line
+from sm_profiler.formats.event_names import CALLBACK, LOG, SAVE
+from sm_profiler.hook.caller import definition, user_line
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.steps import Record
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
+
+
+LONG_NS = 1_000_000  # calls that take longer are separate events
+MAX_LONG = 200  # between two beats; more are summed up like the short ones
+
+
+class CallSum:
+    """Short calls of one function so far; what times them only adds, and each beat takes the difference."""
+
+    __slots__ = ("count", "seen_count", "seen_ns", "total_ns")
+
+    def __init__(self) -> None:
+        self.count = self.seen_count = 0
+        self.total_ns = self.seen_ns = 0
+
+    def add(self, length_ns: int) -> None:
+        """Count a call."""
+        self.count += 1
+        self.total_ns += length_ns
+
+    def take(self) -> tuple[int, int]:
+        """Return the calls and nanoseconds since the last time."""
+        count, total = self.count, self.total_ns
+        new = count - self.seen_count, total - self.seen_ns
+        self.seen_count, self.seen_ns = count, total
+        return new
+
+
+class Callback(CallSum):
+    """One function of the user's that a framework calls.
+
+    Attributes:
+        name: under which its calls are recorded.
+        args: its file, line and name; empty for a library's.
+    """
+
+    __slots__ = ("args", "name")
+
+    def __init__(self, name: str, code: CodeType | None) -> None:
+        super().__init__()
+        self.name = name
+        self.args: dict[str, Any] = {**definition(code)}
+
+
+class CallbackTimes:
+    """Records the calls of callbacks."""
+
+    def __init__(self, append: Callable[[Record], None]) -> None:
+        self._append = append
+        self._callbacks: list[Callback] = []
+        self._long = 0
+
+    def callback(self, name: str, code: CodeType | None) -> Callback:
+        """Return a callback whose calls are recorded from now on."""
+        self._callbacks.append(callback := Callback(name, code))
+        return callback
+
+    def ended(self, callback: Callback, start_ns: int, end_ns: int, step: int) -> None:
+        """Record a call."""
+        if end_ns - start_ns < LONG_NS or self._long >= MAX_LONG:
+            callback.add(end_ns - start_ns)
+        else:
+            self._long += 1
+            self._append((CALLBACK, callback.name, start_ns, end_ns, step, {"calls": 1, **callback.args}))
+
+    def beat(self, now_ns: int) -> None:
+        """Record the sums of the short calls, on the recorder's thread."""
+        self._long = 0
+        for callback in list(self._callbacks):
+            count, total = callback.take()
+            if count:
+                self._append((CALLBACK, callback.name, now_ns - total, now_ns, -1, {"calls": count, **callback.args}))
+
+    def forget(self) -> None:
+        """Discard the short calls so far."""
+        for callback in self._callbacks:
+            callback.take()
+
 
 MANY_MODULES = 50  # imported by a call, which is slow for this reason and only once
 MAX_FILES = 1_000  # of a folder, whose sizes are added up
@@ -42,7 +121,7 @@ class Target:
         module: module that defines them.
         names: their names there; `Class.method` for a method.
         phase: phase under which their calls are recorded.
-        path: position and keyword of the argument with the path, if they have one.
+        path: position and keyword of the argument with the path, if there is such an argument.
     """
 
     module: str
@@ -122,7 +201,7 @@ class TimedCalls(Collector):
         self._thread = session.adapter.training_thread()
         self._sums: list[_Sum] = []
         self._long = 0  # events since the last beat
-        self._paths: list[str] = []  # of the calls inside the one that runs
+        self._paths: list[str] = []  # of the calls inside the call that runs
         self._patches = Patches(functools.partial(session.guard.failed, self.name))
 
     def install(self, targets: tuple[Target, ...] = TARGETS) -> None:
@@ -216,20 +295,20 @@ class TimedCalls(Collector):
 
     def start(self) -> None:
         """Forget the calls before the first step."""
-        for one in self._sums:
-            one.take()
+        for short in self._sums:
+            short.take()
 
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
         self._thread = self._session.adapter.training_thread()
         self._long = 0
         now = self._clock()
-        for one in self._sums:
-            count, total = one.take()
+        for short in self._sums:
+            count, total = short.take()
             if count:
-                args = {"calls": count, **(one.line or {})}
-                one.line = None
-                self._session.append((one.phase, one.name, now - total, now, -1, args))
+                args = {"calls": count, **(short.line or {})}
+                short.line = None
+                self._session.append((short.phase, short.name, now - total, now, -1, args))
 
     def close(self) -> None:
         """Record the last sums."""
@@ -250,7 +329,7 @@ class TimedCalls(Collector):
 
 
 def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Return the path among the arguments of a call, as a list of one or none."""
+    """Return the path among the arguments of a call, as a list of at most one."""
     if place is None:
         return []
     number, keyword = place

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from sm_profiler.hook.collector import Collector
 
+if TYPE_CHECKING:
+    from sm_profiler.hook.steps import StepTracker
+
 LATE_SECONDS = 1.0  # a shorter delay is that of a usual step
-LATE_SHARE = 0.5  # of a short window; one that is over when the training reaches it has a single step
+LATE_SHARE = 0.5  # of a short window; if it is over when the training reaches it, it has a single step
 
 
 class Range(Protocol):
@@ -145,7 +148,7 @@ class Schedule:
         self._note = note
 
     def configure(self, ranges: Mapping[str, Range]) -> None:
-        """Give each collector a window; one whose range is unchanged keeps its own, whether open or over."""
+        """Give each collector a window; if its range is unchanged, it keeps its window, whether open or over."""
         for name, given in ranges.items():
             known = self.windows.get(name)
             if known is None or bounds(known.range) != bounds(given):
@@ -155,6 +158,18 @@ class Schedule:
                 self.windows[name] = Window(given)
         for name in set(self.windows) - set(ranges):
             self.windows[name].ended = True
+
+    def is_ahead(self, name: str) -> bool:
+        """Return whether a collector's window is open, or will be."""
+        window = self.windows.get(name)
+        return window is not None and not window.ended and not self.is_off(name)
+
+    def takes_batch(self, name: str, tracker: StepTracker) -> bool:
+        """Return whether a batch that arrives now is inside a window: batches are fetched ahead of their step."""
+        if not self.is_ahead(name):
+            return False
+        step = max(tracker.global_step + (not tracker.is_open), 0)
+        return self.windows[name].at_step(step, time.time(), time.monotonic(), tracker.batches)
 
     def missed(self, name: str, now: float) -> str | None:
         """Return why a collector's window never opened, or None."""
@@ -216,7 +231,7 @@ class Schedule:
             self._note(name, f"late: its first step began {window.late:.1f} s after the window's start")
 
     def _switch(self, collector: Collector, action: Callable[[int], None], step: int) -> bool:
-        """Enter or leave a window; one that an exception of the script interrupts has ended."""
+        """Enter or leave a window; it has ended if an exception of the script interrupts this."""
         try:
             return self._run(collector, action, step)
         except BaseException as error:

@@ -64,7 +64,7 @@ class Job:
 
 
 def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Account] | None = None) -> Iterator[Job]:
-    """Yield the jobs of a source: itself if it is a job, else those below the folder or prefix.
+    """Yield the jobs of a source: itself if it is a job, else those under the folder or prefix.
 
     Args:
         source: a folder, an s3:// prefix, `account:REGION`, `account:REGION/JOB`, or the name of a training job.
@@ -149,7 +149,7 @@ def _uploaded_report(storage: Storage, place: Place) -> bytes | None:
 
 
 def jobs_below(folder: Path) -> Iterator[Job]:
-    """Yield the folder itself if it is a job, else the jobs below it; of a data set in Parquet, all of its jobs."""
+    """Yield the folder itself if it is a job, else the jobs under it; of a data set in Parquet, all of its jobs."""
     if found := list(_jobs_at(folder)):
         yield from found
         return

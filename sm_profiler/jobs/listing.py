@@ -1,4 +1,4 @@
-"""Profiles and reports below a folder or prefix, found in one listing by their layout."""
+"""Profiles and reports under a folder or prefix, found in one listing by their layout."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PARQUET = re.compile(r"(?:(?P<root>.*)/)?(?P<rest>(?:system|events|steps|sample
 
 @attrs.define
 class Place:
-    """One job below a source.
+    """A job of a source.
 
     Attributes:
-        folder: its folder below the source; "" for the source itself.
-        profile: folder of its profile below the source; None if it has none.
+        folder: its folder in the source; "" for the source itself.
+        profile: folder of its profile in the source; None if it has none.
         dataset: name of the job in a dataset of Parquet files; "" for a profile of JSON files.
         report, description: the newest report.json and job.json, or None.
         newest: last change of a file of the profile.
@@ -93,14 +93,14 @@ class Place:
 
 @attrs.frozen
 class Found:
-    """The jobs below a source, and sentences about what was left out."""
+    """The jobs of a source, and sentences about what was left out."""
 
     places: tuple[Place, ...]
     notes: tuple[str, ...] = ()
 
 
 def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
-    """Return the jobs below a storage's root, in the order of their folders.
+    """Return the jobs under a storage's root, in the order of their folders.
 
     Args:
         storage: the folder or prefix.
@@ -227,7 +227,7 @@ def _job_of_rules(folder: str) -> str:
 
 
 def _by_ancestors(places: dict[str, Place]) -> dict[str, list[Place]]:
-    """Return the places below each folder, at most three levels deep."""
+    """Return the places under each folder, at most three levels deep."""
     found: dict[str, list[Place]] = {}
     for start, place in places.items():
         folder = start

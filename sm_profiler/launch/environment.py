@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, shown
-from sm_profiler.config.environment import environment_for
+from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, shown
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request, is_pipeline_variable
@@ -76,7 +75,7 @@ def agent_environment(  # one argument for each setting of a job
 
 
 def require_destination(config: Mapping[str, Any]) -> None:
-    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without one.
+    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without a path.
 
     Raises:
         ConfigError: the profile would be lost.
@@ -95,7 +94,7 @@ def require_destination(config: Mapping[str, Any]) -> None:
 
 
 def require_uploadable(path: object) -> None:
-    """Check that the agent can upload below a path.
+    """Check that the agent can upload to a path.
 
     Raises:
         ConfigError: it is not an S3 URI.
@@ -107,7 +106,7 @@ def require_uploadable(path: object) -> None:
 def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[str, Any]:
     """Return a configuration for a container without network, whose files are stored by the service.
 
-    They are written below the folder of the CheckpointConfig, which is synced while the job runs, or else below the job's
+    They are written to the folder of the CheckpointConfig, which is synced while the job runs, or else to the job's
     output, which is stored when it ends.
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}
@@ -119,7 +118,7 @@ def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[st
 
 def _to_json(config: Mapping[str, Any]) -> str:
     try:
-        # ASCII only, since the API does not count every other character as one
+        # ASCII only, since the API does not count every other character as a single one
         return json.dumps(config, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the profiler configuration cannot be written as JSON: {error}") from None

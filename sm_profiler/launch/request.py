@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems, shown
 from sm_profiler.debugger import ProfilerConfig
-from sm_profiler.debugger.debugger import get_rule_container_image_uri
-from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
+from sm_profiler.debugger.debugger import DEFAULT_IMAGE, DETAILED, get_rule_container_image_uri, registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 from sm_profiler.settings import KMS_KEY
@@ -33,7 +32,7 @@ def check_request(operation: str, params: Mapping[str, Any], *, only: Collection
     Args:
         operation: name of the operation, such as `CreateTrainingJob`.
         params: parameters by their API names.
-        only: check only these top-level parameters, and not whether required ones are missing.
+        only: check only these top-level parameters, and not whether required parameters are missing.
 
     Raises:
         ConfigError: botocore is not installed, or has no such operation.
@@ -211,7 +210,7 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
     except ValueError as error:  # the SDK lists no image for the region
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
-    if not detailed:  # AWS chooses the machines of its own rules
+    if not detailed:  # AWS chooses the machines of its rules
         request.pop("InstanceType", None)
         request.pop("VolumeSizeInGB", None)
 
@@ -265,7 +264,7 @@ def check_class(path: Path, name: str) -> None:
 
 
 def source_uri(prefix: str, name: str, path: Path) -> str:
-    """Return a new S3 URI below a prefix for a rule's source."""
+    """Return a new S3 URI under a prefix for a rule's source."""
     return f"{prefix.rstrip('/')}/{name}/{uuid.uuid4()}/{path.name}"
 
 

@@ -231,12 +231,12 @@ class LocalBackend(SageMakerModelBackend):
 
 
 # moto reports these jobs as Completed at once, though nothing has run
-PRETENDED = {
-    "CreateHyperParameterTuningJob": "it does not run tuning jobs; run a trial as a training job, with fixed hyperparameters",
-    **dict.fromkeys(
-        ("CreateAutoMLJob", "CreateAutoMLJobV2", "CreateCompilationJob", "CreateTransformJob"),
-        "it runs training and processing jobs",
-    ),
+REFUSED = {
+    "CreateHyperParameterTuningJob": "The local endpoint runs no tuning jobs: run one trial as a training job, with fixed hyperparameters",
+    "CreateAutoMLJob": "The local endpoint runs no AutoML jobs",
+    "CreateAutoMLJobV2": "The local endpoint runs no AutoML jobs",
+    "CreateCompilationJob": "The local endpoint runs no compilation jobs",
+    "CreateTransformJob": "The local endpoint runs no transform jobs",
 }
 
 
@@ -282,8 +282,8 @@ class LocalSageMakerResponse(SageMakerResponse):
         """Check the request against the service model, then answer it."""
         try:
             action = self._get_action()
-            if action in PRETENDED:
-                raise AWSValidationException(f"The local endpoint does not support {action}: {PRETENDED[action]}")
+            if action in REFUSED:
+                raise AWSValidationException(REFUSED[action])
             refuse_invalid(action, self.request_body)
             return super().call_action()
         except (ValueError, RecursionError) as error:

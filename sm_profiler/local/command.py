@@ -43,7 +43,7 @@ PIP_VARIABLES = (
     "HOME",
     "XDG_CONFIG_",
 )
-# Line of the wheel's .pth file, for installations without it (editable ones).
+# Line of the wheel's .pth file, for installations without it, such as editable installs.
 AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )
@@ -70,12 +70,12 @@ def create_overlay(folder: Path, python: str | None = None) -> Path:
         venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
         paths, scripts = sys.path, sysconfig.get_path("scripts")
     site = next(folder.glob("lib/python3*/site-packages"))
-    below = [path for path in paths if Path(path).name in ("site-packages", "dist-packages")]
+    installed = [path for path in paths if Path(path).name in ("site-packages", "dist-packages")]
     # addsitedir also reads .pth files, on which editable installations depend
-    lines = [f"import site; site.addsitedir({path!r})" for path in below]
+    lines = [f"import site; site.addsitedir({path!r})" for path in installed]
     lines.append(str(Path(sm_profiler.__file__).parents[1]))
     (site / "_endpoint.pth").write_text("\n".join(lines) + "\n", "utf-8")
-    if not any(found for path in below for found in Path(path).glob("sm_profiler*.pth")):
+    if not any(found for path in installed for found in Path(path).glob("sm_profiler*.pth")):
         (site / "sm_profiler_auto.pth").write_text(AUTO_START + "\n", "utf-8")
     copy_commands(Path(scripts), folder / "bin")
     return folder / "bin" / "python"

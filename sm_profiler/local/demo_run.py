@@ -60,7 +60,7 @@ def launch_of(framework: str) -> Path:
 
 
 def check_packages(framework: str = "pytorch") -> None:
-    """Check that the demo's packages are installed; the jobs may have an interpreter of their own.
+    """Check that the demo's packages are installed; the jobs may use another interpreter.
 
     Raises:
         ProfilerError: names the first package to install.

@@ -1,20 +1,23 @@
-"""`LocalSageMaker`: an endpoint in a separate process, and what it has in common with one in this process."""
+"""`LocalSageMaker`: an endpoint in a separate process, and what it shares with an endpoint in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import attrs
+
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.peers import is_own_listener
 from sm_profiler.local.services import CLIENT_VARIABLES, ROLE, Services
 from sm_profiler.processes import start_module
 
@@ -110,8 +113,8 @@ class LocalSageMaker(EndpointBase):
     It ends with `stop`, with the `with` block, and at the latest with the process that started it.
 
     Args:
-        port: port on 127.0.0.1; 0 picks a free one.
-        folder: folder for job files; by default a temporary one, removed at the end.
+        port: port on 127.0.0.1; 0 picks a free port.
+        folder: folder for job files; by default a temporary folder, removed at the end.
 
     Attributes:
         environment: variables for a client's process: address, region, credentials, SDK settings.
@@ -211,3 +214,59 @@ def interrupt_at(port: int, name: str) -> None:
         connection.close()
     if status != HTTPStatus.OK:
         raise ProfilerError(f"no training job {name} is running")
+
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+ESTABLISHED, LISTENING = "01", "0A"
+
+
+@attrs.frozen
+class Connection:
+    """One row of a table: ports, state, and the user who owns the socket."""
+
+    local_port: int
+    remote_port: int
+    state: str
+    user: int
+
+
+def is_own_listener(port: int) -> bool:
+    """Return whether only this user's programs listen on a port; True if the system does not report owners."""
+    return all(
+        found.user == os.getuid()
+        for found in connections(port)
+        if found.state == LISTENING and found.local_port == port
+    )
+
+
+def is_own_client(client_port: int, server_port: int) -> bool:
+    """Return whether this user owns the client's end of a connection; True if the system does not report owners.
+
+    The end of a client that has already closed it has no owner and is refused.
+    """
+    listed = list(connections(server_port))
+    if not any(found.state == LISTENING and found.local_port == server_port for found in listed):
+        return True  # not Linux, or a sandbox that hides connections
+    return any(
+        found.user == os.getuid()
+        for found in listed
+        if (found.state, found.local_port, found.remote_port) == (ESTABLISHED, client_port, server_port)
+    )
+
+
+def connections(port: int) -> Iterator[Connection]:
+    """Yield the TCP connections with a port at either end; none if the system does not report them."""
+    for table in TABLES:
+        try:
+            lines = table.read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            if f":{port:04X} " not in line:
+                continue
+            _, local, remote, state, *_, user = line.split()[:8]
+            yield Connection(_port(local), _port(remote), state, int(user))
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)

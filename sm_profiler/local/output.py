@@ -31,7 +31,7 @@ MAX_MESSAGE = 200_000  # characters; the API allows 256 KiB
 
 
 class LogStream:
-    """One log stream; a thread of its own sends lines in batches.
+    """One log stream; its thread sends lines in batches.
 
     Args:
         client: a CloudWatch Logs client.

@@ -67,10 +67,10 @@ class ProcessingHost:
     code: int | None = None
 
     def folder(self, local_path: str) -> Path:
-        """Return the counterpart of a LocalPath, which must be below /opt/ml."""
+        """Return the counterpart of a LocalPath, which must be in /opt/ml."""
         folder = Path(relocated_text(local_path, self.root))
         if not folder.resolve().is_relative_to(self.root.resolve()):
-            raise ProfilerError(f"LocalPath {local_path!r} is not below /opt/ml")
+            raise ProfilerError(f"LocalPath {local_path!r} is not in /opt/ml")
         return folder
 
     def upload(self) -> None:

@@ -46,7 +46,7 @@ def now() -> datetime:
 
 
 def path_component(name: str) -> str:
-    """Return a name as one path component, unchanged if it already is one; different names stay different."""
+    """Return a name as one path component, unchanged if it already is a component; different names stay different."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_COMPONENT]
     return name if name == plain else f"{plain}-{zlib.crc32(name.encode('utf-8', 'replace')):08x}"
 

@@ -22,8 +22,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import Jobs, MalformedRequestError, swapped_urls
-from sm_profiler.local.endpoint import ADDRESS, ENVIRONMENT_PATH, INTERRUPT_PATH, EndpointBase
-from sm_profiler.local.peers import is_own_client
+from sm_profiler.local.endpoint import ADDRESS, ENVIRONMENT_PATH, INTERRUPT_PATH, EndpointBase, is_own_client
 from sm_profiler.local.services import REGION, ROLE, Services
 from sm_profiler.printable import printable
 
@@ -137,8 +136,8 @@ class Endpoint(EndpointBase):
     """An endpoint in this process; users want `LocalSageMaker`, which runs it in a separate process.
 
     Args:
-        port: port on 127.0.0.1; 0 picks a free one.
-        folder: folder for job files; by default a temporary one, removed at the end.
+        port: port on 127.0.0.1; 0 picks a free port.
+        folder: folder for job files; by default a temporary folder, removed at the end.
         log_event: receives a line whenever a job changes.
 
     Attributes:

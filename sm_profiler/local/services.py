@@ -24,7 +24,7 @@ from sm_profiler.storage.s3_client import create_client
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
-MAX_TMPDIR = 70  # characters; the name of a socket below it adds up to 35
+MAX_TMPDIR = 70  # characters; the name of a socket in it adds up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
 CLIENT_VARIABLES = (
     *("AWS_ENDPOINT_URL", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -104,7 +104,7 @@ class Services:
         return folder
 
     def remove_temporary_folders(self) -> None:
-        """Remove the temporary folders that are not below `folder`."""
+        """Remove the temporary folders that are not in `folder`."""
         for folder in self._external:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,7 +131,7 @@ class Services:
 
 
 def proxy_exceptions() -> dict[str, str]:
-    """Return the variables that keep calls to this machine away from the user's proxy; empty without one."""
+    """Return the variables that keep calls to this machine away from the user's proxy; empty without a proxy."""
     if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
         return {}
     existing = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -155,7 +155,7 @@ def s3_keys(client: Any, uri: str) -> list[str]:
 
 
 def local_name(key: str, prefix: str) -> str:
-    """Return an object's path below its channel's folder; the service strips the prefix up to its last slash."""
+    """Return an object's path in its channel's folder; the service strips the prefix up to its last slash."""
     if key == prefix:
         return posixpath.basename(key)
     folder = prefix if prefix.endswith("/") or not prefix else prefix + "/"

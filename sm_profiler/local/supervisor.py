@@ -43,11 +43,11 @@ def descendants() -> set[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = entry.read_text("utf-8", "replace")
             parents[int(entry.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    below, border = set[int](), {os.getpid()}
+    descendants, border = set[int](), {os.getpid()}
     while border:
-        border = {pid for pid, parent in parents.items() if parent in border} - below
-        below |= border
-    return below
+        border = {pid for pid, parent in parents.items() if parent in border} - descendants
+        descendants |= border
+    return descendants
 
 
 def reap() -> None:

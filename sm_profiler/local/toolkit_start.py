@@ -1,6 +1,6 @@
 """Call what the container's `train` command calls: `python -m sm_profiler.local.toolkit_start PORT HOST…`.
 
-It runs in the job's environment.  A container has names and addresses of its own; here all hosts of a job are this machine:
+It runs in the job's environment.  A container has its own names and addresses; here all hosts of a job are this machine:
 their names lead to 127.0.0.1, the port is the job's, and mpirun needs no SSH.  Nothing else of the toolkit is changed.
 """
 
@@ -73,7 +73,7 @@ def _start_mpirun_here() -> None:
         finally:
             runner._hosts = hosts  # see above
         preload = next((number for number, word in enumerate(words) if word.startswith(PRELOAD)), None)
-        if preload is not None:  # a library that reads the host's name from a fixed path below /opt/ml
+        if preload is not None:  # a library that reads the host's name from a fixed path in /opt/ml
             del words[preload - 1 : preload + 1]
         return words
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from boto3.exceptions import S3UploadFailedError
 
-from sm_profiler.container import CHECKPOINTS, FAILURE
+from sm_profiler.container import CHECKPOINTS, DEFAULT_PROFILER_OUTPUT, FAILURE
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formatting import plural
 from sm_profiler.local.command import (
     Program,
     create_overlay,
@@ -31,16 +34,132 @@ from sm_profiler.local.host import (
     clusters_of,
     free_port,
     host_names,
+    machine_environment,
     service_environment,
     toolkit_environment,
 )
 from sm_profiler.local.output import TRAINING_GROUP, LogStream, MetricMatcher
 from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.local.processing import RuleRun
-from sm_profiler.local.profiling import Profiling
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
-from sm_profiler.settings import AUTO
+from sm_profiler.monitor.uploader import Uploader, open_destination
+from sm_profiler.settings import AUTO, INTERVAL, ROOT
+
+UPLOAD_EVERY_S = 1.0
+MAX_RESTARTS = 3
+
+
+class Profiling:
+    """Sampling and uploading for one job."""
+
+    def __init__(
+        self, services: Services, job: TrainingJobRecord, hosts: list[Host], s3: Any, log: Callable[[str], None]
+    ) -> None:
+        self._services, self._job, self._hosts, self._s3, self._log = services, job, hosts, s3, log
+        self._monitors: list[JobProcess] = []
+        self._monitor_output: deque[str] = deque(maxlen=20)
+        self._interval_ms = 0
+        self._restarts = 0
+        self._uploaders: dict[str, Uploader] = {}
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._upload, daemon=True)
+
+    def start(self) -> None:
+        """Start sampling and uploading; a bucket that cannot be used is reported at once."""
+        if (uri := self._job.profiler_path) is not None:
+            self._job.profile_stored = self._uploader(self._hosts[0].folder, uri).check()
+        self.follow_config()
+        self._thread.start()
+
+    def follow_config(self) -> None:
+        """Sample as the job's current ProfilerConfig requests."""
+        config = self._job.profiler_config or {}
+        wanted = config.get("ProfilingIntervalInMilliseconds", INTERVAL.default) if self._job.profiling else 0
+        with self._lock:
+            if wanted == self._interval_ms or self._done.is_set():
+                return
+            self._interval_ms = wanted
+            self._stop_monitors()
+            if wanted:
+                self._monitors = [self._start_monitor(host, wanted) for host in self._hosts]
+
+    def _start_monitor(self, host: Host, interval_ms: int) -> JobProcess:
+        folder = host.folder / "metrics"
+        folder.mkdir(exist_ok=True)
+        options = ["--out", str(folder), "--interval-ms", str(interval_ms)]
+        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **machine_environment(), ROOT.name: str(host.ml)}
+
+        def keep(line: str) -> None:
+            self._monitor_output.append(f"metrics of {host.name}: {line}")
+
+        return JobProcess([sys.executable, "-m", "sm_profiler", "monitor", *options], environment, folder, keep, 5.0)
+
+    def _restart_ended_monitors(self) -> None:
+        with self._lock:
+            for number, monitor in enumerate(self._monitors):
+                if monitor.running or self._done.is_set() or self._restarts == MAX_RESTARTS:
+                    continue
+                self._restarts += 1
+                host, code = self._hosts[number], monitor.wait() or 0
+                self._log(f"system metrics of {host.name} ended with {describe_exit(code)}; restarting them")
+                self._monitors[number] = self._start_monitor(host, self._interval_ms)
+
+    def _stop_monitors(self) -> None:
+        for monitor in self._monitors:
+            monitor.stop()
+        codes = [monitor.wait() for monitor in self._monitors]
+        if any(codes):  # output of a monitor that works does not belong in a training's log
+            for line in self._monitor_output:
+                self._log(line)
+        self._monitors = []
+
+    def _upload(self) -> None:
+        while not self._done.wait(UPLOAD_EVERY_S):
+            with contextlib.suppress(Exception):  # retried a second later; the last round reports failures
+                self._restart_ended_monitors()
+                self._round()
+
+    def _round(self) -> None:
+        if (uri := self._job.profiler_path) is None:
+            return
+        for host in self._hosts:
+            for folder in (host.folder / "metrics", local_path(host, self._job.profiler_config)):
+                if str(folder) not in self._uploaders:
+                    self._uploaders[str(folder)] = self._uploader(folder, uri)
+        for uploader in self._uploaders.values():  # an update may have changed LocalPath
+            if uploader.upload_new():
+                self._job.profile_stored = True
+
+    def _uploader(self, folder: Path, uri: str) -> Uploader:
+        return Uploader(folder, open_destination(f"{uri}/profiler-output", client=self._s3), report=self._log)
+
+    def finish(self, *, ended: bool = True) -> None:
+        """Stop sampling, upload the remaining files and, if the job has ended, write the end markers."""
+        with self._lock:
+            self._done.set()
+            self._stop_monitors()
+        self._thread.join()
+        if (uri := self._job.profiler_path) is None:
+            return
+        try:
+            self._round()
+            markers = self._uploader(self._job.folder, uri)
+            problem = "" if not ended or markers.put_markers() else markers.error
+        except Exception as error:  # uploads must not fail the training
+            problem = str(error)
+        left = sum(uploader.remaining() for uploader in self._uploaders.values())
+        if problem or left:
+            self._job.profile_stored = False
+            self._log(f"{plural(left, 'file')} of the profile could not be uploaded to {uri}: {problem}")
+
+
+def local_path(host: Host, config: dict[str, Any] | None) -> Path:
+    """Return the folder that the hook writes to on this host: LocalPath of the profiling parameters."""
+    parameters = (config or {}).get("ProfilingParameters") or {}
+    return Path(host.map(parameters.get("LocalPath", DEFAULT_PROFILER_OUTPUT)))
+
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
@@ -102,7 +221,7 @@ class TrainingRun(threading.Thread):
             self.job.move(ending, status)
 
     def _train(self) -> None:
-        """Run attempts until one is not interrupted."""
+        """Run attempts until an attempt is not interrupted."""
         while True:
             try:
                 self._attempt()
@@ -159,7 +278,7 @@ class TrainingRun(threading.Thread):
             raise
         except Exception:
             self._end_profiling()
-            with contextlib.suppress(Exception):  # the script's failure is the one to report
+            with contextlib.suppress(Exception):  # the script's failure is what is reported
                 self._upload_results(s3)
             raise
         self._end_profiling()
@@ -182,7 +301,7 @@ class TrainingRun(threading.Thread):
         return [Host(name, clusters, self.job.folder / name, temporary(), port) for name in names]
 
     def _make_pythons(self) -> None:
-        """Create one environment for all hosts, or, since the toolkit installs on each host, one for each."""
+        """Create an environment for all hosts or, since the toolkit installs on each host, for each of them."""
         toolkit = toolkit_python()
         if toolkit is None:
             name = f"env.{self.attempts}" if self.attempts else "env"
@@ -268,7 +387,7 @@ class TrainingRun(threading.Thread):
         while any(script.running for script in scripts):
             self._check_stop(start, limit)
             ended = [script for script in scripts if not script.running]
-            if any(script.wait() for script in ended):  # the other hosts would wait forever for one that failed
+            if any(script.wait() for script in ended):  # the other hosts would wait forever for a host that failed
                 break
             time.sleep(POLL_S)
         for script in scripts:

@@ -76,13 +76,22 @@ class Attempts:
 
     Attributes:
         count: 1 for a process that was never interrupted.
-        breaks: first rows of the second, third, … attempt.
+        breaks: rows before which steps are missing: the process was interrupted, or the profiler was switched off for a while.
+        restarts: start of the first step of the second, third, … attempt, microseconds since the epoch.
         down_s: seconds from the last step of an attempt to the first wait or step of the next, summed.
+        off_s: the same for the time in which the profiler was switched off.
     """
 
     count: int = 1
     breaks: tuple[int, ...] = ()
+    restarts: tuple[float, ...] = ()
     down_s: float = 0.0
+    off_s: float = 0.0
+
+    @property
+    def unseen_s(self) -> float:
+        """Seconds of the loop in which nothing was recorded."""
+        return self.down_s + self.off_s
 
 
 def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any]], pids: int) -> Attempts:
@@ -94,17 +103,31 @@ def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any
         metadata: records of all processes.
         pids: number of processes that recorded its steps, for profiles without metadata.
     """
-    starts = sorted(
-        {one["start_us"] for one in metadata if process_name(one) == name and one.get("start_us") is not None}
-    )
-    breaks: list[int] = []
-    for start in starts[1:]:
+    recordings = {
+        one["start_us"]: one for one in metadata if process_name(one) == name and one.get("start_us") is not None
+    }
+    breaks, restarts = list[int](), list[float]()
+    down_us = off_us = 0.0
+    for before, after in pairwise(recordings[start] for start in sorted(recordings)):
         # the recorded start may be the first event of the new process, and thus its first wait
-        at = int(np.searchsorted(rows.start, start - 1))
-        if 0 < at < len(rows) and at not in breaks and rows.number[at] <= rows.number[at - 1]:
-            breaks.append(at)
-    down = sum(max(rows.start[at] - rows.parts[at, column("wait")] - rows.end[at - 1], 0.0) for at in breaks)
-    return Attempts(max(len(breaks) + 1, pids), tuple(breaks), float(down) / 1e6)
+        at = int(np.searchsorted(rows.start, after["start_us"] - 1))
+        if not 0 < at < len(rows) or at in breaks or rows.number[at] > rows.number[at - 1]:
+            continue
+        breaks.append(at)
+        gap = max(float(rows.start[at] - rows.parts[at, column("wait")] - rows.end[at - 1]), 0.0)
+        if _is_same_process(before, after):
+            off_us += gap
+        else:
+            restarts.append(float(rows.start[at]))
+            down_us += gap
+    count = max(len(restarts) + 1, pids)
+    return Attempts(count, tuple(breaks), tuple(restarts), down_us / 1e6, off_us / 1e6)
+
+
+def _is_same_process(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether a recording is by the process of the one before: it had started earlier than that recording."""
+    started = after.get("process_us")
+    return after.get("pid") == before.get("pid") and started is not None and started <= before["start_us"]
 
 
 def join_successors(

@@ -110,8 +110,8 @@ class Rank:
 
     @property
     def loop(self) -> float:
-        """Length of the loop without downtime and without what the profiler caused."""
-        return max(self.end - self.start - self.attempts.down_s - self.excluded, 0.0)
+        """Length of the loop without downtime, without the time in which the profiler was off, and without what it caused."""
+        return max(self.end - self.start - self.attempts.unseen_s - self.excluded, 0.0)
 
     @property
     def train(self) -> Mask:
@@ -325,7 +325,7 @@ def measure_rank(  # each argument is a source of times
         collected_us: garbage collections, part of the loop → time.
     """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 else UNDISTURBED, span_us)
+    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 and not attempts.breaks else UNDISTURBED, span_us)
     judged, breaks = kept.rows, kept.breaks or attempts.breaks
     train = judged.mode == TRAIN
     waits = judged.seconds("wait")
@@ -341,7 +341,7 @@ def measure_rank(  # each argument is a source of times
         waits = device.seconds("wait")
     iterations = iterations_of(device or judged, waits, breaks, on_device=device is not None, index=kept.index)
     own = float(judged.seconds(OWN).sum())
-    loop = max(end - start - attempts.down_s - kept.seconds - own, 0.0)
+    loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
     slices = _slices(device or judged, waits, iterations, on_device=device is not None)
     slices = _with_rest(slices, loop, evaluation)
@@ -381,7 +381,7 @@ def measure_sampled_rank(  # each argument is a source of times
     iterations = iterations_of(device or rows, waits, found.breaks, on_device=device is not None, index=found.index)
     iterations = attrs.evolve(iterations, place=np.searchsorted(found.index[train], iterations.index))
     own = totals.own / 1e6
-    loop = max(end - start - attempts.down_s - own, 0.0)
+    loop = max(end - start - attempts.unseen_s - own, 0.0)
     evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
     slices = _slices(device or rows, waits, iterations, on_device=device is not None)
     slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)

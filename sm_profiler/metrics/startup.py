@@ -41,19 +41,18 @@ def repeated_work(metrics: JobMetrics) -> Repeated | None:
 
 def _of_rank(rank: Rank, saves: tuple[Record, ...]) -> Repeated | None:
     rows = rank.steps
-    steps, seconds, known = 0, 0.0, False
-    for number, at in enumerate(rank.attempts.breaks):
-        begin = rank.attempts.breaks[number - 1] if number else 0
+    steps, seconds, known, begin = 0, 0.0, False, 0
+    for at in np.searchsorted(rows.start, rank.attempts.restarts).tolist():
         ended = float(rows.end[at - 1]) / 1e6
         saved = max((one.end for one in saves if one.end <= ended), default=None)
+        of_attempt, begin = slice(begin, at), at
         if saved is None:
             continue
         known = True
-        since = max(saved, float(rows.start[begin]) / 1e6)
-        of_attempt = slice(begin, at)
+        since = max(saved, float(rows.start[of_attempt.start]) / 1e6)
         again = (rows.start[of_attempt] / 1e6 >= since) & (rows.mode[of_attempt] == TRAIN)
         count = int(again.sum())
-        if rank.judged is not None and at > begin:  # these rows are a sample of all steps
+        if rank.judged is not None and len(again):  # these rows are a sample of all steps
             count = round(count * rank.all_steps / max(len(rows), 1))
         steps, seconds = steps + count, seconds + max(ended - since, 0.0)
     return Repeated(steps, seconds) if known else None

@@ -1,1 +1,1 @@
-"""The monitor: samples the machine beside the training and uploads the profile to S3."""
+"""The monitor: samples the machine during a training and uploads the profile to S3."""

@@ -101,7 +101,7 @@ class StepCounts(Protocol):
     """Counts the finished steps of a node."""
 
     def count(self) -> Mapping[str, RankProgress]:
-        """Return the progress by rank, "" for processes without one."""
+        """Return the progress by rank, "" for processes without a rank."""
 
 
 def job_labels(

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,8 +20,12 @@ from sm_profiler.monitor.board import Value
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
-MAX_REQUESTS = 32  # at the same time; further ones are refused
+MAX_REQUESTS = 32  # at the same time; further requests are refused
 PORTS = 16  # from the given one on: jobs of one machine that are served
+RENEW_S, LOST_S = (
+    60.0,
+    300.0,
+)  # a file with an address is touched this often; an untouched file is that of a killed monitor
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
 _SUFFIXES = {
     "1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": "", "s": "_seconds",
@@ -79,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Exposition(ThreadingHTTPServer):
-    """Serves the values in threads of its own, until `close`."""
+    """Serves the values in its own threads, until `close`."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -98,6 +103,7 @@ class Exposition(ThreadingHTTPServer):
         self.values, self.interface = values, address
         self._free = threading.BoundedSemaphore(MAX_REQUESTS)
         self._target: Path | None = None
+        self._address, self._renew_at, self._announcing = "", math.inf, threading.Lock()
         for number in range(port, port + (PORTS if port else 1)):
             try:
                 super().__init__((address, number), _Handler)
@@ -131,27 +137,48 @@ class Exposition(ThreadingHTTPServer):
     def announce(self, folder: Path, host: str) -> None:
         """Write a file with the address for Prometheus' `file_sd_configs`; `close` removes it.
 
-        The address is the interface if only that one is listened on, otherwise the host.
+        The address is the interface if only that one is listened on, otherwise the host. A monitor that is killed cannot
+        remove its file. So the file is renewed regularly, and other monitors with this folder remove it if it is not.
 
         Raises:
             ProfilerError: the folder cannot be written.
         """
-        path = folder / f"sm-profiler-{host}-{self.server_port}.json"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        self._address = f"{host if self.interface == EVERY_INTERFACE else self.interface}:{self.server_port}"
+        target = folder / f"sm-profiler-{host}-{self.server_port}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            address = host if self.interface == EVERY_INTERFACE else self.interface
-            temporary.write_text(json.dumps([{"targets": [f"{address}:{self.server_port}"]}]), "utf-8")
-            temporary.replace(path)
+            self._write(target)
         except OSError as error:
             raise ProfilerError(f"metrics in {folder}: {error.strerror}") from None
-        self._target = path
+        self._target, self._renew_at = target, 0.0  # the server's thread removes what others left
+
+    def _write(self, target: Path) -> None:
+        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps([{"targets": [self._address]}]), "utf-8")
+        temporary.replace(target)
+
+    def service_actions(self) -> None:
+        """Renew the file with the address, and remove those of killed monitors; called twice a second."""
+        if (now := time.monotonic()) < self._renew_at:
+            return
+        self._renew_at = now + RENEW_S
+        with contextlib.suppress(OSError), self._announcing:
+            if (target := self._target) is None:
+                return
+            self._write(target)
+            renewed = target.stat().st_mtime  # by the clock of the file system
+            for other in target.parent.glob("sm-profiler-*.json"):
+                with contextlib.suppress(OSError):  # it is gone, or that of another user
+                    if renewed - other.lstat().st_mtime > LOST_S:
+                        other.unlink()
 
     def withdraw(self) -> None:
         """Remove the file with the address."""
-        if self._target is not None:
-            with contextlib.suppress(OSError):
-                self._target.unlink()
+        with self._announcing:
+            target, self._target = self._target, None
+            if target is not None:
+                with contextlib.suppress(OSError):
+                    target.unlink()
 
     def close(self) -> None:
         """Stop listening."""

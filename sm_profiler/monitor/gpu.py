@@ -222,7 +222,7 @@ class NvmlGpu:
         return found
 
     def _try(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return a reading, or None; one that is not supported or keeps failing is no longer tried."""
+        """Return a reading, or None; a reading that is not supported or keeps failing is no longer tried."""
         if name in self._unsupported:
             return None
         try:
@@ -251,7 +251,7 @@ class Gpm:
         self._taken = 0
 
     def read(self) -> dict[str, float]:
-        """Return averages since the last call; the first one returns nothing."""
+        """Return averages since the last call; the first call returns nothing."""
         nvml = self._nvml
         older, newer = self._samples[(self._taken + 1) % 2], self._samples[self._taken % 2]
         nvml.nvmlGpmSampleGet(self._handle, newer)

@@ -93,7 +93,7 @@ def upload_left(
     tasks = tasks_of(root)
     uri = uri or next((task.destination for task in tasks if task.destination), "")
     if not uri:
-        raise ProfilerError(f"{printable(root)}: the job had no S3OutputPath; name one with --to s3://BUCKET/PREFIX")
+        raise ProfilerError(f"{printable(root)}: the job had no S3OutputPath; name it with --to s3://BUCKET/PREFIX")
     key = next((task.kms_key_id for task in tasks if task.destination == uri and task.kms_key_id), None)
     with contextlib.ExitStack() as stack:
         nodes = {task.node for task in tasks} or {DEFAULT_NODE}
@@ -140,7 +140,7 @@ def mark_end(root: Path) -> None:
 
 
 def _skip_uploaded(uploader: Uploader) -> int:
-    """Leave out files that the destination has, and return their number; a role may not be allowed to list it."""
+    """Skip files that the destination has, and return their number; a role may not be allowed to list it."""
     listing = getattr(uploader.destination, "list", None)
     if listing is None:
         return 0

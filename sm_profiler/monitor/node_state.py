@@ -52,7 +52,7 @@ class NodeLock:
         return fd is None
 
     def sign(self) -> None:
-        """Note in the lock's file that this process holds it."""
+        """Record in the lock's file that this process holds it."""
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, os.pwrite(self.fd, str(os.getpid()).encode(), 0))
 

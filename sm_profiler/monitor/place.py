@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import attrs
 from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import END_MARKERS, IGNORED_FOLDER
+from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
 from sm_profiler.monitor.node_state import locked, start_time
 from sm_profiler.monitor.task import is_own_job, job_name
 from sm_profiler.printable import logger_for, printable
@@ -116,7 +117,7 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             problems.append(f"{printable(folder)} has the profile of {other}")
             continue
         if problems and new:
-            logger.warning("sm-profiler: %s; this one is written to %s", problems[0], printable(folder))
+            logger.warning("sm-profiler: %s; this profile is written to %s", problems[0], printable(folder))
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))
         return attrs.evolve(profile, local_path=str(folder))
@@ -170,7 +171,7 @@ def _has_own_folder(profile: Profile, environment: Mapping[str, str]) -> bool:
 
 
 def _candidates(given: Path, owner: Owner, *, uploads: bool) -> Iterator[Path]:
-    """Yield the folders that may become a job's, the best one first."""
+    """Yield the folders that may become a job's, the best first."""
     with contextlib.suppress(OSError):
         _refuse_planted(given)
         given = given.resolve() if given.is_symlink() else given
@@ -245,7 +246,7 @@ def _refuse_planted(folder: Path) -> None:
 
 
 def _is_continued(folder: Path, before: Owner, owner: Owner) -> bool:
-    """Return whether a job without a name starts again: the one before was interrupted."""
+    """Return whether a job without a name starts again: its last attempt was interrupted."""
     if not (before.process and owner.process) or before.user != owner.user:
         return False
     host, pid, started = before.process.split(" ")
@@ -269,15 +270,55 @@ def _owner(text: bytes) -> Owner | None:
 def _make(folder: Path, user: str) -> None:
     """Create a folder and those above it.
 
-    Below a folder for several users, such as /tmp, those above it are for several users, too, up to one with the user's
+    Below a folder for several users, such as /tmp, those above it are for several users, too, up to a folder with the user's
     name; the rest is private.
     """
     missing = [folder, *folder.parents]
     while missing and missing[-1].exists():
         missing.pop()
-    for one in reversed(missing):
-        shared = _is_shared(one.parent)
+    for part in reversed(missing):
+        shared = _is_shared(part.parent)
         with contextlib.suppress(FileExistsError):
-            one.mkdir(0o700 if shared else 0o777)
-            if shared and one != folder and user not in one.name:
-                one.chmod(0o1777)
+            part.mkdir(0o700 if shared else 0o777)
+            if shared and part != folder and user not in part.name:
+                part.chmod(0o1777)
+
+
+OWNER = "job"  # file in the ignored folder with the job that the profile is of
+EARLIER = "earlier"
+
+
+def set_aside_other_job(root: Path, job: str) -> bool:
+    """Move another job's profile out of the way; return whether there was one.
+
+    Nodes with a shared folder may call this at once: the first moves, and the others find their own job's name.
+
+    Args:
+        root: the `profiler-output` folder.
+        job: what distinguishes this job from others, the same for all its nodes and attempts.
+
+    Raises:
+        OSError: the folder cannot be written, or another node holds the lock for too long.
+    """
+    ignored = root / IGNORED_FOLDER
+    with locked(ignored / OWNER) as fd:
+        name = job.encode("utf-8", "replace")
+        before = os.read(fd, os.fstat(fd).st_size)
+        if before == name:
+            return False
+        moved = bool(before) and _move(root, ignored / EARLIER / time.strftime("%Y%m%d-%H%M%S"))
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, name, 0)
+        return moved
+
+
+def _move(root: Path, place: Path) -> bool:
+    found = [root / name for name in (SYSTEM, FRAMEWORK) if (root / name).exists()]
+    for number in range(1000 if found else 0):
+        free = place if number == 0 else place.with_name(f"{place.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            free.mkdir(parents=True)
+            for folder in found:
+                folder.rename(free / folder.name)
+            return True
+    return False

@@ -17,8 +17,17 @@ from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.host import host_id
-from sm_profiler.monitor.pressure import Nfs, Pressure, Swapping
-from sm_profiler.monitor.procfs import ProcFile, card_counts, core_times, disk_counts, memory_bytes, real_cards
+from sm_profiler.monitor.procfs import (
+    Nfs,
+    Pressure,
+    ProcFile,
+    Swapping,
+    card_counts,
+    core_times,
+    disk_counts,
+    memory_bytes,
+    real_cards,
+)
 from sm_profiler.printable import logger_for
 from sm_profiler.signals import StopEvent
 
@@ -33,13 +42,13 @@ class MetricSource(Protocol):
     name: str
 
     def measure(self, now: float) -> Iterable[Measurement]:
-        """Return the rows of this tick; rates are absent at the first one. `now` is in monotonic seconds."""
+        """Return the rows of this tick; rates are absent at the first tick. `now` is in monotonic seconds."""
 
 
 class Cpu:
     """Utilization and I/O wait of each core that this container may use, in percent.
 
-    Under a CPU quota the container has no cores of its own: it is reported as the number of cores that the quota amounts
+    Under a CPU quota the container owns no cores: it is reported as the number of cores that the quota amounts
     to, all equally busy, with 100 % being the quota.
     """
 
@@ -242,12 +251,12 @@ MAX_FAILURES = 5  # in a row, after which a source is left out
 
 @attrs.define(eq=False)
 class Ticker:
-    """Ticks every `interval` seconds of a monotonic clock; a late tick does not delay the ones after it.
+    """Ticks every `interval` seconds of a monotonic clock; a late tick does not delay the next.
 
     Attributes:
         interval: seconds.
         late: ticks that were late by more than half an interval.
-        missed: ticks that were skipped because the next one was due already.
+        missed: ticks that were skipped because the next was due already.
     """
 
     interval: float
@@ -264,7 +273,7 @@ class Ticker:
         return max(self._due - self.clock(), 0.0)
 
     def advance(self) -> None:
-        """Finish a tick; the next one is due a whole number of intervals later, in the future."""
+        """Finish a tick; the next is due a whole number of intervals later, in the future."""
         behind = self.clock() - self._due
         if behind > self.interval / 2:
             self.late += 1

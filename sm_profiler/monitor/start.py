@@ -16,11 +16,10 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
-from sm_profiler.monitor.earlier_job import EARLIER, set_aside_other_job
 from sm_profiler.monitor.exit_link import ExitLink
 from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
-from sm_profiler.monitor.place import read_claim
+from sm_profiler.monitor.place import EARLIER, read_claim, set_aside_other_job
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import StopWatch, start_module
@@ -67,7 +66,7 @@ class Registration:
             logger.warning("sm-profiler: the monitor ended unexpectedly and is not started again; %s", self._left())
 
     def _was_killed(self) -> bool:
-        """Wait for the monitor's end; return whether it was one before the job's."""
+        """Wait for the monitor's end; return whether it came before the job's."""
         return self.monitor is not None and self.monitor.wait() != 0 and not self._leaving
 
     def _start_again(self, environment: Mapping[str, str]) -> bool:

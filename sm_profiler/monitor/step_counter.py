@@ -75,7 +75,7 @@ class _Process:
         """Keep the last minute only."""
         newest = max(self.starts, default=0)
         for kept in (self.starts, self.waits):
-            for second in [one for one in kept if one < newest - RECENT_S]:
+            for second in [second for second in kept if second < newest - RECENT_S]:
                 del kept[second]
 
     def recent(self, now: float) -> tuple[float, float | None] | None:
@@ -84,7 +84,7 @@ class _Process:
             return None
         count = sum(row[0] for row in self.starts.values())
         span = max(row[2] for row in self.starts.values()) - min(row[1] for row in self.starts.values())
-        if count < 2 or span <= 0:  # from one to the next
+        if count < 2 or span <= 0:  # between two steps
             return None
         wait = min(sum(self.waits.values()) / span, 1.0) if self.has_waits and self.every == 1 else None
         return span / (count - 1) / 1e6, wait
@@ -111,7 +111,7 @@ class StepCounter:
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def count(self) -> Mapping[str, Progress]:
-        """Return the progress by rank, "" for processes without one; that of a job without a process is 0 steps."""
+        """Return the progress by rank, "" for processes without a rank; a job without a process has 0 steps."""
         with self._lock:
             for path, source in self._files():
                 with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ class StepCounter:
 
 
 def _whole_lines(data: bytes) -> bytes:
-    """Leave out the last line if it is not complete; the writer ends a line when it writes the next."""
+    """Drop the last line if it is not complete; the writer ends a line when it writes the next."""
     end = data.rfind(b"\n") + 1
     try:
         json.loads(data[end:])

@@ -33,7 +33,7 @@ class Task:
         first: whether this is the job's first node, which writes the end markers.
         interface: the network interface that connects the nodes, or "".
         job: the training job's name, the same for all its attempts; "" if nothing names it.
-        config: file of the configuration, which may switch the sampling off while the job runs; "" without one.
+        config: file of the configuration, which may switch the sampling off while the job runs; "" for none.
     """
 
     root: str
@@ -73,7 +73,7 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
 
 
 def is_own_job(profile: Profile, environment: Mapping[str, str], service_config: Path) -> bool:
-    """Return whether the profile is that of the environment, and not one that the managed service takes care of."""
+    """Return whether the profile is that of the environment, and not the managed service's."""
     if config_from_environment(environment) is None:
         return False
     try:
@@ -89,7 +89,7 @@ def job_name(environment: Mapping[str, str] = os.environ, otherwise: str = "") -
 
     Args:
         environment: the process's variables.
-        otherwise: name of a job that nothing names; default: one made from the time.
+        otherwise: name of a job that nothing names; default: made from the time.
     """
     name = next((environment[key] for key in NAMES if environment.get(key)), "")
     if name:

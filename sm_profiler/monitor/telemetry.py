@@ -22,12 +22,12 @@ except ImportError as missing:
 
 
 def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = None) -> MeterProvider:
-    """Push the board's values until the provider is shut down, which sends the last ones.
+    """Push the board's values until the provider is shut down, which sends the last of them.
 
     Args:
         board: the newest values.
         job: name of the training job, an attribute of the resource.
-        reader: of the metrics; default: a periodic one that pushes by OTLP over HTTP.
+        reader: of the metrics; default: a periodic reader that pushes by OTLP over HTTP.
     """
     known = dict(board.labels)
     job = job or known.get("training_job", "")
@@ -39,7 +39,7 @@ def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = N
     attributes = {"service.name": "sm-profiler", **{key: value for key, value in named.items() if value}}
     provider = MeterProvider([reader or _otlp_reader()], Resource.create(attributes), shutdown_on_exit=False)
     meter = provider.get_meter("sm_profiler", __version__)
-    for instrument in (CPU, BUILD, *OF_STEPS, *{one.name: one for one in GAUGES.values()}.values()):
+    for instrument in (CPU, BUILD, *OF_STEPS, *{gauge.name: gauge for gauge in GAUGES.values()}.values()):
         create = meter.create_observable_counter if instrument.counts else meter.create_observable_gauge
         create(instrument.name, [_reader_of(board, instrument)], instrument.unit, instrument.text)
     return provider

@@ -54,7 +54,7 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
         uri: `s3://bucket/prefix`.
         kms_key_id: encrypt objects with this key; default: the environment variable SM_PROFILER_KMS_KEY, or else the
             bucket's settings.
-        client: a boto3 S3 client; default: one created from the environment.
+        client: a boto3 S3 client; default: created from the environment.
 
     Raises:
         SourceError: no client can be created.
@@ -85,7 +85,7 @@ class UnsafeFileError(ProfilerError):
 
 @attrs.define(eq=False)
 class Uploader:
-    """Uploads the closed files below a folder, and again those that changed.
+    """Uploads the closed files in a folder, and again those that changed.
 
     Attributes:
         root: the folder, for example `profiler-output` on this machine.
@@ -185,7 +185,7 @@ class Uploader:
         """Return whether a file is uploaded as it is now; if so, forget it, since its local copy is to be removed."""
         if self._done.get(info.key) != (info.etag, info.size):
             return False
-        del self._done[info.key]  # a file of the same name is joined with the uploaded one
+        del self._done[info.key]  # a file of the same name is joined with the uploaded file
         return True
 
     @property
@@ -202,7 +202,7 @@ class Uploader:
 
         Args:
             pending: the queue.
-            keep_going: try every file, even if the first ones fail.
+            keep_going: try every file, even if the first fail.
         """
         pool = ThreadPoolExecutor(PARALLEL, "sm-profiler-upload")
         try:
@@ -255,7 +255,7 @@ class Uploader:
             return False
 
     def _await_requests(self) -> None:
-        """Wait until all requests have ended, or the deadline passes: a hanging one must not delay the job's end."""
+        """Wait until all requests have ended, or the deadline passes: a hanging request must not delay the job's end."""
         waiting = {future for _, future in self._in_flight.values()}
         while waiting and self.clock() < self.deadline:
             waiting = wait(waiting, 0.1).not_done
@@ -284,7 +284,7 @@ class Uploader:
                 self._report(str(error), "unsafe")
 
     def _back_off(self, seconds: float, stop: StopEvent) -> None:
-        """Pause, but not if a new file appears: perhaps the failed ones are to blame, not the destination."""
+        """Pause, but not if a new file appears: perhaps the failed files are to blame, not the destination."""
         until = self.clock() + seconds
         while (left := until - self.clock()) > 0 and not stop.wait(min(left, POLL_SECONDS)):
             if any(info.key not in self._failed for info in self.pending()):
@@ -308,7 +308,7 @@ class Uploader:
     def _earlier_part(self, key: str) -> bytes | None:
         """Return the part of this very minute that an interrupted attempt of the job has already uploaded.
 
-        It is read once: later, the object may be the one that this attempt has written.
+        It is read once: later, the object may be what this attempt has written.
         """
         if key in self._done or not isinstance(parse_path(key), SystemFile):
             return None
@@ -337,15 +337,15 @@ class Uploader:
 
 
 def open_regular(root: Path, key: str) -> BinaryIO:
-    """Open a regular file below a root without following symbolic links, whose targets may be anything on this machine.
+    """Open a regular file under a root without following symbolic links, whose targets may be anything on this machine.
 
     Raises:
         FileNotFoundError: the file no longer exists.
-        UnsafeFileError: the file or a folder on the way is a link, or the file is not a regular one.
+        UnsafeFileError: the file or a folder on the way is a link, or the file is not a regular file.
     """
     path = root / key
     if path.is_symlink() or Path(os.path.realpath(path.parent)) != Path(os.path.realpath(root), key).parent:
-        raise UnsafeFileError(f"{path} is a symbolic link or inside one: not uploaded")
+        raise UnsafeFileError(f"{path} is a symbolic link or under a symbolic link: not uploaded")
     # Non-blocking, for a pipe; no link, for a file that was replaced a moment ago.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Finding, Gain, Interval
 from sm_profiler.formatting import duration, percent
 
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
 WIDE = 10.0  # times its low end, from which on the high end of a range is left out
-_MOST = 0.999 / (1 - policy.GAIN_MOST)
+_MOST = 0.999 / (1 - limits.MOST_SAVED)
 
 
 def gain_of_finding(finding: Finding) -> str:
     """Return what the repair of a finding saves; empty if that is unknown or nothing."""
     if finding.larger_batch:
         return gain_sentence(
-            finding.gain, subject=f"A batch {policy.BATCH_LARGER:g} times as large", per=" for each sample"
+            finding.gain, subject=f"A batch {limits.BATCH_LARGER:g} times as large", per=" for each sample"
         )
     return gain_sentence(finding.gain)
 

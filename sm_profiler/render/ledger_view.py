@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.judges.judge_context import NO_LOADER, declared_shares, waits_recorded
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import UNKNOWN, Totals
+from sm_profiler.diagnosis.profile.case import NO_LOADER, declared_shares, waits_recorded
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
@@ -154,7 +154,7 @@ def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
             if share < MIN_NAMED:
                 continue
         value, text = percent(share), note(share)
-        if part.key == "wait" and not waits_recorded(loops) and share < policy.INPUT_WAIT:
+        if part.key == "wait" and not waits_recorded(loops) and share < limits.HEALTHY:
             value = NOT_RECORDED
             text = NO_LOADER if watched else "no dataloader window either"
             text = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else text

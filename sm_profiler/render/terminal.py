@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
-from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Finding, Report
-from sm_profiler.diagnosis.where import MODULE
+from sm_profiler.diagnosis.profile.case import mean_or_none
+from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
 from sm_profiler.metrics.hang import Hang

@@ -13,11 +13,10 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.gain_ranking import priced
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.loop_ledger import totals_of
 from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, Verdict
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.ledger import totals_of
+from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
@@ -147,7 +146,7 @@ def assemble(
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
-    quality, verdict = quality_of(source, metrics.metadata), decide(JudgeContext(metrics, rules), broken)
+    quality, verdict = quality_of(source, metrics.metadata), decide(Case(metrics, rules), broken)
     if (damage := quality.damage) and not metrics.running:  # files of a running job may still be on their way
         verdict = doubted(verdict, damage.doubt)
     report = report_of(

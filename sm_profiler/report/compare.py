@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.loop_table import LoopTable, loop_table, row_keys
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.ledger import LoopTable, loop_table, row_keys
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import duration, percent, shorten
@@ -103,7 +103,7 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
 
 def compute_seconds(metrics: JobMetrics) -> float | None:
     """Return the mean seconds of a training step without waiting for data; None if unknown."""
-    table = loop_table(JudgeContext(metrics, {}).ranks)
+    table = loop_table(Case(metrics, {}).ranks)
     if table is None:
         return None
     return float((table.training - table.of("wait")).sum()) / table.steps or None
@@ -252,7 +252,7 @@ def compare(before: Report, after: Report) -> Comparison:
     consecutive steps are drawn, because neighbouring steps resemble each other.
     """
     metrics = before.metrics, after.metrics
-    contexts = JudgeContext(metrics[0], {}), JudgeContext(metrics[1], {})
+    contexts = Case(metrics[0], {}), Case(metrics[1], {})
     tables = loop_table(contexts[0].ranks), loop_table(contexts[1].ranks)
     names = metrics[0].name, metrics[1].name
     verdicts = before.verdict.kind.value, after.verdict.kind.value
@@ -286,7 +286,7 @@ def compare(before: Report, after: Report) -> Comparison:
         _change(key, a, each[1][key], load) for key, a in each[0].items()
         if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)
     )  # fmt: skip
-    if max(others) >= policy.MOSTLY_SHARED:
+    if max(others) >= limits.MAJORITY:
         measured = tuple(Change(one.part, one.before, one.after, None, None, None) for one in changes)
         return result((), _refusal(others), measured=measured, notes=_batch_notes(per, samples, metrics))
     step = changes[0] if changes else None
@@ -310,7 +310,7 @@ def _alike(one: float | None, two: float | None) -> bool:
     return one is not None and two is not None and abs(one - two) <= SAME_BATCH * max(one, two)
 
 
-def _common_keys(contexts: Sequence[JudgeContext]) -> tuple[str, ...]:
+def _common_keys(contexts: Sequence[Case]) -> tuple[str, ...]:
     """Return the parts that both runs recorded in the same way."""
     if len({rank.on_device for context in contexts for rank in context.metrics.ranks}) > 1:
         return ("evaluation",)  # phases timed by a GPU and by a host are not comparable
@@ -385,7 +385,7 @@ def _refusal(others: tuple[float, float]) -> str:
     """Return why runs that mostly waited for other programs are not compared."""
     waits = [
         f"{percent(share)} of the loop {moment}"
-        for share, moment in zip(others, ("before", "after"), strict=True) if share >= policy.MOSTLY_SHARED
+        for share, moment in zip(others, ("before", "after"), strict=True) if share >= limits.MAJORITY
     ]  # fmt: skip
     again = "both runs" if len(waits) > 1 else "that run"
     return (

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Cost, Verdict
 from sm_profiler.errors import ConfigError
@@ -213,7 +213,7 @@ def smaller_instance(metrics: JobMetrics, kind: str, price_of: Mapping[str, floa
     """Return the next cheaper type of the same family if this one is less than half used in all respects."""
     used = [metrics.mean_of(metric) for metric in ("cpu", "gpu", "gpu_memory", "memory")]
     measured = [value for value in used if value is not None]
-    if metrics.mean_of("cpu") is None or not measured or max(measured) > policy.HALF_EMPTY:
+    if metrics.mean_of("cpu") is None or not measured or max(measured) > limits.HALF_EMPTY:
         return None
     family = kind.rpartition(".")[0]
     cheaper = [

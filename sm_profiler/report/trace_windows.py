@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 from msgspec.structs import replace
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns
@@ -108,7 +108,7 @@ def add_windows(report: Report, source: Any) -> Report:
         return report
     ranks = measure(windows.gpu, windows.sampled)
     report = attrs.evolve(report, gpu_traces=tuple(describe(windows.gpu, rank) for rank in ranks))
-    if min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values()) < policy.TRACE_KERNELS:
+    if min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values()) < limits.TRACE_KERNELS:
         return report
     verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.diagnosis.model import Evidence, Finding, Report, Verdict
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
@@ -114,7 +114,7 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
 def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
     """Return the verdict on traces that were measured; an inconclusive one if they hold too little."""
     kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
-    return decide_traces(ranks, gpu) if kernels >= policy.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
+    return decide_traces(ranks, gpu) if kernels >= limits.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
 
 
 def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
@@ -134,14 +134,14 @@ def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
 
 def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
     events = sum(len(trace.events) for trace in gpu.ranks.values())
-    text = f"Too few kernels to judge: {kernels} recorded, {policy.TRACE_KERNELS:.0f} needed."
+    text = f"Too few kernels to judge: {kernels} recorded, {limits.TRACE_KERNELS} needed."
     if not kernels:
         text = "The traces hold no kernel: nothing ran on a GPU while they were recorded."
     return Finding(
         Class.INCONCLUSIVE,
         text,
         (
-            Evidence("kernels and copies", kernels, policy.TRACE_KERNELS, held="judged from"),
+            Evidence("kernels and copies", kernels, limits.TRACE_KERNELS, held="judged from"),
             Evidence("all events", events),
             *_on_host(gpu),
         ),

@@ -1,11 +1,14 @@
-"""The web application: the list of jobs, a job live, two jobs compared."""
+"""The web application: the list of jobs, a job live, two jobs compared, and changes of a running job's windows."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,45 +17,181 @@ from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from sm_profiler.errors import ProfilerError
+from sm_profiler.config import load_profile
+from sm_profiler.config.profile import COLLECTORS
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formatting import duration, shorten
 from sm_profiler.printable import printable
 from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.report_json import to_json
-from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
-from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
+from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
+from sm_profiler.serve.reading import local_folder
+from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
+from sm_profiler.source.opening import is_account, split_account
+from sm_profiler.storage import LocalStorage
 
-MAX_STREAMS = 100  # open at a time; other viewers poll
-FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones singly
+MAX_WAITING = 100  # requests at a time that wait for news; others are answered at once
+FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended jobs singly
 LOOK_S = 0.2  # between two looks at a job's version
-BEAT_S = 5.0  # a stream without news shows that it is alive
+WAIT_S = 10.0  # for news, then the browser asks again
 MAX_VERSION = 40  # characters
-STREAM_S = 900.0  # then the browser connects anew
+CONFIG_FILE = "profilerconfig.json"
+MAX_CONFIG_BYTES = 1 << 20
+KINDS = {"detailed": "Operators (the framework's profiler)", "dataloader": "Data loader", "python": "Python functions"}
+MAX_STEP = 10**9
+MAX_STEPS = 1000  # of a window; each slows the training down
+_PLACE = ("StartStep", "NumSteps", "StartTimeInSecSinceEpoch", "DurationInSeconds")
+_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_KEYS = ("S3OutputPath", "ProfilingIntervalInMilliseconds", "ProfilingParameters", "DisableProfiler")
 
 
-class _Stream(StreamingResponse):
-    """Server-sent events; `on_end` is called once they have ended, even before they began."""
+@attrs.frozen
+class Window:
+    """A requested window.
 
-    def __init__(self, content: AsyncIterator[str], on_end: Callable[[], object]) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-        self._on_end = on_end
+    Attributes:
+        kind: one of KINDS.
+        start: its first step.
+        steps: its length.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+    kind: str
+    start: int
+    steps: int
+
+    @classmethod
+    def parse(cls, form: Mapping[str, str]) -> Window:
+        """Return the window of a form.
+
+        Raises:
+            ConfigError: a field is missing or out of its range.
+        """
+        kind = form.get("kind", "")
+        if kind not in KINDS:
+            raise ConfigError("choose what to record")
+        numbers = []
+        for name, label, low, high in (
+            ("start", "first step", 0, MAX_STEP),
+            ("steps", "number of steps", 1, MAX_STEPS),
+        ):
+            text = form.get(name, "").strip()
+            if not (text.isascii() and text.isdigit() and len(text) <= len(str(high)) and low <= int(text) <= high):
+                raise ConfigError(f"{label}: give a whole number from {low} to {high:,}")
+            numbers.append(int(text))
+        return cls(kind, *numbers)
+
+    def within(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a ProfilerConfig with this window in place of that of its kind.
+
+        Raises:
+            ConfigError: the result is not valid.
+        """
+        given = request.get("ProfilingParameters")
+        parameters = dict(given) if isinstance(given, Mapping) else {}
+        wire = COLLECTORS[self.kind].wire
         try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
+            found = json.loads(parameters.get(wire) or "{}")
+        except (ValueError, TypeError, RecursionError):
+            found = {}
+        kept = {key: value for key, value in found.items() if key not in _PLACE} if isinstance(found, dict) else {}
+        parameters[wire] = json.dumps({"StartStep": self.start, "NumSteps": self.steps, **kept})
+        changed = {**request, "ProfilingParameters": parameters}
+        problems = [problem for problem in load_profile(json.dumps(changed)).problems if wire in problem]
+        if problems:
+            raise ConfigError(problems[0])
+        return changed
+
+
+@attrs.frozen
+class FileTarget:
+    """A file that the hook reads again when it changes."""
+
+    path: Path
+
+    @property
+    def shown(self) -> str:
+        """Name of what is changed."""
+        return f"the file {self.path}"
+
+    def change(self, window: Window) -> None:
+        """Change it, atomically.
+
+        Raises:
+            ConfigError, SourceError: it cannot be read or written, or the result is not valid.
+        """
+        storage = LocalStorage(self.path.parent)
+        try:
+            request = json.loads(storage.read(self.path.name, end=MAX_CONFIG_BYTES))
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{self.path} is not JSON") from None
+        if not isinstance(request, dict):
+            raise ConfigError(f"{self.path} must contain a JSON object")
+        storage.write(self.path.name, json.dumps(window.within(request), indent=1).encode())
+
+
+@attrs.frozen
+class JobTarget:
+    """A training job of SageMaker."""
+
+    name: str
+    client: Any = None
+    region: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Name of what is changed."""
+        return f"the training job {self.name}, by UpdateTrainingJob"
+
+    def change(self, window: Window) -> None:
+        """Send UpdateTrainingJob.
+
+        Raises:
+            ConfigError: the result is not valid.
+            SourceError: there is no such job, it is over, or the request fails.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
+
+        from sm_profiler.source.job import describe
+        from sm_profiler.storage.s3_client import create_api_client, reason_of
+
+        client = self.client or create_api_client(
+            "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
+        )
+        job = describe(self.name, client=client)
+        if job.get("TrainingJobStatus") != "InProgress":
+            raise SourceError(f"{self.name} is not running")
+        request = window.within(job.get("ProfilerConfig") or {})
+        update = {key: request[key] for key in _KEYS if key in request}
+        try:
+            client.update_training_job(TrainingJobName=self.name, ProfilerConfig=update)
+        except (BotoCoreError, ClientError, ValueError) as error:
+            raise SourceError(f"UpdateTrainingJob: {reason_of(error)}") from error
+
+
+def target_of(where: str, name: str) -> FileTarget | JobTarget:
+    """Return where a job's windows can be changed.
+
+    Raises:
+        ConfigError: nowhere.
+    """
+    folder = local_folder(where)
+    if folder is None:
+        if not _JOB_NAME.fullmatch(name):
+            raise ConfigError(f"{name} is not the name of a training job")
+        return JobTarget(name, region=split_account(where)[0] if is_account(where) else None)
+    for path in (folder / CONFIG_FILE, folder.resolve().parent / CONFIG_FILE):
+        if path.is_file() and not path.is_symlink():
+            return FileTarget(path)
+    raise ConfigError(f"there is no {CONFIG_FILE} next to this profile, so its hook reads no file again")
 
 
 @attrs.define(eq=False)
@@ -63,16 +202,16 @@ class Site:
         jobs: the jobs that are shown.
         allow_changes: show and accept changes of a job's windows.
         boot: distinguishes versions of this process from those before a restart.
-        pause: of the streams; for tests.
+        pause: of requests that wait for news; for tests.
     """
 
     jobs: Jobs
     allow_changes: bool = False
     boot: str = attrs.field(factory=lambda: secrets.token_hex(4))
     pause: Callable[[float], Any] = asyncio.sleep
-    target_of: Callable[[str, str], Target] = target_of
+    target_of: Callable[[str, str], Any] = target_of
     fleet_page: FleetPage = attrs.field(init=False)
-    _streams: int = attrs.field(default=0, init=False)
+    _waiting: int = attrs.field(default=0, init=False)
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -87,7 +226,6 @@ class Site:
             Route("/fleet", self.fleet),
             Route("/jobs/{id}", self.job),
             Route("/jobs/{id}/updates", self.updates),
-            Route("/jobs/{id}/events", self.events),
             Route("/jobs/{id}/report.json", self.report_json),
             Route("/jobs/{id}/windows", self.windows, methods=["GET", "POST"]),
         ]
@@ -154,49 +292,27 @@ class Site:
             links=self._links(request, *links),
         )
 
-    def updates(self, request: Request) -> Response:
-        """Answer with the parts that changed since a version."""
-        found, since = self.jobs.known(request.path_params["id"]), request.query_params.get("since", "")
-        if found is None:
-            return JSONResponse({"error": "no such job"}, 404)
-        if len(since) > MAX_VERSION:
-            return JSONResponse({"error": "no such version"}, 400)
-        return JSONResponse(self._news(self.jobs.live(found).watch(), since))
-
-    async def events(self, request: Request) -> Response:
-        """Stream the parts that change, as server-sent events."""
-        found = await run_in_threadpool(self.jobs.known, request.path_params["id"])
-        if found is None:
-            return JSONResponse({"error": "no such job"}, 404)
+    async def updates(self, request: Request) -> Response:
+        """Answer with the parts that changed since a version, as soon as there are any."""
         since = request.query_params.get("since", "")
         if len(since) > MAX_VERSION:
             return JSONResponse({"error": "no such version"}, 400)
-        if self._streams >= MAX_STREAMS:
-            return JSONResponse({"error": "too many streams"}, 503, {"retry-after": "10"})
-        self._streams += 1  # now: many may be accepted before the first begins
-        return _Stream(self._stream(found, since), self._ended)
+        live = await run_in_threadpool(self._follower, request.path_params["id"])
+        if live is None:
+            return JSONResponse({"error": "no such job"}, 404)
+        snapshot, waited = live.watch(), 0.0 if self._waiting < MAX_WAITING else WAIT_S
+        self._waiting += 1
+        try:
+            while self._key(snapshot) == since and snapshot.state != "ended" and waited < WAIT_S:
+                await self.pause(LOOK_S)
+                snapshot, waited = live.watch(), waited + LOOK_S
+        finally:
+            self._waiting -= 1
+        return JSONResponse(self._news(snapshot, since))
 
-    def _ended(self) -> None:
-        self._streams -= 1
-
-    async def _stream(self, found: Found, since: str) -> AsyncIterator[str]:
-        live = self.jobs.live(found)
-        yield event("beat", {})
-        quiet = lasted = 0.0
-        while lasted < STREAM_S:
-            snapshot = live.watch()
-            if self._key(snapshot) != since:
-                news = self._news(snapshot, since)
-                since, quiet = news["version"], 0.0
-                yield event("parts", news)
-            elif quiet >= BEAT_S:
-                quiet = 0.0
-                yield event("beat", {})
-            if snapshot.state == "ended":
-                yield event("end", {})
-                return
-            await self.pause(LOOK_S)
-            quiet, lasted = quiet + LOOK_S, lasted + LOOK_S
+    def _follower(self, identifier: str) -> LiveJob | None:
+        found = self.jobs.known(identifier)
+        return self.jobs.live(found) if found else None
 
     def report_json(self, request: Request) -> Response:
         """Answer with report.json as of now."""
@@ -325,21 +441,17 @@ def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
 
 
 def step_times(snapshot: Snapshot) -> Markup:
-    """Draw the step time over the loop so far."""
-    values = snapshot.spark
-    if len(values) < 2:  # a line needs two points
-        return Markup("")
+    """Draw the step time over the loop so far; nothing for a single value."""
+    values = snapshot.spark or (0.0,)
     label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
-    return charts.line([float(index) for index in range(len(values))], list(values), label)
+    return charts.line(range(len(values)), values, label)
 
 
 def gpu_use(snapshot: Snapshot) -> Markup:
-    """Draw the use of the GPUs over the job so far."""
-    values = snapshot.gpu
-    if len(values) < 2:  # a line needs two points
-        return Markup("")
+    """Draw the use of the GPUs over the job so far; nothing for a single value."""
+    values = snapshot.gpu or (0.0,)
     label = f"GPU use: {values[-1]:.0f} % at the end, {min(values):.0f} to {max(values):.0f} %"
-    return charts.line([float(index) for index in range(len(values))], list(values), label, colour="blue", most=100.0)
+    return charts.line(range(len(values)), values, label, colour="blue", most=100.0)
 
 
 def next_step(snapshot: Snapshot) -> int:
@@ -353,11 +465,6 @@ def next_step(snapshot: Snapshot) -> int:
 def as_markup(parts: dict[str, str]) -> dict[str, Any]:
     """Return rendered parts as what they are: HTML."""
     return {key: Markup(html) for key, html in parts.items()}  # noqa: S704 - rendered by the report's templates
-
-
-def event(kind: str, content: dict[str, Any]) -> str:
-    """Return a server-sent event."""
-    return f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n"
 
 
 def page(template: str, status: int = 200, **content: Any) -> Response:

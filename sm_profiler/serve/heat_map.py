@@ -36,7 +36,7 @@ class Heat:
         first: number of the first column, in units of `width` since the epoch.
         width: seconds a column; doubles when COLUMNS are not enough.
         total, count: sum and number of samples, a row a device, COLUMNS columns.
-        is_cut: there were more than MAX_DEVICES, and the later ones are left out.
+        is_cut: there were more than MAX_DEVICES, and the later are left out.
     """
 
     rows: dict[Row, int] = attrs.field(factory=dict)

@@ -19,6 +19,7 @@ from sm_profiler.jobs.finding import Job, find_jobs
 from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_verdict
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.reading import local_folder
 from sm_profiler.source.opening import is_account
 
 if TYPE_CHECKING:
@@ -194,8 +195,9 @@ class Jobs:
         self._found, self.problems = found, problems
 
     def known(self, identifier: str) -> Found | None:
-        """Return a job by its identifier; the sources are listed again if it is not known yet."""
-        if identifier not in self._found:
+        """Return a job by its identifier; the sources are listed again if it is not known yet, or its folder is gone."""
+        found = self._found.get(identifier)
+        if found is None or not (_is_remote(found.where) or local_folder(found.where)):
             self.listing()
         return self._found.get(identifier)
 
@@ -226,7 +228,7 @@ class Jobs:
             return None
 
     def watched(self, found: Found) -> LiveJob | None:
-        """Return the follower of a job if it has one."""
+        """Return the follower of a job; None if it has none."""
         return self._live.get(found.id)
 
     def close(self) -> None:

@@ -1,23 +1,44 @@
-"""A job, followed by a thread while it has viewers, who get snapshots that never change."""
+"""A job, followed by a thread while it has viewers, who get snapshots that never change.
+
+    python -m sm_profiler.serve.live WHERE FILE
+
+reads a job that is over and writes its page to a file, for a server that shows it: what reading takes goes back to the
+system with the process. A job that runs is read by the server itself. A process for each would take 47 MB before it has
+read anything.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from sm_profiler.errors import ProfilerError
+from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.printable import printable
-from sm_profiler.processes import trim_heap
+from sm_profiler.processes import start_module, trim_heap, wait_for, wait_for_starter
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.pages import log_part
-from sm_profiler.serve.reader_process import ReaderProcess, is_over
-from sm_profiler.serve.reading import FIRST_S, JobReader, ResumeCheck, local_folder
-from sm_profiler.serve.snapshot import Content, Part, Snapshot, load, packed_or_none, save
+from sm_profiler.serve.reading import (
+    FIRST_S,
+    JobReader,
+    ResumeCheck,
+    absolute,
+    identity,
+    in_parquet,
+    is_over,
+    local_folder,
+    resume_check_of,
+)
+from sm_profiler.serve.snapshot import Content, Page, Part, SavedVerdict, Snapshot, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
@@ -31,40 +52,11 @@ LONGEST_RETRY_S = 60.0
 RESUMED_S = 3.0  # between two checks of a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
 SAVE_S = 60.0  # between two copies of the page for the next start
+WRITTEN_S = 0.1  # between two looks at what a process has written
 
 
-class FairLock:
-    """A lock that goes to the thread that has waited longest: a plain lock may go to the same thread again and again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: deque[threading.Lock] = deque()
-        self._is_taken = False
-
-    @property
-    def waiting(self) -> int:
-        """Number of threads that wait."""
-        return len(self._queue)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._queue.append(mine)
-        mine.acquire()  # released by the thread before
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._queue:
-                self._queue.popleft().release()
-            else:
-                self._is_taken = False
-
-
-_report_lock = FairLock()  # of all jobs, to compute a report
+_report_lock = threading.Lock()  # one job at a time computes its report
+_free = threading.Semaphore(2)  # processes that read: a very long job must not keep all others waiting
 
 
 class LiveJob:
@@ -72,9 +64,10 @@ class LiveJob:
 
     Args:
         where: folder, s3:// URI, or name of a training job.
-        use_subprocess: read a job that is over in a subprocess, and keep its report packed.
+        use_subprocess: read a job that is over in a process that ends then, and keep its report packed.
         linger_s: how long it is followed after the last call of `watch`.
         clock: for tests.
+        on_change: called with each new state.
     """
 
     def __init__(
@@ -84,8 +77,9 @@ class LiveJob:
         use_subprocess: bool = False,
         linger_s: float = LINGER_S,
         clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[Snapshot], object] = bool,
     ) -> None:
-        self.where, self._use_subprocess = where, use_subprocess
+        self.where, self._use_subprocess, self._on_change = where, use_subprocess, on_change
         self._linger_s, self._clock = linger_s, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -95,7 +89,10 @@ class LiveJob:
         self._snapshot = saved or Snapshot()
         self._is_saved_copy = saved is not None  # what is shown was saved earlier
         self._next_save = 0.0
-        self._reader = self._new_reader()
+        self._reader = JobReader(where)
+        self._by_process = use_subprocess and is_over(where)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read_identity: Any = None  # of what a process has read
         self._dirty = False
         self._next_report = self._show_early = 0.0
         self._failures = 0
@@ -131,12 +128,8 @@ class LiveJob:
     def close(self) -> None:
         """Stop following."""
         self._stop.set()
-        if isinstance(self._reader, ReaderProcess):
-            self._reader.close()
-
-    def _new_reader(self) -> JobReader | ReaderProcess:
-        in_subprocess = self._use_subprocess and is_over(self.where)
-        return ReaderProcess(self.where) if in_subprocess else JobReader(self.where)
+        if (process := self._process) is not None:
+            process.kill()
 
     def _is_worth_polling(self) -> bool:
         """Return whether the job runs, or it is time to check whether it has been resumed."""
@@ -173,9 +166,15 @@ class LiveJob:
             self._checked = self._clock()
             if not self._is_resumed(self._resume_check):
                 return
-            self._resume_check, self._reader = None, self._new_reader()
+            self._by_process = self._use_subprocess and is_over(self.where)
+            self._resume_check = self._read_identity = None
             self._publish(state="running", note="")
         try:
+            if self._by_process:
+                self._read_by_process()
+            if self._by_process:
+                self._failures = 0
+                return
             self._read()
             caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
             if self._dirty and (caught_up or self._clock() >= self._next_report):
@@ -209,15 +208,64 @@ class LiveJob:
         self._show_early = self._clock() + FIRST_S
         if self._reader.read(self._progress):
             self._dirty = True
-        if isinstance(self._reader, ReaderProcess):
-            if self._reader.is_to_read_here:
-                self._reader = JobReader(self.where)
-                self._dirty = self._reader.read(self._progress)
-        elif self._reader.lacks_heat:
+        if self._reader.lacks_heat:
             if not self._is_saved_copy:
                 self._publish_report(state="reading")
             self._reader.read_heat()
             self._dirty = True
+
+    def _read_by_process(self) -> None:
+        """Have a process read the job unless that was done, and show what it writes; a job that is not over is then read here.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        seen = identity(self.where)
+        if seen == self._read_identity:
+            return
+        with _free, tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
+            if self._stop.is_set():
+                return
+            path = Path(folder, "page")
+            arguments, pipe = [absolute(self.where), str(path)], subprocess.PIPE
+            process = start_module(__name__, arguments, stdin=pipe, stderr=subprocess.DEVNULL, new_session=True)
+            self._process, shown = process, None
+            try:
+                while not wait_for(process, WRITTEN_S):
+                    shown = self._show_written(path, shown)
+            finally:
+                self._process = None
+                process.kill()
+                process.communicate()
+            if process.returncode:
+                raise SourceError("the process that read it has ended before its time")
+            self._show_written(path, None)
+        self._read_identity, shows = seen, self._snapshot
+        is_whole = bool(shows.packed) or shows.main is None  # there is a report for `compare`, or nothing was recorded
+        self._by_process = is_whole and (shows.state == "ended" or (in_parquet(self.where) and bool(shows.packed)))
+        if self._by_process and shows.state == "ended":
+            self._resume_check, self._checked = resume_check_of(self.where, seen), self._clock()
+
+    def _show_written(self, path: Path, before: float | None) -> float | None:
+        """Show the page that a process has written, unless that is shown already; return when it was written.
+
+        Raises:
+            SourceError: the job cannot be read.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            written = path.stat().st_mtime
+            if written != before:
+                page = Page.read(path.read_bytes())
+                if page.state == "unreadable":
+                    raise SourceError(page.note)
+                parts, _ = self._renewed(page.parts, at_once=True)
+                self._is_saved_copy = False
+                self._publish(
+                    state=page.state, note=page.note, parts=parts, main=page.main, report=None, packed=page.report, spark=page.spark,
+                    gpu=page.gpu, files=page.files, data_at=page.data_at,
+                )  # fmt: skip
+            return written
+        return None
 
     def _read_log(self, *, last: bool = False) -> None:
         """Show the end of the log, also while there is no other data."""
@@ -231,7 +279,7 @@ class LiveJob:
         self._failures += 1
         self._dirty = True  # what is shown is no longer the error once it can be read again
         if not self._reader.is_intact:
-            self._reader = self._new_reader()
+            self._reader = JobReader(self.where)
         self._publish(state="unreadable", note=line)
 
     def _progress(self) -> None:
@@ -242,27 +290,16 @@ class LiveJob:
     def _publish_report(self, state: str = "") -> None:
         with _report_lock:
             begun = self._clock()  # the wait for other jobs is no work
-            content = self._content()
+            content = Content.of(self._reader)
         rendered = dict(content.parts)
         if self._log.streams:
             rendered["log"] = log_part(self._log.streams)
-        now, version = self._clock(), self._snapshot.version + 1
+        now = self._clock()
         self._next_report = now + pause_after(now - begun)
-        before, parts, kept = self._snapshot.parts, dict[str, Part](), False
-        for key, html in rendered.items():
-            old = before.get(key)
-            if old is not None and old.html == html:
-                parts[key] = old
-            elif old is not None and len(html) > LARGE_BYTES and now - old.at < LARGE_S and not self._reader.over:
-                parts[key], kept = old, True
-            else:
-                parts[key] = Part(html, version, now)
-        for key in before.keys() - parts.keys():
-            parts[key] = Part("", version, now)
-        self._dirty = kept
+        parts, self._dirty = self._renewed(rendered, at_once=self._reader.over)
         over = self._reader.over and not state
         files, outcome = self._reader.files, self._reader.outcome
-        packed = content.packed or (packed_or_none(content.report) if over and self._use_subprocess else b"")
+        packed = packed_or_none(content.report) if over and self._use_subprocess else b""
         if over:
             self._ended()
         self._is_saved_copy = False
@@ -270,7 +307,7 @@ class LiveJob:
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-            main=content.main,
+            main=SavedVerdict(content.report.verdict.main.kind, content.report.verdict.main.headline),
             report=None if packed else content.report,
             packed=packed,
             spark=content.spark,
@@ -280,14 +317,24 @@ class LiveJob:
         )
         if over or (not state and now >= self._next_save):
             self._next_save = now + SAVE_S
-            save(self.where, self._snapshot, without=("log",))
+            save(self.where, self._snapshot)
             trim_heap()
 
-    def _content(self) -> Content:
-        if isinstance(self._reader, ReaderProcess):
-            assert self._reader.content is not None  # it is read first
-            return self._reader.content
-        return Content.of(self._reader)
+    def _renewed(self, rendered: Mapping[str, str], *, at_once: bool) -> tuple[dict[str, Part], bool]:
+        """Return the parts of the page, and whether large ones have to wait because they were renewed just now."""
+        now, version, before = self._clock(), self._snapshot.version + 1, self._snapshot.parts
+        parts, kept = dict[str, Part](), False
+        for key, html in rendered.items():
+            old = before.get(key)
+            if old is not None and old.html == html:
+                parts[key] = old
+            elif old is not None and len(html) > LARGE_BYTES and now - old.at < LARGE_S and not at_once:
+                parts[key], kept = old, True
+            else:
+                parts[key] = Part(html, version, now)
+        for key in before.keys() - parts.keys():
+            parts[key] = Part("", version, now)
+        return parts, kept
 
     def _ended(self) -> None:
         """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""
@@ -298,6 +345,7 @@ class LiveJob:
         new = attrs.evolve(self._snapshot, **changes)
         if any(getattr(new, name) != getattr(self._snapshot, name) for name in changes):
             self._snapshot = attrs.evolve(new, version=self._snapshot.version + 1)
+            self._on_change(self._snapshot)
 
 
 def pause_after(report_s: float) -> float:
@@ -307,3 +355,28 @@ def pause_after(report_s: float) -> float:
     """
     share_s, fresh_s = max(report_s / REPORT_SHARE - report_s, LOCAL_POLL_S), FRESH_S - 2 * report_s
     return min(share_s, fresh_s) if fresh_s >= BREATH_S else share_s
+
+
+def write_page(where: str, snapshot: Snapshot, path: Path) -> None:
+    """Write the page of a job for the server, with its report once all is read."""
+    report = b"" if snapshot.state == "reading" else packed_or_none(snapshot.report)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(Page.of(where, snapshot, report=report).written())
+    temporary.replace(path)
+
+
+def exit_with_server() -> None:
+    """End this process when the server, which holds the other end of standard input, is gone."""
+    wait_for_starter()
+    os._exit(1)
+
+
+def main() -> None:
+    """Read the job that the command line names, and write its page to the file that it names."""
+    where, path = sys.argv[1], Path(sys.argv[2])
+    threading.Thread(target=exit_with_server, daemon=True).start()
+    LiveJob(where, on_change=lambda snapshot: write_page(where, snapshot, path)).poll()
+
+
+if __name__ == "__main__":
+    main()

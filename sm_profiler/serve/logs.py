@@ -16,7 +16,7 @@ from sm_profiler.source.opening import is_account, job_name, split_account
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # of the first nodes; each has a stream
 MAX_LINES, MAX_LENGTH = 64, 400  # of all streams together; characters of a line
-PAUSE_S, REFUSED_S = 10.0, 300.0  # between two requests, and after one that was refused
+PAUSE_S, REFUSED_S = 10.0, 300.0  # between two requests, and after a refusal
 _JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,9 @@ import attrs
 
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.engine import TRIM_WINDOWS, Slice, others_may_follow
+from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow
 from sm_profiler.folding.window import WindowCutter
-from sm_profiler.formats.layout import SYSTEM_FOLDER, TRACE_FOLDER
+from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
 from sm_profiler.jobs.finding import has_end_marker
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
@@ -29,8 +30,9 @@ from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError, job_name
+from sm_profiler.source.parquet.paths import FILES, STATES, folder_of, split_job
 from sm_profiler.source.profile import Options
-from sm_profiler.storage import LocalStorage
+from sm_profiler.storage import LocalStorage, open_storage
 
 FIRST_S = 2.0  # a job that is read faster is shown as a whole
 MAX_OPEN_BYTES = 64 << 20  # of files that are still written
@@ -76,6 +78,56 @@ def later_files_of(source: ProfileSource) -> ResumeCheck:
     for kind in (SYSTEM_FOLDER, TRACE_FOLDER):
         latest[kind] = max((key for key in keys if key.startswith(f"{kind}/")), default="")
     return lambda: any(any(True for _ in storage.list(f"{kind}/", after or None)) for kind, after in latest.items())
+
+
+def in_parquet(where: str) -> bool:
+    """Return whether a location is that of a job of a data set in Parquet."""
+    return split_job(where) is not None and local_folder(where) is None
+
+
+def absolute(where: str) -> str:
+    """Return a location for a process in another folder."""
+    return str(Path(where).absolute()) if local_folder(where) or (in_parquet(where) and "://" not in where) else where
+
+
+def is_over(where: str) -> bool:
+    """Return whether a job is read as a whole: in Parquet, or a local run that has ended."""
+    if in_parquet(where):
+        return True
+    folder = local_folder(where)
+    if folder is None:
+        return False
+    try:
+        run = read_state(folder)
+        if run is not None:
+            return run.is_over
+        ended = [path.stat().st_mtime for name in END_MARKERS if (path := profile_folder(folder) / name).exists()]
+    except OSError:  # the reader of the job reports it
+        return False
+    return bool(ended) and time.time() - max(ended) > LATE_S
+
+
+def identity(where: str) -> Any:
+    """Return what changes if a job that is over is to be read again: the lists that `compact` writes with new rows.
+
+    Raises:
+        SourceError: it cannot be listed.
+    """
+    split = split_job(where) if in_parquet(where) else None
+    if split is None:
+        return where
+    root, job = split
+    storage = open_storage(root if "://" in root else str(Path(root).absolute()))
+    folders = [folder_of(kind, job) for kind in (FILES, STATES)]
+    return [(file.key, file.size, file.etag or file.mtime) for folder in folders for file in storage.list(folder)]
+
+
+def resume_check_of(where: str, seen: Any) -> ResumeCheck:
+    """Return a function that reports whether a job that was read as a whole, with this identity, goes on."""
+    if in_parquet(where):
+        return lambda: bool(identity(where) != seen)
+    folder = local_folder(where)
+    return partial(goes_on, folder) if folder else bool
 
 
 @attrs.define(eq=False)

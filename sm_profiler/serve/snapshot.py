@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import attrs
 import msgspec
 import numpy as np
 
 from sm_profiler._version import __version__
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
@@ -25,8 +24,8 @@ from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.source.cache import OwnFolder
 
 SPARK_POINTS = 60
-MAX_BYTES = 32 << 20  # of a job's copy, uncompressed
-_PAGES = OwnFolder("sm-profiler-pages", ".json.z", file_bytes=MAX_BYTES, files=200, total_bytes=1 << 30)
+MAX_BYTES = 32 << 20  # of a page, uncompressed
+_PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200, total_bytes=1 << 30)
 
 
 @attrs.frozen(eq=False)
@@ -34,22 +33,18 @@ class Content:
     """A report and what is drawn from it.
 
     Attributes:
+        report: the report.
         parts: HTML of the page's parts in their order: those of the report, with the heat map after the timeline.
-        main: the leading finding.
-        report: the report; None if it is packed, or stays in the process that made it.
-        packed: the report as bytes, for `unpacked`; b"" if it is not.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
         gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
         data_at: time of the latest data, seconds since the epoch; None without any.
     """
 
+    report: Report
     parts: Mapping[str, str]
-    main: Finding
-    report: Report | None
-    packed: bytes = b""
-    spark: tuple[float, ...] = ()
-    gpu: tuple[float, ...] = ()
-    data_at: float | None = None
+    spark: tuple[float, ...]
+    gpu: tuple[float, ...]
+    data_at: float | None
 
     @classmethod
     def of(cls, reader: JobReader) -> Content:
@@ -66,7 +61,7 @@ class Content:
                 section = heat_section(reader.heat, report.metrics.start)
                 parts["heat"] = str(section_part(section)) if section else ""
         data_at = report.metrics.end if report.metrics.duration > 0 else None
-        return cls(parts, report.verdict.main, report, b"", sparkline(report), use_of_gpus(report), data_at)
+        return cls(report, parts, sparkline(report), use_of_gpus(report), data_at)
 
 
 def packed_or_none(report: Report | None) -> bytes:
@@ -120,7 +115,7 @@ class Snapshot:
         state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
         note: one line on that state; "" if there is nothing to add.
         parts: parts of the page in their order.
-        main, report: None before the first report; `report` also if it is packed.
+        main, report: the leading finding, and the report; None before the first report, `report` also if it is packed.
         packed: the report as bytes, once the job is over.
         saved: the verdict of the copy on disk, until there is a report.
         files: number of files read.
@@ -130,10 +125,10 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: Finding | None = None
+    main: SavedVerdict | Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: Finding | None = None
+    saved: SavedVerdict | Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -148,40 +143,98 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
-def save(where: str, snapshot: Snapshot, *, without: Iterable[str] = ()) -> None:
-    """Save a copy of a job's page, unless the user's folder cannot be written to."""
-    content = {
-        "version": __version__,
-        "place": _place(where),
-        "parts": {key: part.html for key, part in snapshot.parts.items() if key not in without},
-        "spark": snapshot.spark,
-        "files": snapshot.files,
-        "at": time.time(),
-        "verdict": snapshot.main and {"class": snapshot.main.kind.name, "headline": snapshot.main.headline},
-    }
-    text = json.dumps(content).encode()
-    if len(text) <= MAX_BYTES:
-        _PAGES.write(_name(where), zlib.compress(text, 1))
+@attrs.frozen
+class SavedVerdict:
+    """Class and headline of a verdict."""
+
+    kind: Class
+    headline: str
+
+    @property
+    def label(self) -> str:
+        """Name of the class on the page."""
+        return self.kind.label
+
+    @property
+    def is_open(self) -> bool:
+        """True if it names neither a problem nor health."""
+        return self.kind is Class.INCONCLUSIVE
+
+
+class Page(msgspec.Struct):
+    """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
+
+    version: str
+    place: list[int]
+    at: float
+    state: str
+    note: str
+    parts: dict[str, str]
+    verdict: tuple[str, str] | None
+    spark: tuple[float, ...]
+    gpu: tuple[float, ...]
+    files: int
+    data_at: float | None
+    report: bytes = b""
+
+    @classmethod
+    def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
+        """Return the page of a snapshot, without some of its parts."""
+        parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
+        verdict = (snapshot.main.kind.name, snapshot.main.headline) if snapshot.main else None
+        return cls(
+            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
+            snapshot.files, snapshot.data_at, report,
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, data: bytes) -> Page:
+        """Return the page in the bytes of a file.
+
+        Raises:
+            ValueError: they are not those of a page.
+        """
+        try:
+            return _PAGE.decode(zlib.decompressobj().decompress(data, MAX_BYTES))
+        except (zlib.error, msgspec.MsgspecError) as error:
+            raise ValueError(str(error)) from None
+
+    def written(self) -> bytes:
+        """Return the bytes of the page."""
+        return zlib.compress(msgspec.msgpack.encode(self), 1)
+
+    @property
+    def main(self) -> SavedVerdict | None:
+        """The leading finding."""
+        return None if self.verdict is None else SavedVerdict(Class[self.verdict[0]], self.verdict[1])
+
+
+_PAGE = msgspec.msgpack.Decoder(Page)
+
+
+def save(where: str, snapshot: Snapshot) -> None:
+    """Save a copy of a job's page, without its log, unless the user's folder cannot be written to."""
+    page = Page.of(where, snapshot, without=("log",))
+    if sum(map(len, page.parts.values())) <= MAX_BYTES // 4:  # a character takes four bytes at most
+        _PAGES.write(_name(where), page.written())
 
 
 def load(where: str) -> Snapshot | None:
     """Return the page that this user and this version saved of a job; None if there is none, or it is damaged."""
     try:
-        unpacker = zlib.decompressobj()
-        found: Any = json.loads(unpacker.decompress(_PAGES.read(_name(where)), MAX_BYTES))
-        if found["version"] != __version__ or found["place"] != _place(where):
+        page = Page.read(_PAGES.read(_name(where)))
+        if page.version != __version__ or page.place != _place(where):
             return None
-        verdict = found["verdict"]
         return Snapshot(
             1,
             "reading",
-            f"as of {utc(float(found['at']))}; reading what is there",
-            {str(key): Part(str(html), 1, 0.0) for key, html in found["parts"].items()},
-            saved=None if verdict is None else msgspec.convert(verdict, Finding),
-            spark=tuple(float(value) for value in found["spark"]),
-            files=int(found["files"]),
+            f"as of {utc(page.at)}; reading what is there",
+            {key: Part(html, 1, 0.0) for key, html in page.parts.items()},
+            saved=page.main,
+            spark=page.spark,
+            files=page.files,
         )
-    except (OSError, OverflowError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, OverflowError, ValueError, KeyError):
         return None
 
 

@@ -22,8 +22,8 @@ from typing import Any, TextIO
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.judges.judge_context import mean_or_none
 from sm_profiler.diagnosis.model import Report
+from sm_profiler.diagnosis.profile.case import mean_or_none
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formatting import duration, plural, shorten
 from sm_profiler.printable import printable
@@ -65,7 +65,7 @@ def age(snapshot: Snapshot, now: float) -> str:
 
 
 def measures(snapshot: Snapshot, blocks: str = BLOCKS, width: int = MAX_WIDTH) -> list[str]:
-    """Return a line on the step time and one on the machines."""
+    """Return a line on the step time and a line on the machines."""
     report, values, lines = snapshot.report, snapshot.spark, []
     if values:
         drawn = sparks(values[-max(width - 40, 8) :], blocks)
@@ -81,7 +81,7 @@ def step_times(values: tuple[float, ...]) -> str:
 
 
 def verdict_of(snapshot: Snapshot, report: Report) -> str:
-    """Return the verdict's class and confidence; a job that goes on may still get one."""
+    """Return the verdict's class and confidence; a job that goes on may still get a verdict."""
     main = report.verdict.main
     if main.kind is Class.INCONCLUSIVE and snapshot.state != "ended":
         return NO_VERDICT

@@ -164,7 +164,7 @@ def _end(iterator: Any) -> None:
 
 
 def _bytes_of_workers(iterator: Any) -> int:
-    """Return the memory of its own that the largest worker takes; 0 if it cannot be read."""
+    """Return the private memory of the largest worker; 0 if it cannot be read."""
     sizes = [0]
     for worker in getattr(iterator, "_workers", ()):
         with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
@@ -250,7 +250,7 @@ def write(plan: Plan, outcome: Outcome) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of our own among the script's output."""
+    """Print one of our lines among the script's output."""
     sys.stderr.write(f"sm-profiler: {text}\n")
     sys.stderr.flush()
 

@@ -132,7 +132,7 @@ class Outcome:
         return next((trial for trial in self.measured if trial.current), None)
 
     def best(self, needed: float | None = None) -> Trial | None:
-        """Return the best trial: the smallest setting that is about as good as the best one.
+        """Return the best trial: the smallest setting that is about as good as the best.
 
         Args:
             needed: batches a second that the loop needs if it does not wait; None if unknown.

@@ -59,6 +59,8 @@ def random_job(seed):
 
 
 JOBS |= {f"random-{seed}": random_job(seed) for seed in range(1, 5)}
+QUICK = ("healthy", "dataloader-slow", "tensorflow", "horovod", "random-1")
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in JOBS]
 FRAMES = [
     "system",
     "system-selected",
@@ -75,11 +77,11 @@ pytestmark = [pytest.mark.smdebug, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    base = tmp_path_factory.mktemp("jobs")
-    for name, arguments in JOBS.items():
-        make_job(base / name, *arguments)
-    return {name: base / name for name in JOBS}
+def folders(request, tmp_path_factory):
+    """The jobs of the tests that are selected."""
+    base, chosen = tmp_path_factory.mktemp("jobs"), {"one-process"}
+    chosen |= {item.callspec.params.get("job") for item in request.session.items if hasattr(item, "callspec")}
+    return {name: make_job(base / name, *JOBS[name]) for name in JOBS if name in chosen}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,7 @@ def assert_close(new, answer):
             assert new[column].tolist() == expected[column].tolist(), column
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", EACH)
 def test_frames_equal_those_of_smdebug(job, folders, old):
     pf, answers = PandasFrame(folders[job]), old[job]
     assert_same(pf.get_all_system_metrics(), answers["system"])
@@ -149,7 +151,7 @@ def test_frames_of_real_jobs_equal_those_of_smdebug(name, old):
         assert_same(pf.get_all_dataloader_metrics(), answers["dataloader"])
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", EACH)
 def test_time_spent_equals_that_of_smdebug(job, folders, old):
     pf = PandasFrame(folders[job])
     times = pf.get_all_system_metrics(["cpu0"])["timestamp"].tolist()[20:60]

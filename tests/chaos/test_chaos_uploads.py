@@ -48,6 +48,7 @@ def profile(root, seed, traces=24, minutes=3):
     return files
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_record_arrives_once_in_spite_of(faulty_s3, tmp_path, fault, seed):
@@ -76,6 +77,7 @@ def test_every_record_arrives_once_in_spite_of_all_faults_together(faulty_s3, tm
     assert faulty_s3.below(PREFIX) == files
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "slow"])
 def test_what_cannot_be_uploaded_is_counted_and_arrives_later(faulty_s3, tmp_path, fault, caplog):
     files = profile(tmp_path, 0, traces=9, minutes=0)

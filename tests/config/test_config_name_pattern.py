@@ -1,4 +1,4 @@
-"""MetricsRegex: the same matches as `re`, in bounded time."""
+"""MetricsRegex: the matches of `re`, without patterns that could take too long."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.config import load_profile
-from sm_profiler.config.name_pattern import NamePattern
+from sm_profiler.config.profile import NamePattern
 
 NAMES = (
     "",
@@ -66,48 +66,57 @@ def test_matches_as_re_does(pattern, name, flags):
     try:
         found = NamePattern(flags + pattern)
     except ValueError as error:
-        assume("states" not in str(error))
-        raise
+        assert "too long" in str(error) or flags == "(?x)"
+        assume(False)
     assert found.matches(name) is (expected.match(name) is not None)
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(a+)+$", r"(a|a)*$", r"(a*)*b", r"(.*,){11}P", r"(?:a?){60}a{60}", r"((((a*)*)*)*)*b"]
-)
-def test_hostile_patterns_are_matched_quickly(pattern):
+    "pattern",
+    [
+        r"(a+)+$", r"(a|a)*$", r"(a*)*b", r"(.*,){11}P", r"(?:a?){60}a{60}", r"((((a*)*)*)*)*b", "(a{999}){999}",
+        "(?:a{60000}){60000}", 40 * "a?" + 40 * "a", 50 * "(a|a)" + "b", r".*.*.*.*.*b", "(?:a|a)" * 5, "[)]+(a|b]+)+",
+    ],
+)  # fmt: skip
+def test_patterns_that_could_take_too_long_are_rejected(pattern):
+    with pytest.raises(ValueError, match="too long to match"):
+        NamePattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r".*.*.*.*b", r"(a|a)(a|a)a*a*b", r"(?=a*)a*a*b", r"a*?a*?a*?b", r"(a*a*)a*\1b"])
+def test_what_is_accepted_is_matched_quickly(pattern):
     started = time.process_time()
-    NamePattern(pattern).matches("a" * 100_000)
-    assert time.process_time() - started < 1
+    assert not NamePattern(pattern).matches("a" * 100_000)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [".*", "DataLoader.*", ".*(Single|Multi)Process.*Next", "a|b|c|d|e|f", r"[(|)*+]+\(x\)*", "(?i)(data)?loader"],
+)
+def test_usual_patterns_are_accepted(pattern):
+    NamePattern(pattern)
 
 
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
         ("(", "not a regular expression"),
-        ("(a{999}){999}", "states"),
-        ("(){4000000000}", ""),
-        ("(?:a{60000}){60000}", "states"),
+        ("a{4000000000000}", "not a regular expression"),
         ("x" * 300, "longer than 256"),
-        (r"(a)\1", "bounded time"),
-        ("(?=a)", "bounded time"),
-        ("(?a)x", "flags"),
-        ("(?-i:x)", "flags"),
+        ("(a)+", "too long to match"),
+        ("(?x) a", "flag x"),
     ],
 )
-def test_rejects_what_cannot_be_matched_in_bounded_time(pattern, reason):
-    started = time.process_time()
-    if reason:
-        with pytest.raises(ValueError, match=reason):
-            NamePattern(pattern)
-        parameters = {"DataloaderProfilingConfig": f'{{"StartStep": 1, "MetricsRegex": "{pattern}"}}'}
-        (problem,) = load_profile({"ProfilingParameters": parameters}).problems
-        assert problem.startswith("DataloaderProfilingConfig.MetricsRegex: ")
-    else:
+def test_problems_name_the_parameter(pattern, reason):
+    with pytest.raises(ValueError, match=reason):
         NamePattern(pattern)
-    assert time.process_time() - started < 1
+    parameters = {"DataloaderProfilingConfig": f'{{"StartStep": 1, "MetricsRegex": "{pattern}"}}'}
+    (problem,) = load_profile({"ProfilingParameters": parameters}).problems
+    assert problem.startswith("DataloaderProfilingConfig.MetricsRegex: ")
 
 
 def test_remembers_a_limited_number_of_names():
     pattern = NamePattern("name1")
     assert sum(pattern.matches(f"name{number}") for number in range(2000)) == 1111
-    assert len(pattern._seen) <= 500
+    assert pattern._matches.cache_info().currsize <= 500

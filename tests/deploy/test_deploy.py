@@ -9,8 +9,7 @@ import pytest
 from moto import mock_aws
 
 from sm_profiler.cli import main
-from sm_profiler.deploy import deploy_image, start_rules
-from sm_profiler.deploy.image import find_recipe
+from sm_profiler.deploy import deploy_image, find_recipe, start_rules
 from sm_profiler.errors import ConfigError
 from sm_profiler.storage import AccessDeniedError
 
@@ -187,8 +186,8 @@ def test_rules_wait_for_a_profile_that_is_to_come(monkeypatch, capsys):
     words[-1:] = ["--role", "arn:aws:iam::123456789012:role/rules"]
     config = {"S3OutputPath": "s3://bucket/out"}
     running = {"TrainingJobStatus": "InProgress", "ProfilerConfig": config, "TrainingJobName": "my-job"}
-    monkeypatch.setattr("sm_profiler.deploy.rule_job.describe", lambda *_, **__: running)
-    monkeypatch.setattr("sm_profiler.deploy.rule_job.stored_profile", lambda *_, **__: None)
+    monkeypatch.setattr("sm_profiler.deploy.describe", lambda *_, **__: running)
+    monkeypatch.setattr("sm_profiler.deploy.stored_profile", lambda *_, **__: None)
     assert main([*words, "--dry-run"]) == 0
     running["ProfilerConfig"] = {**config, "DisableProfiler": True}
     assert main([*words, "--dry-run"]) == 2
@@ -201,7 +200,7 @@ def test_without_the_right_to_list_the_bucket_the_rules_start(monkeypatch):
     def denied(*_, **__):
         raise AccessDeniedError("s3://bucket: access denied")
 
-    monkeypatch.setattr("sm_profiler.deploy.rule_job.stored_profile", denied)
+    monkeypatch.setattr("sm_profiler.deploy.stored_profile", denied)
     assert main(["rules", "start", "--job", "my-job", "--image", "i", "--training-role"]) == 0
 
 
@@ -381,7 +380,7 @@ def test_failed_processing_job_is_one_line(capsys, monkeypatch):
 
 
 def test_waits_until_a_processing_job_has_ended(monkeypatch):
-    from sm_profiler.deploy import rule_job
+    from sm_profiler import deploy as rule_job
 
     states = [
         {"ProcessingJobStatus": "InProgress"},

@@ -27,7 +27,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["small", pytest.param("two-nodes", marks=pytest.mark.long)])
 @pytest.mark.parametrize("scenario", EXPECTED)
 def test_verdict_of_scenario(scenario, size):
     job = shared_job("--scenario", scenario, SIZES[size])

@@ -274,7 +274,7 @@ def test_too_few_steps_are_counted():
 def test_every_number_that_decides_has_a_reason_and_is_used():
     text = Path(limits.__file__).read_text()
     package = Path(limits.__file__).parent
-    code = "".join(path.read_text() for path in package.glob("*.py"))
+    code = "".join(path.read_text() for path in package.rglob("*.py"))
     names = [name for name in vars(limits) if name.isupper()]
     assert len(names) <= 60
     for name in names:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
 
@@ -52,7 +52,7 @@ def test_no_window_changes_the_verdict(tmp_path, name):
     assert (verdict.kind, verdict.main.confidence) == (Class.SYNC_BOUND, "high"), verdict.main.headline
     usual = [one for one in report.metrics.samples.stacks if one.places and not one.long]
     between = [one for one in usual if one.phase in {"between", "outside"}]
-    if sum(one.count for one in between) >= policy.WHERE_SAMPLES:  # a busy machine may leave fewer
+    if sum(one.count for one in between) >= limits.SAMPLES // 2:  # a busy machine may leave fewer
         assert verdict.main.where[0].line == guilty
     also = {one.kind for one in verdict.also if one.confidence != "low"}  # as on a machine that others use
     assert also <= {Class.INITIALIZATION_BOUND}  # which Lightning's import takes

@@ -69,7 +69,9 @@ def test_jobs_of_an_account(service, tmp_path):
 def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
     described = []
     original = candidates._load_described
-    monkeypatch.setattr(candidates, "_load_described", lambda self, name, arn: described.append(name) or original(self, name, arn))
+    monkeypatch.setattr(
+        candidates, "_load_described", lambda self, name, arn: described.append(name) or original(self, name, arn)
+    )
     fleet_of(tmp_path)
     assert len(described) == 5
     later = 10 * 86400 + 4e9

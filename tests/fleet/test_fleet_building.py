@@ -262,7 +262,7 @@ def test_hostile_reports_are_rows_with_their_error(jobs):
 
 def test_hostile_texts_are_printable_and_short(tmp_path):
     name = "</script>\x1b[31m\u202e" + "x" * 5000
-    report = report_json(name, finding("<b>", 10.0, headline=name, next_step=name), hosts=[name])
+    report = report_json(name, finding("NEW_CLASS", 10.0, headline=name, next_step=name), hosts=[name])
     report["job"] |= {"start": 1e300, "steps_per_second": -1e308}
     tags = [{"Key": name, "Value": name}] * 100 + [{"Key": 7, "Value": []}, 3]
     odd = {

@@ -19,7 +19,7 @@ from sm_profiler.fleet.terminal import summary
 from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_fold import validated
-from sm_profiler.hook import birth as birth_module
+from sm_profiler.hook import clock
 from sm_profiler.identity import MAX_LABELS, identity
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
 from sm_profiler.monitor.sampler import Owner
@@ -86,8 +86,8 @@ def test_the_instance_type_of_a_machine_outside_of_the_service(tmp_path):
 
 def test_the_hook_records_it(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ACCOUNT", "vision")
-    assert birth_module.birth(0).identity["account"] == "vision"
-    assert attrs.asdict(birth_module.Birth())["identity"] == {}
+    assert clock.birth(0).identity["account"] == "vision"
+    assert attrs.asdict(clock.Birth())["identity"] == {}
 
 
 @pytest.mark.parametrize(("state", "status"), [("crashed", "Failed"), ("completed", "Completed"), ("running", "InProgress"), ("unknown", "")])  # fmt: skip

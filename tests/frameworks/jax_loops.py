@@ -397,16 +397,16 @@ def run(scenario, folder: Path) -> dict:
 
 def break_everything() -> None:
     """Make the hook raise at every call."""
-    from sm_profiler.hook import recorder, steps, windows, xplane_window
-    from sm_profiler.hook.jax import callbacks, compilations, loop, one_by_one, profiler
+    from sm_profiler.hook import detailed, recorder, steps, windows
+    from sm_profiler.hook.jax import adapter, calls, compilations, loop
 
     def broken(*_args, **_kwargs):
         raise RuntimeError("the hook is broken")
 
     for name in ("fetch_begins", "fetch_ends", "begin_step", "end_step", "begins_call", "call_ended", "claim"):
         setattr(steps.StepTracker, name, broken)
-    for owner in (recorder.Recorder, windows.Window, loop.Loop, compilations.Compilations, profiler.JaxProfiler,
-                  xplane_window.XplaneWindow, one_by_one.OneByOne, callbacks.HostCallbacks):  # fmt: skip
+    for owner in (recorder.Recorder, windows.Window, loop.Loop, compilations.Compilations, adapter.JaxProfiler,
+                  detailed.DetailedWindow, calls.OneByOne, adapter.HostCallbacks):  # fmt: skip
         for name in [
             name
             for name in vars(owner)

@@ -9,11 +9,11 @@ import keras  # arms the hook
 
 from sm_profiler.hook import entry
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.keras import adapter, callbacks, inputs
+from sm_profiler.hook.keras import adapter, inputs
 from sm_profiler.hook.session import Session
 from sm_profiler.hook.steps import StepTracker
 
-KEPT = {"remove", "failed", "failed_at", "forked", "close", "finish", "exit"}  # called when the hook fails or ends
+KEPT = {"install", "remove", "failed", "forked", "close", "finish", "exit"}  # called as the hook starts, fails or ends
 
 
 def breaking(name, wraps_one):
@@ -24,21 +24,34 @@ def breaking(name, wraps_one):
     return fails
 
 
-assert entry.get_hook() is not None
-assert keras.backend.backend()
-for kind in (StepTracker, callbacks.Callbacks, inputs.Inputs):
+def break_methods(kind):
     for name, method in list(vars(kind).items()):
         if callable(method) and not name.startswith("__") and name not in KEPT and not name.startswith("_wrap"):
             setattr(kind, name, breaking(name, method))
-for name in ("_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count"):
+
+
+hook = entry.get_hook()
+assert hook is not None
+assert keras.backend.backend()
+for name in (
+    "_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count", "_compiles_again",
+    "_compiled_again", "_apply_begins", "_apply_ends",
+):  # fmt: skip
     setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
+for kind in (adapter.Callbacks, inputs.Inputs):
+    break_methods(kind)
+found = hook.session.find("keras")
+found.remove()
+adapter.KerasAdapter.__init__(found, hook.session)
+found.install()  # with wrappers around the broken methods
+break_methods(StepTracker)
 if keras.backend.backend() == "tensorflow":
-    from sm_profiler.hook.tensorflow import retracing, stages, stopwatch
+    from sm_profiler.hook.tensorflow import compilations, pipelines, stopwatch
 
     parts = {
         stopwatch.Stopwatch: ("rows", "batches", "_find_graph", "_create", "_record", "_variables"),
-        retracing.Retracing: ("_describe", "start"),
-        stages.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
+        compilations.Retracing: ("_describe", "start"),
+        pipelines.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
     }
 elif keras.backend.backend() == "jax":
     from sm_profiler.hook.jax import compilations, loop

@@ -163,7 +163,7 @@ def compiled_in_graphs():
 def break_everything():
     """Let every call of the hook raise."""
     from sm_profiler.hook.entry import get_hook
-    from sm_profiler.hook.tensorflow import loops, retracing, stages, stopwatch, xla
+    from sm_profiler.hook.tensorflow import compilations, loops, pipelines, stopwatch
 
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("broken on purpose")
@@ -172,9 +172,9 @@ def break_everything():
     calls = {
         tracker: [name for name, member in vars(tracker).items() if callable(member) and not name.startswith("_")],
         stopwatch.Stopwatch: ["rows", "batches", "_find_graph", "_create", "_record", "_variables"],
-        retracing.Retracing: ["_describe", "start"],
-        stages.Stages: ["beat", "iterator_ended", "batch", "close", "_look"],
-        xla.InGraphs: ["traced", "another"],
+        compilations.Retracing: ["_describe", "start"],
+        pipelines.Stages: ["beat", "iterator_ended", "batch", "close", "_look"],
+        compilations.InGraphs: ["traced", "another"],
         loops.Loops: ["_find_compilation", "_fetched", "_called", "_ran_batches"],
     }
     for owner, names in calls.items():

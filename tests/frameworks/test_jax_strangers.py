@@ -51,6 +51,7 @@ def agree(name, folder):
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_steps_and_results_are_those_of_the_script(name, tmp_path):

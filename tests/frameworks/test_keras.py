@@ -94,6 +94,7 @@ def check(backend, loops, folder):
     return rows, {one["loop"]: one for one in profiled}
 
 
+@pytest.mark.first(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_steps_are_those_that_keras_counts_and_results_do_not_change(backend, tmp_path):

@@ -68,6 +68,7 @@ def check(script, backend, folder):
     assert json.loads((folder / "report" / "report.json").read_text())["verdict"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "backend"), FAST)
 def test_a_strangers_script_is_profiled_unchanged(script, backend, tmp_path):

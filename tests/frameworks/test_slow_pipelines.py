@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from sm_profiler.diagnosis.judges.tf_data import known, slowest
+from sm_profiler.diagnosis.profile.inputs import known, slowest
 from tests.support.frameworks import HERE, PYTHON, QUIET
 from tests.support.profiles import events
 

@@ -5,7 +5,7 @@ import pytest
 from sm_profiler.formats.event_names import COMPILED_STEP
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, StepTracker
-from sm_profiler.hook.tensorflow.late_waits import LateWaits
+from sm_profiler.hook.tensorflow.pipelines import LateWaits
 from sm_profiler.hook.tensorflow.stopwatch import Times
 
 TRAIN = STEP[ModeKeys.TRAIN]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sm_profiler.hook.tensorflow.overlap import Overlap
+from sm_profiler.hook.tensorflow.pipelines import Overlap
 from sm_profiler.hook.tensorflow.stopwatch import Times
 
 BATCHES = 8

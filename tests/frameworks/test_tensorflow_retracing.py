@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sm_profiler.hook.tensorflow.retracing import MAX_WAITING, Retracing
-from sm_profiler.hook.tensorflow.xla import MAX_TENSORS, another, shapes
+from sm_profiler.hook.tensorflow.compilations import MAX_TENSORS, MAX_WAITING, Retracing, another, shapes
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Fuzzing of everything that takes a configuration: it ends within a second with a result or a one-line error.
 
-`make test` tries about 400 inputs; `SM_PROFILER_FUZZ` sets another total.
+`make test` tries about 200 inputs; `SM_PROFILER_FUZZ` sets another total.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from sm_profiler.config import (
     parse_metrics,
 )
 from sm_profiler.config.api import METRICS_KEYS, PARAMETER_KEYS
-from sm_profiler.config.name_pattern import NamePattern
-from sm_profiler.debugger.images import registered_image
+from sm_profiler.config.profile import NamePattern
+from sm_profiler.debugger.debugger import registered_image
 from sm_profiler.errors import ConfigError
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.launch import agent_environment, check_request, to_request
-from sm_profiler.launch.clients import _Adder
+from sm_profiler.launch.attachment import _Adder
 from sm_profiler.settings import settings_path
 
 TESTS = 13
 MANY = settings(
-    max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "400")) // TESTS,
+    max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "200")) // TESTS,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

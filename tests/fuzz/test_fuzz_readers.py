@@ -1,6 +1,6 @@
 """Fuzzing of the readers: damaged traces, system metrics, columnar copies, and listings with arbitrary keys.
 
-`make test` tries 800 inputs; `SM_PROFILER_FUZZ` sets the number, `SM_PROFILER_FUZZ_SEED` the first seed. The inputs are
+`make test` tries 300 inputs; `SM_PROFILER_FUZZ` sets the number, `SM_PROFILER_FUZZ_SEED` the first seed. The inputs are
 mutations of real files and run in a process with limited memory and CPU time per input. A failure names its seed;
 `python tests/fuzz/readers_worker.py FOLDER SEED 1` repeats it.
 """
@@ -22,7 +22,7 @@ from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("readers_worker.py")
-COUNT = int(os.environ.get("SM_PROFILER_FUZZ", "800"))
+COUNT = int(os.environ.get("SM_PROFILER_FUZZ", "300"))
 SEED = int(os.environ.get("SM_PROFILER_FUZZ_SEED", "0"))
 PARTS = 2
 STRUCTURED = settings(max_examples=max(COUNT // 8, 10), deadline=None, suppress_health_check=list(HealthCheck))

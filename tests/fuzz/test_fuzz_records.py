@@ -1,6 +1,6 @@
 """Fuzzing of the report's own events: arbitrary arguments, names and metadata end in a report without control characters.
 
-`make test` tries 60 inputs; `SM_PROFILER_FUZZ` sets the number, `SM_PROFILER_FUZZ_SEED` the first seed. The keys of the
+`make test` tries 30 inputs; `SM_PROFILER_FUZZ` sets the number, `SM_PROFILER_FUZZ_SEED` the first seed. The keys of the
 arguments are all texts in the report's source, so that new events are included.
 """
 
@@ -23,7 +23,7 @@ from tests.support.reports import gpu_samples, report_from, training
 
 ROOT = Path(__file__).parents[2]
 
-COUNT = min(int(os.environ.get("SM_PROFILER_FUZZ", "60")), 20_000)
+COUNT = min(int(os.environ.get("SM_PROFILER_FUZZ", "30")), 20_000)
 SEED = int(os.environ.get("SM_PROFILER_FUZZ_SEED", "0"))
 PARTS = 4
 KEYS = sorted({

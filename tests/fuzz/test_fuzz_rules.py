@@ -1,6 +1,6 @@
 """Fuzzing of rules and runner: damaged jobs, environments and configurations end with results or one line.
 
-`make test` tries a few hundred inputs; `SM_PROFILER_FUZZ=100000` is the number in all. Repeat a failed seed with
+`make test` tries two hundred inputs; `SM_PROFILER_FUZZ=100000` is the number in all. Repeat a failed seed with
 `python tests/fuzz/rules_worker.py engine|runner BASE SEED 1`.
 """
 
@@ -29,7 +29,7 @@ from tests.support import rules as jobs
 from tests.support.jobs import make_job
 
 REPO = Path(__file__).parents[2]
-INPUTS = int(os.environ.get("SM_PROFILER_FUZZ", "500"))
+INPUTS = int(os.environ.get("SM_PROFILER_FUZZ", "200"))
 SHARES = {"engine": 0.5, "runner": 0.1}  # of the inputs; the rest are columns, settings and parameters
 BATCH = 500  # inputs of one worker
 SECONDS_PER_INPUT = 2.0

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.diagnosis.gpu_judge import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.gpu_traces.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
 from sm_profiler.report.traces import report_traces
@@ -109,7 +109,7 @@ def test_operators_between_steps_are_no_wait_for_data(tmp_path):
 def test_a_host_that_does_something_else_gets_other_advice(tmp_path):
     main = report_traces(write(tmp_path, training(elsewhere, 300))).verdict.main
     assert main.kind is Class.HOST_BOUND
-    assert "something else" in main.headline
+    assert "something other" in main.headline
     assert "CUDA graphs" not in main.next_step
     launching = report_traces(write(tmp_path, training(CASES["launching"][0], 300))).verdict.main
     assert "CUDA graphs" in launching.next_step
@@ -208,7 +208,7 @@ def test_the_verdicts_of_the_documents(name):
     kind, also, confidence = SIGNED[name]
     assert (verdict.kind, {one.kind for one in verdict.also}, verdict.main.confidence) == (kind, also, confidence)
     if name == "sampled2":
-        assert "something else" in verdict.main.headline
+        assert "something other" in verdict.main.headline
     if name == "diff_control":
         assert "sendrecv: 95 %" in str(verdict.main.evidence)
     if name == "diff_test":

@@ -16,7 +16,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.gpu_traces.callers import Callers, Frame
 from sm_profiler.gpu_traces.measure import Lines
 from sm_profiler.gpu_traces.traces import GpuTraces
-from sm_profiler.hook.conversion import write_events
+from sm_profiler.hook.convert import write_events
 from sm_profiler.report.build import build_report
 from sm_profiler.report.trace_windows import join, read_windows
 from sm_profiler.report.write import write_report

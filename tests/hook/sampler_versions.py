@@ -7,7 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-from sm_profiler.hook.holders import lines_adding_to
+from sm_profiler.hook.memory_growth import lines_adding_to
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.sampler import Sampler
 
@@ -34,7 +34,7 @@ def sampled(run):
     """Return the innermost function that was seen most while something ran."""
     tracker = SimpleNamespace(
         global_step=3, step_start=time.perf_counter_ns(), mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=1,
-        in_optimizer=False, is_open=True, after_last_phase=False, in_compiled=False, unreported=None,
+        in_optimizer=False, is_open=True, after_last_phase=False, in_compiled=False, rest=None, latest=(3, time.perf_counter_ns()),
     )  # fmt: skip
     records, errors = [], []
     sampler = Sampler(

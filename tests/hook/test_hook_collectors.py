@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.formats.layout import DetailedTrace, PythonStats, TraceMetadata, parse_path
+from sm_profiler.hook.clock import KernelClock, Timebase, judge
 from sm_profiler.hook.convert import operators
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.kernel_clock import KernelClock, judge
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.timebase import Timebase
 from tests.support.hook import environment
 from tests.support.profiles import events
 
@@ -135,6 +134,7 @@ def test_the_python_window_splits_steps_at_the_end_of_the_forward(profile):
         assert pstats.Stats(str(file)).total_calls > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_the_detailed_window_gives_way_to_a_profiler_of_the_script(tmp_path, when):
     shown = run(when, tmp_path, **{name: text for name, text in WINDOWS.items() if name.startswith("Detailed")})

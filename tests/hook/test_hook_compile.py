@@ -14,7 +14,7 @@ from tests.support.profiles import events
 SCRIPT = Path(__file__).with_name("compiled_graphs.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_graphs_and_breaks_are_those_of_a_run_without_the_hook(tmp_path):
     rows = {}
     for mode in ("off", "on"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.formats.xplane_reader import read_xplane
-from sm_profiler.hook import conversion
-from sm_profiler.hook.convert_xplane import convert, operators, phase_of
+from sm_profiler.hook import convert
+from sm_profiler.hook.convert_xplane import operators, phase_of
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.xplane import Plane, space
@@ -108,11 +108,11 @@ def converted(tmp_path, raw):
     (folder / "raw.xplane.pb").write_bytes(raw)
     start = read_xplane(raw)[0].base_ns // 1000
     order = {
-        "trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1", "pid": 7,
+        "kind": convert.XPLANE, "trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1", "pid": 7,
         "first_step": 3, "steps": [[3, start], [-1, start + 10**6]], "collector": "detailed",
         "process": {"pid": 7, "rank": 0, "node": "algo-1", "collectors": {"detailed": "done"}},
     }  # fmt: skip
-    convert(order)
+    convert.convert_trace(order)
     assert not folder.exists()
     return tmp_path / "out"
 
@@ -127,7 +127,7 @@ def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
 
 
 def test_operators_beyond_the_limit_are_counted_in_the_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "MAX_EVENTS", 10)
+    monkeypatch.setattr(convert, "MAX_EVENTS", 10)
     whole = len(events_of("jax"))
     report = build_report(open_source(converted(tmp_path, sample("jax"))))
     assert report.quality.collectors == (f"detailed: only the first 10 of the window's {whole} events are kept",)

@@ -12,8 +12,7 @@ import pytest
 from fake_cuda import FakeGpu
 
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.pytorch.cuda import Boundaries, CudaCollector
-from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
+from sm_profiler.hook.pytorch.cuda import ANCHOR_MS, PHASES, Boundaries, CudaCollector, CudaPhases
 from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
@@ -318,6 +317,7 @@ print(json.dumps(session.guard.failures))
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("what", "last"), [("works", 11), ("breaks", 7)])
 def test_a_training_on_a_simulated_device(tmp_path, what, last):
     done = subprocess.run(
@@ -374,6 +374,7 @@ for step, x in enumerate(data):
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("pause", "kind"), [(0.0, "BALANCED"), (0.02, "SYNC_BOUND")])
 def test_the_verdict_uses_the_devices_times(tmp_path, pause, kind):
     done = subprocess.run(

@@ -66,7 +66,7 @@ def test_the_end_of_a_process_of_multiprocessing(tmp_path, body, ends):
 LEAVE = """
 import json, os, sys
 from pathlib import Path
-from sm_profiler.hook.exit_code import record_exit_code
+from sm_profiler.hook.process_end import record_exit_code
 record_exit_code(Path(sys.argv[1]), "1-algo-1", {"rank": 1, "end": "exited", "end_us": 1_700_000_000_000_015})
 """
 
@@ -130,6 +130,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize(
     ("statement", "end"),

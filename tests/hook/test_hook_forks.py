@@ -36,6 +36,7 @@ done
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("window", "steps"),
     [

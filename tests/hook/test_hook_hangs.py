@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from sm_profiler.formats.trace_recovery import recover_traces
-from sm_profiler.hook.dead_threads import DeadThreads
-from sm_profiler.hook.hang import HangWatch, Work, work_done
-from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.clock import Timebase
+from sm_profiler.hook.hang import DeadThreads, HangWatch, Work, work_done
 from sm_profiler.report.build import build_report
 from sm_profiler.settings import JOB
 from sm_profiler.source import ProfileSource
@@ -98,6 +97,7 @@ def line_of(kind: str) -> int:
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "kind", [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.long) for kind in WAITS_FOR]
 )
@@ -191,6 +191,7 @@ def test_a_rank_that_never_joins_is_named_before_the_first_step(tmp_path):
     assert {stack["rank"] for stack in found["stacks"]} == {"algo-1-0", "algo-1-1"}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -289,6 +290,7 @@ def test_a_wait_before_the_first_step_is_recorded_once_it_is_long(beats):
     assert beats.written[-1]["state"] == "resumed"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("busy", [{"cpu": 0.05}, {"transferred": 200_000.0}])
 def test_a_process_that_works_before_its_first_step_is_no_hang(beats, busy):
     beats.look(600, **busy)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.hook import helpers
-from sm_profiler.hook.helpers import Helpers
+from sm_profiler.hook import scheduling
+from sm_profiler.hook.scheduling import Helpers
 
 MAIN = os.getpid()
 MS = 1_000_000
@@ -42,7 +42,7 @@ class Machine:
 
     def settle(self):
         """Let the busiest threads be chosen."""
-        self.passes(helpers.AGAIN_NS // MS, [(one, 10, 0) for one in self.times if one != MAIN])
+        self.passes(scheduling.AGAIN_NS // MS, [(one, 10, 0) for one in self.times if one != MAIN])
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def test_pythons_threads_do_not_count(tmp_path):
 
 
 def test_the_busiest_threads_are_followed_and_their_files_closed(machine, monkeypatch):
-    monkeypatch.setattr(helpers, "MAX_FOLLOWED", 2)
+    monkeypatch.setattr(scheduling, "MAX_FOLLOWED", 2)
     before = open_files()
     for thread in range(11, 20):
         machine.add(thread)
-    machine.passes(helpers.AGAIN_NS // MS, [(thread, thread, 0) for thread in range(11, 20)])
+    machine.passes(scheduling.AGAIN_NS // MS, [(thread, thread, 0) for thread in range(11, 20)])
     assert len(open_files() - before) == 3
     assert machine.passes(100, [(18, 10, 10), (11, 10, 30)]) == 10
-    machine.passes(helpers.AGAIN_NS // MS, [(11, 900, 0), (12, 900, 0)])
+    machine.passes(scheduling.AGAIN_NS // MS, [(11, 900, 0), (12, 900, 0)])
     assert machine.passes(100, [(18, 10, 10), (11, 10, 30)]) == 30
     machine.helpers.forked()
     assert open_files() <= before

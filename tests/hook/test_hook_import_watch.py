@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sm_profiler.hook.import_watch import LoadFinder, when_loaded
+from sm_profiler.hook.patches import LoadFinder, when_loaded
 
 
 @pytest.fixture

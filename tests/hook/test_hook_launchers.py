@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.guard import at_thread_end
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.thread_end import at_thread_end
 from tests.support.hook import environment
 
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
@@ -122,6 +122,7 @@ def test_a_launcher_completes_the_file_of_a_killed_child(tmp_path):
     assert name.endswith("_pythontimeline.json")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("when", ["starts", "ends"])
 def test_another_rank_completes_the_file_of_a_killed_one(tmp_path, session, when):
     if when == "ends":

@@ -114,6 +114,7 @@ TIME = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "mono
 THREADING = ("Thread", "Lock", "Event", "Timer", "enumerate", "current_thread", "main_thread")
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "places",
     [

@@ -77,13 +77,11 @@ def test_calibration_uses_no_random_numbers_and_leaves_modes_alone():
 
 
 def test_waiting_for_a_core_is_known_or_zero(monkeypatch, tmp_path):
-    assert operators.waited_ns() >= 0
+    assert operators.waited_ns(operators.THIS_THREAD) >= 0
     for content in ("", "x y z", "1"):
         (tmp_path / "odd").write_text(content)
-        monkeypatch.setattr(operators, "SCHEDULER", str(tmp_path / "odd"))
-        assert operators.waited_ns() == 0
-    monkeypatch.setattr(operators, "SCHEDULER", str(tmp_path / "none"))
-    assert operators.waited_ns() == 0
+        assert operators.waited_ns(tmp_path / "odd") == 0
+    assert operators.waited_ns(tmp_path / "none") == 0
 
 
 def test_threads_that_train_at_once_finish_a_count_once(session, records, monkeypatch):

@@ -73,6 +73,7 @@ def test_a_forked_child_writes_its_own_file(tmp_path):
     assert sorted(pids.count(pid) for pid in set(pids)) == [10, 20]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "profile",
     [
@@ -107,6 +108,7 @@ assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
     assert (done.returncode, printed) == (0, [])
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("variables", "lines"),
     [

@@ -15,12 +15,11 @@ import pytest
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import PythonStats, parse_path
-from sm_profiler.hook import python_collector, python_profilers
+from sm_profiler.hook import python_window
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.python_collector import AROUND_SECONDS, Point, PythonCollector, other_profiler
-from sm_profiler.hook.python_profilers import CProfile, TimeLimit
+from sm_profiler.hook.python_window import AROUND_SECONDS, CProfile, Point, PythonCollector, TimeLimit, other_profiler
 from tests.support.hook import config, environment
 
 needs_no_other_profiler = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
@@ -143,7 +142,7 @@ def test_an_earlier_step_ends_the_profile_and_its_limit(tmp_path):
 
 @needs_no_other_profiler
 def test_results_are_written_a_few_a_beat_and_the_rest_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(python_collector, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(python_window, "WRITE_SECONDS", 0.0)
     around = Around(tmp_path, "cprofile")
     around.collector.enter(0)
     for step in range(5):
@@ -224,15 +223,15 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
 
     names = {**globals(), "__name__": "pyinstrument.stack_sampler"}
     sample = types.FunctionType(sample.__code__, names, "sample", None, sample.__closure__)
-    monkeypatch.setattr(python_profilers, "AGAIN_SECONDS", 0.001)
-    asked, real = [], python_profilers.in_profiler
+    monkeypatch.setattr(python_window, "AGAIN_SECONDS", 0.001)
+    asked, real = [], python_window.in_profiler
 
     def counted(frame) -> bool:
         asked.append(real(frame))
         inside[0] = len(asked) < 3
         return asked[-1]
 
-    monkeypatch.setattr(python_profilers, "in_profiler", counted)
+    monkeypatch.setattr(python_window, "in_profiler", counted)
     sample()
     assert until(lambda: called)
     assert called[0][:3] == [True] * 3
@@ -240,9 +239,9 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
 
 
 def test_the_off_cpu_timer_counts_sleeping():
-    begun = python_profilers.off_cpu()
+    begun = python_window.off_cpu()
     time.sleep(0.05)
-    assert 0.045 < python_profilers.off_cpu() - begun < 5
+    assert 0.045 < python_window.off_cpu() - begun < 5
 
 
 @needs_no_other_profiler

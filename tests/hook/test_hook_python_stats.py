@@ -8,7 +8,7 @@ import marshal
 import pytest
 
 from sm_profiler.formats.cprofile_reader import read_statistics
-from sm_profiler.hook.python_stats import marshalled
+from sm_profiler.hook.python_window import marshalled
 
 
 def work() -> None:

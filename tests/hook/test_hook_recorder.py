@@ -11,12 +11,12 @@ import pytest
 
 from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook import recorder as recorder_module
+from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import StepTracker
-from sm_profiler.hook.timebase import Timebase
 
 LIMIT = 1000
 

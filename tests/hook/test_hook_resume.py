@@ -39,6 +39,7 @@ def interrupt(process: subprocess.Popen, profile) -> None:
     process.terminate()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("what", "rank"), [("wait", "0"), ("kill", None)], ids=["sigterm", "kill -9"])
 def test_attempts_stay_apart_and_are_counted_together(tmp_path, what, rank):
     profile = tmp_path / "profile"
@@ -97,6 +98,14 @@ def test_a_container_that_is_started_again_may_give_the_same_pid():
 def test_a_process_that_only_paused_was_not_interrupted():
     rows = rows_of([0, 1, 2, 100, 101], [0, 1, 2, 3, 4])
     assert find_attempts("algo-1-0", rows, [record(0), record(0)], pids=1).count == 1
+
+
+def test_a_process_whose_profiler_was_off_for_a_while_was_not_interrupted():
+    rows = rows_of([10, 11, 12, 100, 101, 200, 201], [0, 1, 2, 0, 1, 0, 1])
+    metadata = [record(at) | {"process_us": began * 1e6} for at, began in ((10, 5), (100, 5.001), (200, 190))]
+    found = find_attempts("algo-1-0", rows, metadata, pids=1)
+    assert (found.count, found.breaks, found.restarts) == (2, (3, 5), (200e6,))
+    assert (found.down_s, found.off_s) == (98.5, 87.5)
 
 
 def test_profiles_without_metadata_count_processes():

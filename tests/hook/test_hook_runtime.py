@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sm_profiler.formats.event_names import ALLOCATOR, COMPILE, THREADS
-from sm_profiler.hook import entry, threads
-from sm_profiler.hook.pytorch.allocator import Allocator
-from sm_profiler.hook.threads import Threads
+from sm_profiler.hook import entry, scheduling
+from sm_profiler.hook.pytorch.cuda import Allocator
+from sm_profiler.hook.scheduling import Threads
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_callbacks_survive_a_reset_and_are_removed(compiled):
 
 def test_records_threads_every_few_beats(monkeypatch):
     records, now = [], [0]
-    monkeypatch.setattr(threads, "waited_ns", lambda: now[0] // 4)
-    monkeypatch.setattr(threads, "switches", lambda: now[0] // 1000)
+    monkeypatch.setattr(scheduling, "waited_ns", lambda: now[0] // 4)
+    monkeypatch.setattr(scheduling, "switches", lambda: now[0] // 1000)
     collector = Threads(records.append, clock=lambda: now[0])
     collector.start()
-    for _ in range(2 * threads.BEATS):
+    for _ in range(2 * scheduling.BEATS):
         now[0] += 1_000_000
         collector.beat()
     assert [record[0] for record in records] == [THREADS, THREADS]
@@ -83,9 +83,9 @@ def test_records_threads_every_few_beats(monkeypatch):
 
 
 def test_a_kernel_without_statistics_is_no_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(threads, "WAITED", tmp_path / "none")
-    monkeypatch.setattr(threads, "STATUS", tmp_path / "none")
-    assert threads.waited_ns() == threads.running_threads() == 0
+    monkeypatch.setattr(scheduling, "WAITED", tmp_path / "none")
+    monkeypatch.setattr(scheduling, "STATUS", tmp_path / "none")
+    assert scheduling.waited_ns() == scheduling.running_threads() == 0
 
 
 def test_records_the_allocator_when_it_retries():

@@ -18,7 +18,7 @@ from sm_profiler.config.explaining import explain
 from sm_profiler.hook import caller
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.other_threads import outwards
-from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
+from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import (
     FIRST_STEPS,
@@ -195,6 +195,14 @@ def test_a_script_and_a_forked_child_keep_their_own_switch_interval():
         sys.setswitchinterval(before)
 
 
+class Tracker(SimpleNamespace):
+    """The state that a tracker shows."""
+
+    @property
+    def latest(self):
+        return self.global_step, self.step_start
+
+
 class Machine:
     """A sampler with a clock and a training thread of our own."""
 
@@ -202,9 +210,9 @@ class Machine:
         self.now, self.cpu, self.records, self.frame, self.recording = 0, 0.0, [], None, recording
         self.waited = 0  # ns without a core
         self.helped = 0  # the same of the threads that it waits for, since the last sample
-        self.tracker = SimpleNamespace(
+        self.tracker = Tracker(
             global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
-            is_open=False, after_last_phase=False, in_compiled=False, unreported=None,
+            is_open=False, after_last_phase=False, in_compiled=False, rest=None,
         )  # fmt: skip
         self.errors = []
         self.sampler = Sampler(
@@ -552,6 +560,7 @@ def milliseconds(samples, phase, wanted):
     )
 
 
+@pytest.mark.first(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode, digests):

@@ -14,6 +14,8 @@ from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, standby
 from sm_profiler.hook.settings import ConfigText, read_config
 from sm_profiler.hook.standby import Standby, in_framework
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
 from tests.support.hook import environment
 
 OFF = [{"ProfilingIntervalInMilliseconds": 1000}, {"ProfilingParameters": {}}, {"DisableProfiler": True}]
@@ -45,6 +47,7 @@ def quick(monkeypatch):
     entry.uninstall()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("off", OFF)
 def test_framework_metrics_are_switched_on_in_a_running_job(quick, off, tmp_path, monkeypatch, caplog):
     path = tmp_path / "profilerconfig.json"
@@ -120,6 +123,7 @@ def end_of_steps(folder):
     return steps, {text for event in events if (text := event["args"].get("collectors", {}).get("profiler"))}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("off", OFF)
 def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tmp_path, monkeypatch):
     path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
@@ -143,6 +147,8 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     train(6)
     entry.uninstall()
     assert end_of_steps(folder)[0] == 10
+    (rank,) = build_report(open_source(str(folder))).metrics.ranks
+    assert (rank.attempts.count, rank.attempts.breaks, rank.attempts.down_s) == (1, (4,), 0.0)
 
 
 SWITCHED_OFF = """
@@ -164,6 +170,7 @@ while not session.quiet:
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("last", "end"),
     [

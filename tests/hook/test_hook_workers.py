@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
-from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
+from sm_profiler.hook.pytorch.workers import FetchTimes, Incoming, Outgoing, Span, watched
 from tests.support.hook import environment
 from tests.support.profiles import events
 
@@ -76,6 +76,7 @@ def run(folder, what, window='{"StartStep": 2, "NumSteps": 6, }'):
     return json.loads(done.stdout), events(folder)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("what", ["forked", "persistent", "spawned", "pinned"])
 def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, what):
     if what == "pinned" and not hasattr(torch, "accelerator"):

@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from sm_profiler.formats.event_names import CALLBACK
-from sm_profiler.hook.call_sums import MAX_LONG
-from sm_profiler.hook.jax.callbacks import MAX_KNOWN, HostCallbacks
+from sm_profiler.hook.jax.adapter import MAX_KNOWN, HostCallbacks
+from sm_profiler.hook.timed_calls import MAX_LONG
 
 
 class Timed:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm_profiler.formats.event_names import OPERATORS
-from sm_profiler.hook.jax.one_by_one import FIRST, OneByOne
+from sm_profiler.hook.jax.calls import FIRST, OneByOne
 from sm_profiler.hook.patches import Patches
 
 

@@ -17,7 +17,8 @@ def count(monkeypatch):
     launchers = SimpleNamespace(TFE_Py_FastPathExecute=max, TFE_Py_Execute=min)
     monkeypatch.setattr(operators, "import_module", lambda _: launchers)
     loops = SimpleNamespace(thread=threading.get_ident(), ran=None)
-    return OperatorCount(SimpleNamespace(aside=Aside()), None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
+    session = SimpleNamespace(aside=Aside(), fail=pytest.fail)
+    return OperatorCount(session, None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
 
 
 def test_a_step_that_does_not_end_is_not_counted_forever(count, monkeypatch):

@@ -177,7 +177,7 @@ def logged(call):
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("sm_profiler.launch.clients")
+    logger = logging.getLogger("sm_profiler.launch.attachment")
     logger.addHandler(handler)
     try:
         sent = call()

@@ -102,11 +102,13 @@ def assert_files(keys):
     assert any("/framework/pevents/" in key for key in keys), keys
 
 
+@pytest.mark.long
 @pytest.mark.sdk2
 def test_estimator_v2(bench):
     assert_profiled(bench, bench.launch("launch_estimator_v2.py"))
 
 
+@pytest.mark.long
 @pytest.mark.sdk2
 def test_boto3(bench):
     assert_profiled(bench, bench.launch("launch_boto3.py"))
@@ -117,6 +119,7 @@ def test_model_trainer_v3(bench, sdk3_python):
     assert_profiled(bench, bench.launch("launch_model_trainer_v3.py", sdk3_python))
 
 
+@pytest.mark.long
 @pytest.mark.sdk3
 def test_training_job_v3(bench, sdk3_python):
     assert_profiled(bench, bench.launch("launch_training_job_v3.py", sdk3_python))

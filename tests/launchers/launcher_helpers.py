@@ -135,6 +135,13 @@ def plain(errors: str) -> list[str]:
     return sorted(lines - {""})
 
 
+def traceback_of(errors: str) -> list[str]:
+    """Return the lines of the script's traceback, from its head to the error that it names."""
+    lines = [line.removeprefix("[rank1]:").strip() for line in errors.splitlines()]
+    last = lines.index("ValueError: of the script")
+    return lines[lines.index("Traceback (most recent call last):") : last + 1]
+
+
 def metrics_of(profile: Path) -> JobMetrics:
     """Return what the report judges."""
     return build_report(open_source(str(profile))).metrics

@@ -134,6 +134,7 @@ def test_endpoint_ends_with_the_process_that_started_it(tmp_path):
     assert not Path(run.stdout.strip()).exists()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ending_the_endpoint_ends_its_jobs(endpoint, number, tmp_path):
     process, printed = endpoint
@@ -170,6 +171,7 @@ sys.exit(supervisor.main(["5", sys.executable, "-c", sys.argv[3]]))
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_command_outlives_a_supervisor_that_is_ended_while_the_command_starts(number, tmp_path):
     words = [
@@ -204,6 +206,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descendants are found in /proc")
 @pytest.mark.parametrize("session", ["own", "shared"])
 def test_what_a_stopped_script_leaves_behind_may_end_its_work(session, tmp_path):

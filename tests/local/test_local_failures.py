@@ -59,6 +59,7 @@ def test_missing_source_code_fails_the_job(bench):
     assert "No S3 objects found" in job["FailureReason"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["sourcedir.tar.gz", "../../../../../../etc/hostname", "other.tar.gz"])
 def test_jobs_without_a_network_get_their_code_in_a_channel(bench, name):
     """As SDK v2 sends it with enable_network_isolation."""

@@ -44,7 +44,7 @@ def trace_phases(bench, prefix):
     return names
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_window_added_while_the_job_runs_is_recorded(bench):
     def config(window):
         parameters = {"LocalPath": "/opt/ml/output/profiler", "DataloaderProfilingConfig": window}
@@ -84,6 +84,7 @@ def test_framework_metrics_are_switched_on_in_a_job_that_began_without(bench):
     assert {"Step:ModeKeys.TRAIN", "Forward"} <= trace_phases(bench, f"later/{name}/profiler-output/framework")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("asked", [None, "1", "0"])
 def test_the_log_has_a_line_if_the_endpoint_switches_the_hook_on(bench, asked):
     """On SageMaker, a configuration alone does not."""
@@ -97,7 +98,7 @@ def test_the_log_has_a_line_if_the_endpoint_switches_the_hook_on(bench, asked):
     assert len(lines) == (asked is None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sdk3
 @pytest.mark.parametrize("backend", ["service", "agent"])
 def test_model_trainer_with_an_attached_profile(bench, repository, tmp_path, backend):

@@ -106,7 +106,7 @@ def long_job(bench, tmp_path):
 def test_report_of_several_instances_equals_that_of_one(bench, long_job, monkeypatch, capsys):
     for name, value in bench.local.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sm_profiler.deploy.rule_job.POLL_S", 1.0)
+    monkeypatch.setattr("sm_profiler.deploy.POLL_S", 1.0)
     words = ["report", long_job, "--on-sagemaker", "--image", RULES_IMAGE, "--role", bench.local.role]
     reports = []
     for count in ("1", "2", "3"):

@@ -60,7 +60,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_over_two_hosts(bench):
     """As SDK v2 requests for distribution={"torch_distributed": {"enabled": True}}."""
     job = bench.run(

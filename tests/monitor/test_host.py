@@ -32,6 +32,35 @@ def test_without_it_one_of_the_gpus_identifies_the_machine(machine):
     assert identity(machine) == "GPU-aaaaaaaa-2"
 
 
-def test_a_host_name_counts_outside_of_containers_only(machine):
+BOOT = "0d5b8a3e-6a5c-4c1f-9a63-0c8a4a8e7f10"
+
+
+@pytest.fixture
+def booted(machine):
+    (machine / "proc/sys/kernel/random").mkdir(parents=True)
+    (machine / "proc/sys/kernel/random/boot_id").write_text(f"{BOOT}\n")
+    (machine / "proc/self/ns").mkdir(parents=True)
+    (machine / "proc/self/ns/uts").symlink_to("uts:[4026531838]")
+    return machine
+
+
+def test_a_host_name_counts_outside_of_containers_only(booted):
+    assert identity(booted) == BOOT
+    assert identity(booted, in_container=False) == socket.gethostname()[:64]
+
+
+def test_containers_with_names_of_their_own_are_one_machine(booted, monkeypatch):
+    (booted / "proc/self/ns/uts").unlink()
+    (booted / "proc/self/ns/uts").symlink_to("uts:[4026532201]")
+    monkeypatch.setattr(socket, "gethostname", lambda: "trainer")
+    assert identity(booted, in_container=False) == BOOT
+
+
+def test_machines_without_a_name_are_not_one(booted, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost.localdomain")
+    assert identity(booted, in_container=False) == BOOT
+
+
+def test_nothing_is_known_without_the_files_of_the_kernel(machine):
     assert not identity(machine)
     assert identity(machine, in_container=False) == socket.gethostname()[:64]

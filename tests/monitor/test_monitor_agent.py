@@ -137,6 +137,7 @@ def test_only_the_first_node_writes_end_markers(job, s3):
     assert [name for name in names if name.endswith(".algo-2.json")]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("service", "runs"),
     [
@@ -161,6 +162,7 @@ def test_no_monitor_if_the_service_samples_already(job, s3, service, runs):
     assert bool(uploaded(s3)) is runs
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("why", ["not switched on", "disabled"])
 def test_no_monitor_without_the_agent_backend(job, s3, why):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
@@ -174,6 +176,7 @@ def test_no_monitor_without_the_agent_backend(job, s3, why):
     assert process.wait(60) == 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("where", ["in a closed network", "on a machine without a bucket"])
 def test_a_job_without_s3_path_is_sampled_without_uploads(job, s3, where):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
@@ -258,6 +261,7 @@ def stopped():
     process.wait()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_own", [True, False], ids=["started here", "by another rank"])
 def test_leaving_does_not_wait_for_a_stopped_monitor(tmp_path, monkeypatch, caplog, stopped, is_own):
     monkeypatch.setattr("sm_profiler.processes.STOPPED_SECONDS", 0.1)
@@ -274,6 +278,7 @@ def test_leaving_does_not_wait_for_a_stopped_monitor(tmp_path, monkeypatch, capl
     assert f"process {stopped.pid}, which is stopped" in record.getMessage()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("signed", [True, False])
 def test_leaving_wakes_a_monitor_that_is_ready_for_it(tmp_path, signed):
     lock = NodeLock(tmp_path, "algo-1")
@@ -339,6 +344,7 @@ def test_a_reused_pid_is_another_process(tmp_path):
     assert registry.living() == []
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("problem", ["no credentials", "unreachable"])
 def test_without_a_single_upload_the_end_waits_five_seconds_at_most(job, aws, problem):
     if problem == "no credentials":
@@ -364,6 +370,7 @@ def test_a_missing_bucket_is_reported_within_seconds(job, s3):
     assert "the bucket does not exist" in process.stderr.readline()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("overloaded", [True, False])
 def test_an_s3_that_accepts_files_late_gets_the_whole_minute(tmp_path, overloaded):
     """It starts to answer 2 s after the job's end, and accepts files only after the wait without any answer."""
@@ -407,6 +414,7 @@ def test_an_s3_that_accepts_files_late_gets_the_whole_minute(tmp_path, overloade
     assert sorted(destination.files) == sorted([trace, *MARKERS])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize("released_after", [3.0, None])
 def test_the_open_file_of_a_killed_script_is_completed_once_the_kernel_has_closed_it(

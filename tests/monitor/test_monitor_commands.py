@@ -31,6 +31,7 @@ def rows(folder):
     return [json.loads(line) for path in folder.rglob("*.algo-1.json") for line in path.read_text().splitlines()]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_monitor_samples_and_uploads_until_a_signal(tmp_path, s3, number):
     monitor = command("monitor", "--out", tmp_path, "--interval-ms", 100, "--upload", "s3://profiles/x/profiler-output")
@@ -95,6 +96,7 @@ def test_run_samples_the_machine_and_writes_end_markers(tmp_path):
     assert all((tmp_path / "profile" / marker).exists() for marker in MARKERS)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sample", [True, False], ids=["monitor", "no monitor"])
 def test_run_uploads_to_the_configured_path(tmp_path, s3, sample):
     process = run(tmp_path, "print('hello')", *([] if sample else ["--no-monitor"]), S3OutputPath="s3://profiles/out")

@@ -52,6 +52,7 @@ def end_on_s3(s3):
     return end_of(EndFacts(finished="marker" in kinds(names)), ranks)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("statement", "code", "state"),
     [
@@ -80,7 +81,7 @@ def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
 LEAVE = """
 import os, sys
 from pathlib import Path
-from sm_profiler.hook.exit_code import record_exit_code
+from sm_profiler.hook.process_end import record_exit_code
 from sm_profiler.monitor.exit_link import ExitLink
 root = Path(sys.argv[1])
 record_exit_code(root, "0-algo-1", {"rank": 0, "end_us": 5})
@@ -91,6 +92,7 @@ link.wait_in_exit()
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("last", ["sys.exit(3)", "os._exit(3)", "os.abort()"])
 def test_the_process_waits_until_it_is_released(tmp_path, last):
     root = tmp_path / ("long" * 40)

@@ -106,7 +106,7 @@ def test_a_running_monitor_uploads_by_itself(left, tmp_path):
 
 def test_a_destination_is_necessary(left, tmp_path):
     (left / ".sagemaker-ignore/task-algo-1.json").unlink()
-    with pytest.raises(ProfilerError, match="name one with --to"):
+    with pytest.raises(ProfilerError, match="name it with --to"):
         upload(left, tmp_path / "bucket")
     with pytest.raises(ProfilerError, match="no profile"):
         upload(tmp_path / "nowhere", tmp_path / "bucket")
@@ -114,7 +114,7 @@ def test_a_destination_is_necessary(left, tmp_path):
 
 def test_a_damaged_task_is_no_destination(left, tmp_path):
     (left / ".sagemaker-ignore/task-algo-1.json").write_text('{"unknown": 1}')
-    with pytest.raises(ProfilerError, match="name one with --to"):
+    with pytest.raises(ProfilerError, match="name it with --to"):
         upload(left, tmp_path / "bucket")
 
 

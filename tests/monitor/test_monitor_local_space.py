@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.monitor.agent import local_space
-from sm_profiler.monitor.local_space import LocalSpace, limit_of
+from sm_profiler.monitor.agent import LocalSpace, limit_of, local_space
 from sm_profiler.monitor.uploader import Uploader
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage

@@ -31,7 +31,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor import exposition
 from sm_profiler.monitor.agent import serve_metrics
 from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board, job_labels
-from sm_profiler.monitor.exposition import PORTS, Exposition, render
+from sm_profiler.monitor.exposition import LOST_S, PORTS, Exposition, render
 from sm_profiler.monitor.step_counter import Progress, StepCounter
 from sm_profiler.monitor.telemetry import silence_retries, start_telemetry
 
@@ -229,6 +229,31 @@ def test_a_scrape_over_http(tmp_path, monkeypatch):
             Exposition("127.0.0.1", server.server_port, board.values)
     finally:
         server.close()
+
+
+def test_the_address_of_a_killed_monitor_is_removed_by_another(tmp_path):
+    for name, age in (("gpu-1-9400", 2 * LOST_S), ("gpu-2-9400", LOST_S / 2)):
+        path = tmp_path / f"sm-profiler-{name}.json"
+        path.write_text("[]")
+        os.utime(path, (time.time() - age,) * 2)
+    (tmp_path / "prometheus.json").write_text("[]")
+    os.utime(tmp_path / "prometheus.json", (0, 0))
+    server = Exposition("127.0.0.1", 0, list)
+    try:
+        server.announce(tmp_path, "gpu-3")
+        own = f"sm-profiler-gpu-3-{server.server_port}.json"
+        expected = {"prometheus.json", "sm-profiler-gpu-2-9400.json", own}
+        until = time.monotonic() + 60
+        while {path.name for path in tmp_path.iterdir()} != expected:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        (tmp_path / own).unlink()  # by a monitor that took this one for dead while it was suspended
+        server._renew_at = 0.0
+        server.service_actions()
+        assert (tmp_path / own).exists()
+    finally:
+        server.close()
+    assert not (tmp_path / own).exists()
 
 
 def test_clients_that_never_end_their_requests_leave_the_number_of_threads_bounded(monkeypatch, capfd):

@@ -108,7 +108,7 @@ def test_two_jobs_with_one_local_path_have_a_profile_each(tmp_path):
     own = path / f"{user_name()}-train-102"
     assert recorded(path) == (["0-algo-1", "1-algo-1"], True)
     assert recorded(own) == (["0-algo-1"], True)
-    assert f"{path} has the profile of job train-101 of {user_name()}; this one is written to {own}\n" in errors[2]
+    assert f"{path} has the profile of job train-101 of {user_name()}; this profile is written to {own}\n" in errors[2]
     assert "this one" not in errors[0] + errors[1]
 
 
@@ -121,8 +121,8 @@ def test_another_user_on_the_node_has_a_profile_too(tmp_path):
     name = pwd.getpwuid(NOBODY).pw_name
     own = tmp_path / f"sm-profiler-{name}-train"
     assert [recorded(place)[0] for place in (tmp_path / "profile", own)] == [["0-algo-1"]] * 2
-    assert f"{tmp_path}/profile: belongs to another user; this one is written to {own}\n" in errors[1] or (
-        "Permission denied; this one is written to" in errors[1]
+    assert f"{tmp_path}/profile: belongs to another user; this profile is written to {own}\n" in errors[1] or (
+        "Permission denied; this profile is written to" in errors[1]
     )
     assert {one.stat().st_mode & 0o777 for one in (own, tmp_path / "profile")} == {0o700}
 
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_created_is_replaced_aloud(tmp_path, caplog, upl
     name = f"{user_name()}-job"
     assert folder == (tmp_path / f"temporary/sm-profiler-{name}" if uploads else tmp_path / "sm-profiler" / name)
     (line,) = caplog.messages
-    assert line == f"sm-profiler: {tmp_path}/file/profile: Not a directory; this one is written to {folder}"
+    assert line == f"sm-profiler: {tmp_path}/file/profile: Not a directory; this profile is written to {folder}"
     settle(profile, variables("x", "job"))
     assert len(caplog.messages) == 1  # not for each rank
 

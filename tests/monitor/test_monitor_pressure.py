@@ -2,7 +2,7 @@
 
 import pytest
 
-from sm_profiler.monitor.pressure import PAGE, Nfs, Pressure, Swapping, nfs_counters
+from sm_profiler.monitor.procfs import PAGE, Nfs, Pressure, Swapping, nfs_counters
 
 MOUNTSTATS = """device proc mounted on /proc with fstype proc
 device fs-1.efs:/ mounted on /opt/ml/input/data/train with fstype nfs4 statvers=1.1

@@ -8,9 +8,8 @@ import pytest
 
 from sm_profiler.config import load_profile
 from sm_profiler.hook.monitor_launcher import task_of
-from sm_profiler.monitor.agent import Agent
+from sm_profiler.monitor.agent import LOOK_SECONDS, Agent, SwitchedOff
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
-from sm_profiler.monitor.switched_off import LOOK_SECONDS, SwitchedOff
 from sm_profiler.monitor.task import Task
 
 
@@ -38,7 +37,7 @@ def test_the_file_is_read_once_a_second_and_half_of_one_changes_nothing(config):
 
 
 def test_sampling_ends_and_restarts(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("sm_profiler.monitor.switched_off.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("sm_profiler.monitor.agent.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("sm_profiler.monitor.agent.CHECK_SECONDS", 0.01)
     stop, log = threading.Event(), []
 

@@ -295,7 +295,7 @@ def test_links_are_not_followed(tmp_path, bucket, clock, caplog):
         assert up.drain(10)
     assert bucket.puts == [TRACE]
     assert [record.getMessage() for record in caplog.records] == [
-        f"sm-profiler: {root / STATS} is a symbolic link or inside one: not uploaded"
+        f"sm-profiler: {root / STATS} is a symbolic link or under a symbolic link: not uploaded"
     ]
 
 

@@ -5,8 +5,8 @@ import pytest
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor import node_state
-from sm_profiler.monitor.earlier_job import OWNER, set_aside_other_job
 from sm_profiler.monitor.node_state import NodeLock, locked
+from sm_profiler.monitor.place import OWNER, set_aside_other_job
 from sm_profiler.monitor.start import join
 from sm_profiler.monitor.task import Task
 

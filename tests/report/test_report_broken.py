@@ -5,9 +5,11 @@ import json
 import pytest
 
 from sm_profiler.cli import main
-from sm_profiler.diagnosis import decide as verdict
+from sm_profiler.diagnosis.profile import verdict
+from sm_profiler.diagnosis.profile.causes import ProfileCause
 from sm_profiler.metrics.memory_fold import MemoryFold
 from sm_profiler.metrics.system_fold import SystemFold
+from sm_profiler.report import Class
 from sm_profiler.rules import CPUBottleneck
 from tests.support.jobs import make_job
 
@@ -24,7 +26,9 @@ BREAKAGES = {
     "CPUBottleneck": lambda patch: patch.setattr(CPUBottleneck, "evaluate", fail),
     "SystemFold": lambda patch: patch.setattr(SystemFold, "update", fail),
     "MemoryFold": lambda patch: patch.setattr(MemoryFold, "result", once(MemoryFold.result)),
-    "judge_everything": lambda patch: patch.setattr(verdict, "JUDGES", (judge_everything, *verdict.JUDGES)),
+    "judge_everything": lambda patch: patch.setattr(
+        verdict, "CAUSES", (ProfileCause(Class.IDLE, judge_everything), *verdict.CAUSES)
+    ),
 }
 
 

@@ -5,8 +5,8 @@ import re
 import attrs
 import pytest
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class
@@ -115,7 +115,7 @@ def test_samples_of_saving_are_named_apart_from_the_calls():
     rows = with_saves(400, 20, 0.2, saved=0.6)
     stack = Sampled("algo-1-0", "outside", True, (Place("train.py", 30, "main"),), "pathlib.Path.open", 1.2, 18)
     metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 30): "open(path, 'wb')"}))
-    found = decide(JudgeContext(metrics, {})).main
+    found = decide(Case(metrics, {})).main
     assert (
         "120 ms each time for 40 MB; this costs 30 % of the loop, and saving outside of these calls 15 %"
         in found.headline
@@ -142,7 +142,7 @@ def test_opening_a_file_belongs_to_its_save(line, function, counts):
     rows = with_saves(400, 20, 0.2, saved=0.2)  # the rest truncates the last checkpoint
     found = Sampled("algo-1-0", "outside", True, (Place("train.py", 30, function),), "pathlib.Path.open", 3.0, 45)
     metrics = attrs.evolve(metrics_of(rows), samples=Samples((found,), {("train.py", 30): line}))
-    verdict = decide(JudgeContext(metrics, {}))
+    verdict = decide(Case(metrics, {}))
     if counts:
         assert (verdict.kind, verdict.also) == (Class.CHECKPOINTING, ())
         assert verdict.main.share_of_time == pytest.approx((20 * 0.04 + 3.0) / 7.9, abs=0.05)
@@ -156,7 +156,7 @@ def test_a_save_that_opens_its_file_in_the_same_line_counts_once():
     source = 'pickle.dump(state, open(path, "wb"))'
     once = verdict_of(rows).main.share_of_time
     metrics = attrs.evolve(metrics_of(rows), samples=Samples((found,), {("train.py", 31): source}))
-    assert decide(JudgeContext(metrics, {})).main.share_of_time == pytest.approx(once)
+    assert decide(Case(metrics, {})).main.share_of_time == pytest.approx(once)
 
 
 def test_rare_saves_cost_nothing():
@@ -216,7 +216,7 @@ def sampled(*stacks, rows=None):
         found.append(Sampled("algo-1-0", phase, long, (place,), "", seconds, round(seconds * 15)))
     sources = {("train.py", number): text for number, (_, _, text, _) in enumerate(stacks, 1)}
     metrics = attrs.evolve(metrics_of(rows), samples=Samples(tuple(found), sources))
-    return decide(JudgeContext(metrics, {}))
+    return decide(Case(metrics, {}))
 
 
 @pytest.mark.parametrize(

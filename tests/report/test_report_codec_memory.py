@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.formats.elements import check_elements
+from sm_profiler.metrics.scaling import codec
 
 ARRAYS, LENGTH = 16, 1 << 17
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.policy import TINY_COMPILED_MS, TINY_GRAPH_MS
 from sm_profiler.formats import event_names
 from tests.support.reports import JAX, compiled, metrics_of, verdict_of
 
@@ -106,9 +106,9 @@ def test_waits_for_results_are_not_scaled_as_calls_that_were_recorded_for_some_s
 @pytest.mark.parametrize(
     ("framework", "step_ms", "kind"),
     [
-        ("jax", TINY_COMPILED_MS * 0.5, Class.HOST_BOUND), ("jax", TINY_COMPILED_MS * 2, Class.BALANCED),
-        ("tensorflow", TINY_GRAPH_MS * 0.5, Class.HOST_BOUND), ("tensorflow", TINY_GRAPH_MS * 1.5, Class.BALANCED),
-        ("keras", TINY_GRAPH_MS * 0.5, Class.HOST_BOUND), ("keras", TINY_GRAPH_MS * 1.5, Class.BALANCED),
+        ("jax", limits.TINY_STEP_S * 1e3 / 8 * 0.5, Class.HOST_BOUND), ("jax", limits.TINY_STEP_S * 1e3 / 8 * 2, Class.BALANCED),
+        ("tensorflow", limits.TINY_STEP_S * 1e3 / 3 * 0.5, Class.HOST_BOUND), ("tensorflow", limits.TINY_STEP_S * 1e3 / 3 * 1.5, Class.BALANCED),
+        ("keras", limits.TINY_STEP_S * 1e3 / 3 * 0.5, Class.HOST_BOUND), ("keras", limits.TINY_STEP_S * 1e3 / 3 * 1.5, Class.BALANCED),
     ],
 )  # fmt: skip
 def test_a_step_of_one_call_is_tiny_below_the_cost_of_a_call(framework, step_ms, kind):

@@ -63,7 +63,7 @@ def check(base, result, validator):
 
 @pytest.mark.parametrize("base", BASES)
 def test_damaged_jobs_are_reported(base, tmp_path, validator):
-    for result in report_damaged(base, tmp_path, 0, 8):
+    for result in report_damaged(base, tmp_path, 0, 3):
         check(base, result, validator)
 
 

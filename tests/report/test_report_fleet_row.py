@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from sm_profiler._version import __version__
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of
@@ -18,7 +18,7 @@ from tests.support.reports import metrics_of, training
 
 
 def row(metrics):
-    report = report_of(metrics, decide(JudgeContext(metrics, {})), {})
+    report = report_of(metrics, decide(Case(metrics, {})), {})
     found = read_report(to_json(report).encode())
     assert found.version == __version__
     return row_of(found, {}, FleetJob("", judged="report"))
@@ -44,7 +44,7 @@ def test_report_and_fleet_agree_on_the_money_that_is_lost(steps, description):
     """The report priced a share of the verdict's, and the fleet what all repairs save."""
     metrics = metrics_of(training(600, **steps), description=description, instance_type="ml.g5.2xlarge")
     metrics = attrs.evolve(metrics, nodes=("algo-1",))
-    report = report_of(metrics, decide(JudgeContext(metrics, {})), {}, job=JobInfo())
+    report = report_of(metrics, decide(Case(metrics, {})), {}, job=JobInfo())
     resources = {"ResourceConfig": {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1}}
     described = {**description, **resources} if description else {}
     job = with_bill(row_of(read_report(to_json(report).encode()), described, FleetJob("")), Prices.of())

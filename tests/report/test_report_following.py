@@ -11,7 +11,7 @@ import time
 import pytest
 
 from sm_profiler.cli import main
-from sm_profiler.cli.following import Follower
+from sm_profiler.cli.report import Follower
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import STATE_FILE, read_state, remove_state, write_state
@@ -51,6 +51,7 @@ def test_does_not_wait_for_a_run_that_ended_without_data(tmp_path):
         Follower(str(tmp_path), sleep=pytest.fail).open()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("how", ["ended", "killed"])
 def test_ends_with_the_run_without_an_end_marker(job, tmp_path, capsys, how):
     if how == "ended":
@@ -104,7 +105,7 @@ def test_follows_the_run_that_is_not_over(job, tmp_path, capsys):
         follower.append(1)
         shutil.copytree(job, runs / "new", dirs_exist_ok=True)
 
-    from sm_profiler.cli.arguments import newest_run
+    from sm_profiler.cli.command import newest_run
 
     assert newest_run(str(runs)) == str(runs / "old")
     assert newest_run(str(runs), running=True) == str(runs / "new")

@@ -4,12 +4,11 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.idle import judge_idle
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.system_fold import Usage, UsageFold
 from sm_profiler.report import Class
-from tests.support.reports import START_S, gpu_samples, metrics_of, training
+from tests.support.reports import START_S, cause_found, gpu_samples, metrics_of, training
 
 
 def cpu(seconds, busy):
@@ -24,7 +23,7 @@ def used(seconds, cores):
 
 
 def judged(rows, samples=(), usage=None):
-    return judge_idle(JudgeContext(attrs.evolve(metrics_of(rows, samples), usage=usage or {}), {}))
+    return cause_found("IDLE", Case(attrs.evolve(metrics_of(rows, samples), usage=usage or {}), {}))
 
 
 def test_finds_an_idle_end():
@@ -93,7 +92,7 @@ def paused(length, at_step=150, steps=300):
 def test_finds_a_pause_between_steps():
     rows, resumed = paused(20.0)
     idle = lambda at: 0.02 if 2.7 < at < resumed - 1 else 1.0  # noqa: E731
-    verdict = decide(JudgeContext(attrs.evolve(metrics_of(rows, cpu(24, lambda _: 99)), usage=used(24, idle)), {}))
+    verdict = decide(Case(attrs.evolve(metrics_of(rows, cpu(24, lambda _: 99)), usage=used(24, idle)), {}))
     assert verdict.kind is Class.IDLE
     assert "1 pause between steps" in verdict.main.headline
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from report_helpers import gpu_samples, report_from, training
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location
@@ -19,6 +18,7 @@ from sm_profiler.report.report_json import (
     schema,
     to_json,
 )
+from tests.support.reports import gpu_samples, report_from, training
 
 ROOT = Path(__file__).parents[2]
 STORED = sorted((ROOT / "tests" / "data" / "report_json").glob("*.json"))

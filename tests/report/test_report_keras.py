@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.judges.inputs import judge_input
-from sm_profiler.diagnosis.judges.judge_context import JudgeContext
-from sm_profiler.diagnosis.judges.loop import judge_host, launches_of
-from sm_profiler.diagnosis.loop_ledger import LOOPS
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.computing import launches_of
+from sm_profiler.diagnosis.profile.ledger import LOOPS
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.system_fold import Usage
-from tests.support.reports import metrics_of, training, verdict_of
+from tests.support.reports import cause_found, metrics_of, training, verdict_of
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
 
@@ -94,10 +93,10 @@ def test_is_not_sure_of_slow_loading_threads_while_others_hold_the_cores(own, co
     metrics = metrics_of(rows, samples)
     at = np.arange(14.0)
     usage = {"algo-1-0": Usage(at + metrics.ranks[0].start - 1, at * own, np.zeros(14))}
-    found = judge_input(JudgeContext(attrs.evolve(metrics, usage=usage), {}))
+    found = cause_found("INPUT_BOUND", Case(attrs.evolve(metrics, usage=usage), {}))
     assert (found.kind, found.confidence) == (Class.INPUT_BOUND, confidence)
     second = metrics_of([*rows, *((*row[:4], "algo-1-1", *row[5:]) for row in rows)], samples)
-    found = judge_input(JudgeContext(attrs.evolve(second, usage=usage), {}))
+    found = cause_found("INPUT_BOUND", Case(attrs.evolve(second, usage=usage), {}))
     assert found.confidence == "high"  # what the other rank uses is not known
 
 
@@ -129,7 +128,7 @@ def test_a_counted_step_in_which_the_script_did_more_is_no_usual_one():
     rows = operators(rows, operators=370, fixed_us=11.0, step_us=5_200)
     verdict = verdict_of(rows, metadata=KERAS)
     assert Class.HOST_BOUND not in {verdict.kind, *(one.kind for one in verdict.also)}
-    assert launches_of(JudgeContext(metrics_of(rows), {})).operators == 70
+    assert launches_of(Case(metrics_of(rows), {})).operators == 70
 
 
 def test_launches_take_a_smaller_share_of_a_loop_with_long_steps():
@@ -137,7 +136,7 @@ def test_launches_take_a_smaller_share_of_a_loop_with_long_steps():
     found = {}
     for name, more in (("usual", []), ("long", training(10, at=6.0, number=3000, wait=0, forward=0.5))):
         rows = operators(rows + more, operators=250, fixed_us=2.0, step_us=800)
-        finding = judge_host(JudgeContext(metrics_of(rows), {}))
+        finding = cause_found("HOST_BOUND", Case(metrics_of(rows), {}))
         found[name] = finding.share_of_time
         assert finding.headline.startswith("About 62 % of a step of 800 µs")
     assert found["usual"] == pytest.approx(0.625, rel=0.05)

@@ -7,11 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.loop import Loop, Saving
-from sm_profiler.diagnosis.loop_ledger import ledger_of, totals_of
-from sm_profiler.diagnosis.loop_table import rows_of_rank
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.ledger import ledger_of, rows_of_rank, totals_of
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from tests.support.reports import metrics_of, training
@@ -95,7 +94,7 @@ def test_a_file_that_is_flushed_after_text_was_written_is_a_log():
     metrics, ledger, _ = of(rows, samples=sampled("self.file.write(row)", 0.6, function="Journal.note"))
     assert "saving" not in ledger.seconds
     assert ledger.seconds["logging"].sum() == pytest.approx(1.4, rel=0.05)
-    assert decide(JudgeContext(metrics, {})).kind is Class.LOGGING
+    assert decide(Case(metrics, {})).kind is Class.LOGGING
 
 
 def test_images_that_are_saved_after_an_evaluation_are_found():
@@ -110,7 +109,7 @@ def test_images_that_are_saved_after_an_evaluation_are_found():
     metrics = attrs.evolve(
         metrics_of(rows), samples=sampled("grid.save(path)", 3.2, leaf="PIL.ImageFile._encode_tile", phase="evaluation")
     )
-    verdict = decide(JudgeContext(metrics, {}))
+    verdict = decide(Case(metrics, {}))
     assert verdict.kind is Class.CHECKPOINTING
     assert "saving files, mostly in main()" in verdict.main.headline
     assert (
@@ -118,7 +117,7 @@ def test_images_that_are_saved_after_an_evaluation_are_found():
         < (240 * 0.0092 + 12 * 0.3) / (240 * 0.0092 + 12 * 0.0032)
         < verdict.main.gain.speedup.high
     )
-    without = decide(JudgeContext(attrs.evolve(metrics, samples=Samples()), {}))
+    without = decide(Case(attrs.evolve(metrics, samples=Samples()), {}))
     assert without.kind is Class.PERIODIC_STALL
     assert "Every 20 steps" in without.main.headline
 
@@ -156,13 +155,13 @@ def test_callbacks_that_no_record_times_are_found_in_samples():
     )
     stack = Sampled(NAME, "outside", False, places, "scipy.stats._kde.gaussian_kde.evaluate", 3.0, 60)
     metrics = attrs.evolve(metrics_of(training(300, outside=0.0102)), samples=Samples((stack,)))
-    verdict = decide(JudgeContext(metrics, {}))
+    verdict = decide(Case(metrics, {}))
     assert (verdict.kind, verdict.also) == (Class.SLOW_CALLBACK, ())
     assert "The callback Histogram takes" in verdict.main.headline
     assert verdict.main.where[0].line == 12
     timed = (event_names.CALLBACK, "Histogram.on_train_batch_end", 1.5, 0.0001, NAME, 0, {"calls": 1})
     known = attrs.evolve(metrics_of([*training(300, outside=0.0102), timed]), samples=Samples((stack,)))
-    assert decide(JudgeContext(known, {})).kind is Class.SYNC_BOUND
+    assert decide(Case(known, {})).kind is Class.SYNC_BOUND
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -174,5 +173,5 @@ def test_a_launch_of_jax_that_waits_is_no_slow_dispatch(waits):
     metrics = attrs.evolve(
         metrics_of(training(300, outside=0.0102), metadata=({"framework": "jax"},)), samples=Samples(tuple(stacks))
     )
-    verdict = decide(JudgeContext(metrics, {}))
+    verdict = decide(Case(metrics, {}))
     assert (verdict.kind is Class.BALANCED) is waits

@@ -14,9 +14,9 @@ import pytest
 
 from sm_profiler import limits, processes
 from sm_profiler.cli import try_loader
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.workers import workers_of
-from sm_profiler.hook import threads
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.hook import scheduling
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.sampler import Cpu, Memory
 from sm_profiler.source.parse import machine_bytes
@@ -59,7 +59,7 @@ def container(request, tmp_path, monkeypatch):
 
     use(0.0)
     here = partial(Limits, tmp_path / "cgroup", tmp_path / "membership")
-    for module in (limits, processes, threads):
+    for module in (limits, processes, scheduling):
         monkeypatch.setattr(module, "Limits", here)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: frozenset(range(CORES)))
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 512 * GB // 4096}[name])
@@ -91,7 +91,7 @@ def test_the_monitor_reports_the_containers_share(tmp_path, container):
 
 @pytest.mark.usefixtures("container")
 def test_our_own_work_follows_the_containers_share():
-    assert threads.usable_cores() == 1.5  # of verdicts about threads
+    assert scheduling.usable_cores() == 1.5  # of verdicts about threads
     assert processes.processors() == 2  # processes that read files, fold and lend themselves to others
     assert try_loader.resources()[0] == 2
     assert limits.memory_total() == machine_bytes() == 2 * GB
@@ -102,13 +102,13 @@ def test_advice_and_report_count_the_containers_cores(tmp_path, container):
     rows = [(1 + tick, row.value, "algo-1", row.type, row.name, row.dimension) for tick in range(60) for row in second]
     loop = training(500, wait=0.1)  # loading takes ten times as long as the step
     metrics = metrics_of(loop, rows)
-    assert workers_of(JudgeContext(metrics, {})).suggested <= 2
+    assert workers_of(Case(metrics, {})).suggested <= 2
     assert metrics.system.cores == {"algo-1": 2}
 
 
 REPORT = """
 import json
-from sm_profiler.hook.threads import usable_cores
+from sm_profiler.hook.scheduling import usable_cores
 from sm_profiler.limits import Limits, memory_total
 from sm_profiler.processes import processors
 found = Limits()

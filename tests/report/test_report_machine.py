@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.report import Class
 from tests.support.reports import gpu_samples, metrics_of, training, verdict_of
 
@@ -37,8 +37,8 @@ def test_page_faults_replace_the_pressure_on_old_kernels():
 @pytest.mark.parametrize(
     "values",
     [
-        {"SwapInBytesPerSecond": 0.9 * policy.SWAPPED, "MemoryPressurePercent": 40},
-        {"SwapInBytesPerSecond": 3e7, "MemoryPressurePercent": 100 * 0.9 * policy.SWAPPING},
+        {"SwapInBytesPerSecond": 0.9 * limits.SWAPPED, "MemoryPressurePercent": 40},
+        {"SwapInBytesPerSecond": 3e7, "MemoryPressurePercent": 100 * 0.9 * limits.FLOOR},
         {"MajorFaultsPerSecond": 5000, "IOPressurePercent": 90},  # a memory-mapped dataset is read
     ],
 )
@@ -61,8 +61,8 @@ def test_finds_a_slow_nfs():
 def test_finds_another_shared_file_system():
     rows = samples(8, IOPressurePercent=60, ReadThroughputInBytesPerSecond=1e4)
     metrics = metrics_of(training(300, wait=0.02), rows)
-    assert decide(JudgeContext(mounted(metrics), {})).kind is Class.SLOW_STORAGE
-    assert decide(JudgeContext(metrics, {})).kind is Class.INPUT_BOUND
+    assert decide(Case(mounted(metrics), {})).kind is Class.SLOW_STORAGE
+    assert decide(Case(metrics, {})).kind is Class.INPUT_BOUND
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_finds_another_shared_file_system():
 )
 def test_waiting_for_something_else_is_input_bound(values):
     metrics = mounted(metrics_of(training(300, wait=0.02), samples(8, **values)))
-    assert decide(JudgeContext(metrics, {})).kind is Class.INPUT_BOUND
+    assert decide(Case(metrics, {})).kind is Class.INPUT_BOUND
 
 
 def test_a_busy_nfs_without_waits_is_no_problem():
@@ -85,7 +85,7 @@ def test_a_busy_nfs_without_waits_is_no_problem():
 @pytest.mark.parametrize("mounts", ["x", ["/fsx"], {"/a" * 9999: {"b": 1}}, {"\x1b[31m": None}])
 def test_damaged_mounts_do_no_harm(mounts):
     metrics = metrics_of(training(300, wait=0.02), samples(8, IOPressurePercent=60))
-    decide(JudgeContext(attrs.evolve(metrics, metadata=({"shared_mounts": mounts},)), {}))
+    decide(Case(attrs.evolve(metrics, metadata=({"shared_mounts": mounts},)), {}))
 
 
 def gpu(use=95.0, name="gpu0", memory=70.0, **metrics):
@@ -136,7 +136,7 @@ def test_a_gpu_without_work_may_lower_its_clock():
 
 def test_a_small_batch_leaves_the_gpu_idle_and_its_memory_free():
     metrics = attrs.evolve(metrics_of(training(400), gpu(use=25, memory=11)), batch_size=8)
-    main = decide(JudgeContext(metrics, {})).main
+    main = decide(Case(metrics, {})).main
     assert main.kind is Class.BATCH_TOO_SMALL
     assert "8 times as large fits" in main.headline
     assert any(one.metric == "batch size" and one.value == 8 for one in main.evidence)

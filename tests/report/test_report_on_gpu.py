@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.loop import Saving
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.loop import Saving
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import trace_windows as windows
@@ -34,7 +34,7 @@ def launching(steps, operators, fixed_us, **phases):
 
 
 def judged(events, used, rules=None, **metrics):
-    return decide(JudgeContext(attrs.evolve(metrics_of(events, used), **metrics), rules or {}))
+    return decide(Case(attrs.evolve(metrics_of(events, used), **metrics), rules or {}))
 
 
 RECORDED = {

@@ -3,10 +3,10 @@
 import attrs
 import pytest
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.policy import ONE_BY_ONE
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from tests.support.reports import JAX, compiled, metrics_of
@@ -29,7 +29,7 @@ def verdict(  # one argument a part, each with a default
         place = Place("train.py", 12, "train")
         stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=200)
         metrics = attrs.evolve(metrics, samples=Samples((stack,), {("train.py", 12): "grads = tx.update(grads)"}))
-    context = JudgeContext(metrics, {})
+    context = Case(metrics, {})
     return decide(context).main
 
 
@@ -41,7 +41,9 @@ def test_gradients_that_are_not_compiled_are_named_with_their_cost():
     assert "jax.jit(step)" in found.next_step
 
 
-@pytest.mark.parametrize(("fixed_us", "kind"), [(100 * ONE_BY_ONE * 1.1, Class.HOST_BOUND), (20, Class.BALANCED)])
+@pytest.mark.parametrize(
+    ("fixed_us", "kind"), [(100 * limits.NOTICEABLE * 1.1, Class.HOST_BOUND), (20, Class.BALANCED)]
+)
 def test_operations_that_compute_for_long_are_no_finding(fixed_us, kind):
     assert verdict(fixed_us=fixed_us).kind is kind
 

@@ -13,9 +13,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
@@ -64,6 +64,7 @@ def test_the_line_of_step_times_ends_where_an_evaluation_begins(tmp_path):
         assert seen == []
 
 
+@pytest.mark.first(1)
 @browser
 @pytest.mark.parametrize("seconds", [0.39, 0.41, 0.9])
 def test_each_lane_has_a_scale(tmp_path, seconds):
@@ -131,6 +132,7 @@ def test_page_is_accessible(report, tmp_path, scheme):
     assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
 
 
+@pytest.mark.first(1)
 @browser
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
 def test_page_of_traces_is_accessible_and_fits(tmp_path, scheme, width):
@@ -154,6 +156,7 @@ def test_long_lines_of_code_fit_a_phone(report, tmp_path):
     assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
 
 
+@pytest.mark.first(1)
 @browser
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 360)])
 def test_lines_of_code_are_accessible_and_fit(tmp_path, scheme, width):
@@ -179,6 +182,7 @@ def test_lines_of_code_are_accessible_and_fit(tmp_path, scheme, width):
     assert seen == []
 
 
+@pytest.mark.first(1)
 @browser
 @pytest.mark.parametrize("width", [360, 800, 1400])
 def test_page_does_not_scroll_sideways(report, tmp_path, width):
@@ -310,7 +314,7 @@ def test_page_of_a_day_long_job_is_small():
     ]
     day = metrics_of((), samples, window_s=3600)
     metrics = attrs.evolve(metrics, system=day.system, start=START_S, end=START_S + seconds)
-    html = render_html(report_of(metrics, decide(JudgeContext(metrics, {})), {}))
+    html = render_html(report_of(metrics, decide(Case(metrics, {})), {}))
     assert len(html.encode()) < 1_000_000
 
 

@@ -4,8 +4,8 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
@@ -16,7 +16,7 @@ LINE = {"file": "/code/model.py", "line": 12, "function": "forward"}
 
 
 def judged(rows, system_rows=(), **changes):
-    return decide(JudgeContext(attrs.evolve(metrics_of(rows, system_rows), **changes), {}))
+    return decide(Case(attrs.evolve(metrics_of(rows, system_rows), **changes), {}))
 
 
 def with_compilations(again, every=20, length=0.3):
@@ -198,7 +198,7 @@ def test_growing_memory_names_the_objects():
         "container": "list losses in __main__: 100 → 1,000 elements of Tensor",
     }
     rows = [*training(5900), (event_names.OBJECTS, "objects", 30.0, 0.02, "algo-1-0", -1, args)]
-    verdict = decide(JudgeContext(metrics_of(rows, memory=memory), {}))
+    verdict = decide(Case(metrics_of(rows, memory=memory), {}))
     (found,) = [one for one in (verdict.main, *verdict.also) if one.kind is Class.MEMORY_GROWTH]
     shown = {one.metric: one.value for one in found.evidence}
     assert shown["container that grows most"].startswith("list losses in __main__")
@@ -213,5 +213,5 @@ def test_caches_of_libraries_that_fill_are_no_leak(kept):
     memory = {"algo-1-0": (seconds, 1e9 + 8e8 * (1 - np.exp(-np.arange(60.0) / 45)))}
     args = {"types": {"Tensor": kept, "dict": 2}, "tensor_bytes": -2_000_000}
     rows = [*training(5900), (event_names.OBJECTS, "objects", 30.0, 0.02, "algo-1-0", -1, args)]
-    verdict = decide(JudgeContext(metrics_of(rows, memory=memory), {}))
+    verdict = decide(Case(metrics_of(rows, memory=memory), {}))
     assert (Class.MEMORY_GROWTH in {one.kind for one in (verdict.main, *verdict.also)}) is bool(kept)

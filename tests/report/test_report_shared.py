@@ -6,11 +6,10 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.stalls import judge_outliers
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.stalls import find_period
@@ -20,7 +19,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.build import report_of
 from sm_profiler.report.report_json import to_json
-from tests.support.reports import START_S, metrics_of, training, verdict_of
+from tests.support.reports import START_S, cause_found, metrics_of, training, verdict_of
 
 NAME = "algo-1-0"
 SOURCES = {
@@ -45,7 +44,7 @@ def judged(rows, *stacks, waiting=0.0, cores=1.0, **changes):
     ticks = np.linspace(rank.start, rank.end, 30)
     usage = Usage(ticks, cores * ticks, np.zeros(30), waiting * (ticks - ticks[0]))
     samples = Samples(tuple(stacks), dict(SOURCES))
-    return JudgeContext(attrs.evolve(metrics, samples=samples, usage={NAME: usage}, **changes), {})
+    return Case(attrs.evolve(metrics, samples=samples, usage={NAME: usage}, **changes), {})
 
 
 def by_hand(outside=0.005):
@@ -145,7 +144,7 @@ def test_every_finding_warns_that_others_stretched_its_times(waiting, warned):
 def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
-    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= policy.MOSTLY_SHARED)
+    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= limits.MAJORITY)
 
 
 @pytest.mark.parametrize(("busy", "blamed"), [(90, True), (55, False)], ids=["others", "its own threads"])
@@ -159,7 +158,7 @@ def test_only_other_programs_that_run_can_keep_a_core_busy(busy, blamed):
 
 @pytest.mark.parametrize(
     ("wait", "waiting", "confidence"),
-    [(0.006, 0.0, "medium"), (0.006, 0.7, "low"), (0.06, 0.7, "high")],
+    [(0.006, 0.0, "high"), (0.006, 0.7, "low"), (0.06, 0.7, "high")],
 )
 def test_other_programs_may_move_a_share_across_its_threshold_but_not_far(wait, waiting, confidence):
     main = decide(judged(training(400, wait=wait, forward=0.02), waiting=waiting)).main
@@ -184,8 +183,8 @@ def test_long_steps_that_the_machine_may_have_caused_are_a_guess():
     for step in range(400):
         one = training(1, forward=0.2 if step in chosen else 0.003, at=now, number=step)
         rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
-    assert judge_outliers(judged(rows)).confidence == "high"
-    assert judge_outliers(judged(rows, waiting=0.5)).confidence == "low"
+    assert cause_found("STEP_OUTLIERS", judged(rows)).confidence == "high"
+    assert cause_found("STEP_OUTLIERS", judged(rows, waiting=0.5)).confidence == "low"
 
 
 def test_long_waits_are_not_listed_a_second_time_as_waiting():
@@ -220,7 +219,7 @@ def test_memory_that_other_programs_take_is_not_the_jobs(own, workers, found):
     seconds = np.arange(20) + START_S + 1.0
     memory = None if own is None else {NAME: (seconds, 1e9 + own * 0.01 * 16e9 * np.arange(20))}
     metrics = metrics_of(training(2000), used(1.0), memory=memory, metadata=({"memory_total": 16e9},))
-    verdict = decide(JudgeContext(attrs.evolve(metrics, loader=LoaderSettings(workers, 0)), {}))
+    verdict = decide(Case(attrs.evolve(metrics, loader=LoaderSettings(workers, 0)), {}))
     assert (Class.MEMORY_GROWTH in {verdict.kind, *(one.kind for one in verdict.also)}) is found
 
 
@@ -247,7 +246,7 @@ def test_a_log_that_is_flushed_to_disk_is_no_checkpoint():
     context = judged([*rows, *saves], stack("outside", 6.0, 21, (9, "note")))
     assert decide(context).kind is Class.CHECKPOINTING
     samples = attrs.evolve(context.metrics.samples, sources={("train.py", 9): "log.write(json.dumps(row))"})
-    verdict = decide(JudgeContext(attrs.evolve(context.metrics, samples=samples), {}))
+    verdict = decide(Case(attrs.evolve(context.metrics, samples=samples), {}))
     assert (verdict.kind, verdict.also) == (Class.LOGGING, ())
     assert "mostly in note()" in verdict.main.headline
 

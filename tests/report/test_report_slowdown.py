@@ -6,13 +6,13 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.diagnosis import policy
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.slowdown import find_change, judge_slowdown
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.patterns import find_change
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report import Class
-from tests.support.reports import START_S, metrics_of, training, verdict_of
+from tests.support.reports import START_S, cause_found, metrics_of, training, verdict_of
 
 SEEDS = range(20)
 
@@ -40,11 +40,13 @@ def test_finds_a_gradual_slowdown():
     assert find_change(noisy(600) * np.linspace(1, 3, 600)).gradual
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_no_change(seed):
     assert find_change(noisy(500, seed, spread=0.3)) is None
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_wandering_speed_is_no_change(seed):
     """Neighbouring steps of a busy machine resemble each other."""
@@ -63,7 +65,7 @@ def test_stalls_faster_steps_and_short_ends_are_no_change():
     end[570:] *= 3
     assert [find_change(one) for one in (stalled, faster, end)] == [None, None, None]
     small = lengths.copy()
-    small[300:] *= 0.95 * policy.SLOWER
+    small[300:] *= 0.95 * limits.SLOWER
     assert find_change(small) is None
 
 
@@ -89,10 +91,10 @@ def test_names_the_rank_that_changed():
     rows = slower("forward", 0.01, node="algo-2-1")
     rows += slower("forward", 0.01, node="algo-1-0", wait_for="backward")
     rows += slower("forward", 0.01, node="algo-1-2", wait_for="backward")
-    found = judge_slowdown(JudgeContext(metrics_of(rows), {}))
+    found = cause_found("FAIL_SLOW", Case(metrics_of(rows), {}))
     assert "by rank algo-2-1 alone" in found.headline
     everyone = [row for node in ("algo-1-0", "algo-1-1") for row in slower("forward", 0.01, node=node)]
-    assert "on all ranks" in judge_slowdown(JudgeContext(metrics_of(everyone), {})).headline
+    assert "on all ranks" in cause_found("FAIL_SLOW", Case(metrics_of(everyone), {})).headline
 
 
 def in_machine(
@@ -118,7 +120,7 @@ def in_machine(
         for core in range(4)
     ]
     usage = {"algo-1-0": Usage(ticks + START_S, ticks.copy(), np.zeros(len(ticks)))}
-    return judge_slowdown(JudgeContext(attrs.evolve(metrics_of(rows, samples), usage=usage), {}))
+    return cause_found("FAIL_SLOW", Case(attrs.evolve(metrics_of(rows, samples), usage=usage), {}))
 
 
 def test_names_others_that_use_the_cpu():
@@ -152,7 +154,7 @@ def test_shows_what_else_changed():
         (at, 60.0 if at > change else 2.0, "algo-1", "cpu", "cpu0", "I/OWaitPercentage")
         for at in np.arange(1, metrics.end - START_S, 0.1)
     ]
-    found = judge_slowdown(JudgeContext(metrics_of(rows, samples), {}))
+    found = cause_found("FAIL_SLOW", Case(metrics_of(rows, samples), {}))
     assert any(one.metric == "I/O wait" and one.value > one.threshold for one in found.evidence)
 
 
@@ -167,11 +169,11 @@ def test_waits_for_a_core_are_no_slowdown_of_the_script():
     def found(waiting):
         waited = np.maximum(ticks - change, 0.0) * waiting
         usage = {rank.name: Usage(ticks, ticks.copy(), np.zeros(len(ticks)), waited)}
-        return JudgeContext(attrs.evolve(metrics, usage=usage), {})
+        return Case(attrs.evolve(metrics, usage=usage), {})
 
-    assert judge_slowdown(found(0.0)).kind is Class.FAIL_SLOW
-    assert judge_slowdown(found(0.02)).kind is Class.FAIL_SLOW
-    assert judge_slowdown(found(0.35)) is None
+    assert cause_found("FAIL_SLOW", found(0.0)).kind is Class.FAIL_SLOW
+    assert cause_found("FAIL_SLOW", found(0.02)).kind is Class.FAIL_SLOW
+    assert cause_found("FAIL_SLOW", found(0.35)) is None
     verdict = decide(found(0.35))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "low")
     assert any(one.metric == "time the main thread waits for a core" for one in verdict.main.evidence)

@@ -9,18 +9,16 @@ import attrs
 import pytest
 
 from sm_profiler.container import INPUT_CONFIG
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.job import judge_initialization
-from sm_profiler.hook.birth import birth
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.hook.clock import birth
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
-from sm_profiler.monitor.host import host_id
-from sm_profiler.monitor.mounts import is_shared, shared_mounts
+from sm_profiler.monitor.host import host_id, is_shared, shared_mounts
 from sm_profiler.render.view import pictures
 from sm_profiler.report import Class
 from sm_profiler.report.write import to_json
-from tests.support.reports import START_S, metrics_of, report_from, training
+from tests.support.reports import START_S, cause_found, metrics_of, report_from, training
 
 SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]
 
@@ -73,7 +71,7 @@ def test_compilation_is_part_of_the_first_steps():
 
 def judged(rows, metadata=(), description=None):
     metrics = metrics_of(rows, SAMPLES, metadata=metadata)
-    return judge_initialization(JudgeContext(attrs.evolve(metrics, description=description or {}), {}))
+    return cause_found("INITIALIZATION_BOUND", Case(attrs.evolve(metrics, description=description or {}), {}))
 
 
 def test_the_verdict_names_the_largest_part():
@@ -103,7 +101,7 @@ def test_the_lines_are_those_of_the_part_that_is_named(rows, named, line):
     """All lines before the first step were named, even if another part was the largest."""
     metrics = metrics_of(rows, SAMPLES, metadata=process(2.0, started=0.5))
     stacks = STACKS if rows[0][2] > 20 else tuple(one for one in STACKS if one.leaf != "import")
-    found = decide(JudgeContext(attrs.evolve(metrics, samples=Samples(stacks)), {}))
+    found = decide(Case(attrs.evolve(metrics, samples=Samples(stacks)), {}))
     start = next(one for one in (found.main, *found.also) if one.kind is Class.INITIALIZATION_BOUND)
     assert named in start.headline
     assert [one.line for one in start.where] == [line]
@@ -135,7 +133,7 @@ def test_packages_installed_before_the_profile_begins_count():
     earlier, imports = before_profile(metrics)
     assert earlier == pytest.approx(90.5, abs=0.01)
     assert imports == pytest.approx(0.3, abs=0.01)
-    found = judge_initialization(JudgeContext(metrics, {}))
+    found = cause_found("INITIALIZATION_BOUND", Case(metrics, {}))
     assert "installing packages" in found.headline
 
 
@@ -218,7 +216,7 @@ def test_compiling_for_longer_than_all_other_steps_needs_no_allowance(compiled, 
     rows = training(1, at=5.0, forward=3.1) + training(steps, at=8.2, forward=0.1, number=1)
     rows.append(("sm_profiler/compile", "step", 5.05, compiled, "algo-1-0", 0, {}))
     metrics = metrics_of(rows, SAMPLES[:16], metadata=process(4.0, started=0.5))
-    found = judge_initialization(JudgeContext(metrics, {}))
+    found = cause_found("INITIALIZATION_BOUND", Case(metrics, {}))
     assert (found is not None) == slow
     if found is not None:
         assert "most of the excess is compiling in the first steps (3 s)" in found.headline
@@ -231,7 +229,7 @@ def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():
     described = transitions(Starting=600, DownloadingTrainingImage=40, Downloading=30)
     report = report_from(rows, SAMPLES, metadata=process(8.0, started=5.0))
     metrics = attrs.evolve(report.metrics, description=described)
-    report = attrs.evolve(report, metrics=metrics, verdict=decide(JudgeContext(metrics, {})))
+    report = attrs.evolve(report, metrics=metrics, verdict=decide(Case(metrics, {})))
     assert report.verdict.kind is Class.INITIALIZATION_BOUND
     bar, *_ = pictures(report)
     names = [name for name, _, _ in bar.legend]

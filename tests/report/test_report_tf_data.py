@@ -2,11 +2,10 @@
 
 import pytest
 
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.inputs import judge_input
+from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
-from tests.support.reports import metrics_of, training, verdict_of
+from tests.support.reports import cause_found, metrics_of, training, verdict_of
 
 SLOW = {
     "stage": "map(decode)", "us": 3700.0, "batch_us": 118_400.0, "parallelism": 1.0, "parallel": False,
@@ -58,7 +57,7 @@ def test_a_small_wait_counts_if_the_pipeline_takes_as_long_to_make_a_batch(made_
     args = {"batches": 300, "stages": [BATCH, SLOW | {"us": made_us, "batch_us": made_us}]}
     rows = training(300, wait=0.0009, forward=0.001, backward=0.0015, optimizer=0.0002)
     rows.append((event_names.DATA_STAGES, "tf.data", 1.0, 0.0, "algo-1-0", 50, args))
-    assert (judge_input(JudgeContext(metrics_of(rows), {})) is not None) is found
+    assert (cause_found("INPUT_BOUND", Case(metrics_of(rows), {})) is not None) is found
 
 
 def test_the_record_with_the_most_batches_counts():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sm_profiler.diagnosis import policy
+from sm_profiler.diagnosis import limits
 from sm_profiler.report import Class
 from tests.support.reports import in_step, jitter, training, verdict_of
 
@@ -27,7 +27,7 @@ def test_finds_sequences_of_random_length():
 
 def test_just_below_the_threshold_is_balanced():
     works = np.full((2, 200), 0.003)
-    extra = policy.TURNS * 0.0092 / (1 - policy.TURNS) * 0.85
+    extra = (2 * limits.FLOOR + limits.REPEAT) * 0.0092 / (1 - (2 * limits.FLOOR + limits.REPEAT)) * 0.7
     works[np.arange(200) % 2, np.arange(200)] += extra
     assert verdict_of(in_step(works)).kind is Class.BALANCED
 

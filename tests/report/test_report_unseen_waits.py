@@ -3,13 +3,11 @@
 import attrs
 import pytest
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.loop import judge_host
-from sm_profiler.diagnosis.judges.stalls import judge_outliers, judge_periodic
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class
-from tests.support.reports import gpu_samples, metrics_of, training
+from tests.support.reports import cause_found, gpu_samples, metrics_of, training
 
 READ = "losses.append(np.asarray(loss))"
 
@@ -22,12 +20,12 @@ def context_of(line=READ, *, rows=None, framework="jax", leaf="", system=()):
     metrics = attrs.evolve(
         metrics, samples=Samples(tuple(found), {("train.py", 9): line}), metadata=({"framework": framework},)
     )
-    return JudgeContext(metrics, {})
+    return Case(metrics, {})
 
 
 def test_steps_that_read_what_others_compute_are_no_stall():
     context = context_of()
-    assert judge_periodic(context) is None
+    assert cause_found("PERIODIC_STALL", context) is None
     verdict = decide(context)
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "low")
     assert "NumPy" in verdict.main.headline
@@ -39,8 +37,8 @@ def test_the_same_at_irregular_steps():
     for step in (40, 97, 111, 180, 203, 271):
         end = rows[-1][2] + rows[-1][3] + 0.5
         rows += training(1, wait=0, at=end, number=300 + step)
-    assert judge_outliers(context_of(rows=rows)) is None
-    assert judge_outliers(context_of("save(loss)", rows=rows)).kind is Class.STEP_OUTLIERS
+    assert cause_found("STEP_OUTLIERS", context_of(rows=rows)) is None
+    assert cause_found("STEP_OUTLIERS", context_of("save(loss)", rows=rows)).kind is Class.STEP_OUTLIERS
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_the_same_at_irregular_steps():
     ],
 )
 def test_other_lines_and_frameworks_stall(more):
-    assert judge_periodic(context_of(**more)).kind is Class.PERIODIC_STALL
+    assert cause_found("PERIODIC_STALL", context_of(**more)).kind is Class.PERIODIC_STALL
 
 
 def test_nothing_is_left_to_wait_for_after_a_recorded_wait():
@@ -64,10 +62,10 @@ def test_nothing_is_left_to_wait_for_after_a_recorded_wait():
         ("sm_profiler/results", "block_until_ready", row[2] + row[3] - 0.001, 0.001, "algo-1-0", row[5])
         for row in steps
     ]
-    assert judge_periodic(context_of(rows=rows)).kind is Class.PERIODIC_STALL
+    assert cause_found("PERIODIC_STALL", context_of(rows=rows)).kind is Class.PERIODIC_STALL
 
 
 def test_steps_that_only_launch_are_not_tiny():
     rows = training(2000, wait=0, forward=0.0001, backward=0, optimizer=0, outside=0.00001, every=25, stall=0.02)
-    assert judge_host(context_of("write(table)", rows=rows)).kind is Class.HOST_BOUND
-    assert judge_host(context_of(rows=rows)) is None
+    assert cause_found("HOST_BOUND", context_of("write(table)", rows=rows)).kind is Class.HOST_BOUND
+    assert cause_found("HOST_BOUND", context_of(rows=rows)) is None

@@ -3,12 +3,12 @@
 import json
 import random
 
-import attrs
 import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.metrics.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
+from sm_profiler.report.report_json import plain
 from tests.support.reports import START_S, FakeWindow, events, sampled, system, training, verdict_of
 
 SAMPLES = "sm_profiler/samples"
@@ -270,4 +270,4 @@ def test_hostile_names_are_printable_and_short():
     assert found.file.isprintable()
     assert found.function.isprintable()
     assert len(found.file) < 1000
-    assert json.dumps(attrs.asdict(found))
+    assert json.dumps(plain(found))

@@ -7,8 +7,8 @@ import time
 
 import attrs
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.left_out import FunctionTime, own_seconds, read_functions
 from sm_profiler.report import Class
 from tests.support.reports import metrics_of, training
@@ -94,7 +94,7 @@ def test_time_outside_the_phases_is_named_by_functions():
         FunctionTime(SCRIPT, 10, "log", 1.0),
         FunctionTime(SCRIPT, 1, "x", 0.1),
     )
-    main = decide(JudgeContext(attrs.evolve(metrics, functions=functions), {})).main
+    main = decide(Case(attrs.evolve(metrics, functions=functions), {})).main
     assert main.kind is Class.SYNC_BOUND
     assert [(one.line, one.function, round(one.share, 2)) for one in main.where] == [
         (20, "write", 0.73),

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
-from sm_profiler.diagnosis.judges.workers import workers_of
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.step_fold import LoaderSettings
 from tests.support.reports import metrics_of, training
 
@@ -17,7 +17,7 @@ def context_of(cores, ranks, *, wait, num_workers=0):
         for second in range(1, 5)
         for core in range(cores)
     ]
-    return JudgeContext(attrs.evolve(metrics_of(rows, samples), loader=LoaderSettings(num_workers, 0)), {})
+    return Case(attrs.evolve(metrics_of(rows, samples), loader=LoaderSettings(num_workers, 0)), {})
 
 
 @pytest.mark.parametrize(("cores", "ranks", "per_rank"), [(16, 4, 4), (16, 1, 16), (2, 4, 1), (0, 1, 0)])
@@ -54,7 +54,7 @@ def test_suggests_more_workers_than_cores_if_loading_waits(cpu, num_workers, idl
         (second, cpu, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for second in range(1, 9) for core in (0, 1)
     ]
     metrics = metrics_of(training(200, wait=0.08), samples if cpu is not None else ())
-    context = JudgeContext(attrs.evolve(metrics, loader=LoaderSettings(num_workers, 0)), {})
+    context = Case(attrs.evolve(metrics, loader=LoaderSettings(num_workers, 0)), {})
     found = workers_of(context)
     assert found.idle is idle
     step = decide(context).main.next_step

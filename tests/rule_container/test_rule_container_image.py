@@ -35,7 +35,7 @@ class BusyGPU:
         return {"RuleTriggered": int(2 * self.busy > self.samples), "Datapoints": self.samples}
 '''
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def run(*words, **options):

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
-from sm_profiler.serve.app import create_app
-from sm_profiler.serve.changes import target_of
+from sm_profiler.serve.app import create_app, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
 from sm_profiler.serve.logs import LogTail

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from urllib.parse import urljoin
+from urllib.parse import urlencode, urljoin
 
 import pytest
 from starlette.requests import Request
@@ -12,11 +12,10 @@ from starlette.testclient import TestClient
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
-from sm_profiler.serve.app import Site, create_app
-from sm_profiler.serve.guard import MAX_BODY_BYTES
+from sm_profiler.serve.app import LOOK_S, MAX_WAITING, WAIT_S, Site, create_app
 from sm_profiler.serve.jobs import MAX_LIVE, Found, Jobs, find_shown
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.server import clean_base, listen
+from sm_profiler.serve.server import MAX_BODY_BYTES, clean_base, listen
 from tests.support.serving import Polled, copy_files, data_files, end, make_job, until
 
 TOKEN = "a-token"  # guards nothing
@@ -121,7 +120,8 @@ def test_works_without_script_by_reloading(folder):
     assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in client(folder).get("/").text
 
 
-def test_updates_hold_what_has_changed_since_a_version(folder, tmp_path):
+def test_updates_hold_what_has_changed_since_a_version(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("sm_profiler.serve.app.WAIT_S", 0.0)
     copy_files(folder / "first", tmp_path / "job", data_files(folder / "first"))
     browser, job = client(tmp_path / "job"), address(tmp_path / "job", "job")
     first = browser.get(f"{job}/updates").json()
@@ -141,47 +141,43 @@ def test_a_version_from_before_a_restart_gets_everything(folder):
     assert "verdict" in client(folder).get(f"{job}/updates", params={"since": version}).json()["parts"]
 
 
-def test_a_stream_ends_with_the_job(folder):
-    answer = client(folder).get(f"{address(folder)}/events")
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    kinds = [line.partition(": ")[2] for line in answer.text.splitlines() if line.startswith("event")]
-    assert kinds == ["beat", "parts", "end"]
-    news = json.loads([line for line in answer.text.split("\n") if line.startswith("data: ")][1][6:])
-    assert news["state"] == "ended"
-    assert "verdict" in news["parts"]
+class Silent(LiveJob):
+    """A job without news."""
+
+    def watch(self):
+        return self.snapshot
 
 
-def test_limits_open_streams(folder, monkeypatch):
-    monkeypatch.setattr("sm_profiler.serve.app.MAX_STREAMS", 0)
-    assert client(folder).get(f"{address(folder)}/events").status_code == 503
+def seconds_waited(folder, others=0):
+    """Return how long a request without news waits while others do."""
+    site, waits = Site(Jobs([str(folder)], follow=Silent)), []
+    site._waiting = others
+    query = urlencode({"since": f"{site.boot}:0"}).encode()
+    identifier = address(folder, "job").rpartition("/")[2]
+    scope = {"type": "http", "path_params": {"id": identifier}, "query_string": query, "headers": []}
+
+    async def pause(seconds):
+        waits.append(seconds)
+        await asyncio.sleep(0)
+
+    site.pause = pause
+    answer = asyncio.run(site.updates(Request(scope)))
+    assert json.loads(answer.body)["state"] == "waiting"
+    assert site._waiting == others
+    return sum(waits)
 
 
-def test_streams_count_from_when_they_are_accepted(folder, monkeypatch):
-    monkeypatch.setattr("sm_profiler.serve.app.MAX_STREAMS", 2)
-    jobs = Jobs([str(folder)], follow=Polled)
-    site = Site(jobs)
-    number = address(folder).rpartition("/")[2]
-    request = Request({"type": "http", "path_params": {"id": number}, "query_string": b"", "headers": []})
-
-    async def gone(scope=None):
-        raise OSError("gone")
-
-    async def accepted():
-        answers = [await site.events(request) for _ in range(4)]
-        assert [one.status_code for one in answers] == [200, 200, 503, 503]
-        with pytest.raises(BaseException):  # noqa: B017 - the client left before the stream began
-            await answers[0]({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, gone)
-        assert (await site.events(request)).status_code == 200
-
-    asyncio.run(accepted())
+def test_a_request_waits_for_news_for_a_while_unless_many_others_do(tmp_path):
+    (tmp_path / "job" / "framework").mkdir(parents=True)
+    assert seconds_waited(tmp_path) == pytest.approx(WAIT_S, abs=2 * LOOK_S)
+    assert seconds_waited(tmp_path, others=MAX_WAITING) == 0
 
 
 def test_an_absurd_version_is_refused(folder):
     job = address(folder)
     browser = client(folder)
     boot = browser.get(f"{job}/updates").json()["version"].partition(":")[0]
-    for kind in ("updates", "events"):
-        assert browser.get(f"{job}/{kind}", params={"since": f"{boot}:{'9' * 5000}"}).status_code == 400
+    assert browser.get(f"{job}/updates", params={"since": f"{boot}:{'9' * 5000}"}).status_code == 400
 
 
 def test_answers_with_report_json(folder):

@@ -96,20 +96,6 @@ def test_a_job_that_is_removed_while_it_is_watched_is_named(job, proxy, tmp_path
         page.locator("#lost", has_text="This job is gone").wait_for()
 
 
-def test_polls_where_a_proxy_lets_no_stream_through(job, proxy, tmp_path):
-    folder, files = tmp_path / "job", data_files(job)
-    copy_files(job, folder, files[: len(files) // 2])
-    proxy.streams_held = True
-    with served(folder) as proxy.target, chromium() as page:
-        page.goto(f"{proxy.url}?token=known")
-        page.get_by_role("link", name="job", exact=True).click()
-        page.locator("#verdict").wait_for()
-        copy_files(job, folder, files[len(files) // 2 :])
-        end(folder)
-        page.locator("#state", has_text="ended").wait_for()
-        assert any("/updates" in path for path in proxy.seen)
-
-
 def test_a_moment_has_an_address_and_what_is_read_stays(job, proxy, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])

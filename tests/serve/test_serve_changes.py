@@ -7,8 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.serve.app import create_app
-from sm_profiler.serve.changes import FileTarget, JobTarget, Window, target_of
+from sm_profiler.serve.app import FileTarget, JobTarget, Window, create_app, target_of
 from sm_profiler.serve.jobs import Jobs, find_shown
 from tests.support.serving import Polled, copy_files, data_files, make_job
 

@@ -24,6 +24,17 @@ def test_a_new_job_is_listed_without_a_restart(tmp_path):
     assert jobs.listing()[0].state == "ended"
 
 
+def test_a_job_whose_folder_was_removed_is_not_known_any_more(tmp_path):
+    now, folder = [0.0], tmp_path / "job"
+    (folder / "framework").mkdir(parents=True)
+    jobs = Jobs([str(tmp_path)], clock=lambda: now[0])
+    (found,) = jobs.listing()
+    folder.joinpath("framework").rmdir()
+    folder.rmdir()
+    now[0] += 60
+    assert jobs.known(found.id) is None
+
+
 def test_a_source_that_cannot_be_listed_is_a_problem_of_its_own(tmp_path, monkeypatch):
     def opened(_):
         raise SourceError("no credentials")

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import threading
 
 import attrs
 import pytest
@@ -12,6 +13,8 @@ from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report import build_report
+from sm_profiler.serve import live as live_module
+from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import LOOK_S, job_row
 from sm_profiler.serve.jobs import Found, find_shown
 from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
@@ -376,6 +379,28 @@ def test_the_wait_for_the_reports_of_other_jobs_is_no_work_of_this_one(job, monk
     live = LiveJob(str(job), clock=lambda: now[0])
     live.poll()
     assert live._next_report == now[0] + pause_after(0.0)
+
+
+def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
+    jobs = [LiveJob(str(make_job(tmp_path / name, "--minutes", "1"))) for name in "abc"]
+    at_once, most, original = [0], [0], snapshot.page_parts
+
+    def counted(report):
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        parts = original(report)
+        at_once[0] -= 1
+        return parts
+
+    monkeypatch.setattr(snapshot, "page_parts", counted)
+    with live_module._report_lock:
+        threads = [threading.Thread(target=job.poll) for job in jobs]
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(job.snapshot.report for job in jobs)
+    assert most == [1]
 
 
 def test_a_job_in_parquet_whose_system_rows_cannot_be_read_is_shown_without_the_heat_map(in_parquet, monkeypatch):

@@ -16,8 +16,7 @@ from argparse import Namespace
 
 import pytest
 
-from sm_profiler.cli.live_view import LiveView
-from sm_profiler.cli.run import Command
+from sm_profiler.cli.run import Command, LiveView
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import shorten
 from sm_profiler.processes import start_module
@@ -113,7 +112,7 @@ def test_a_browser_is_opened_only_with_a_display(environment, platform, there):
 
 
 def test_missing_packages_are_named_before_the_script_starts(monkeypatch):
-    monkeypatch.setattr("sm_profiler.cli.live_view.find_spec", lambda name: None if name == "uvicorn" else True)
+    monkeypatch.setattr("sm_profiler.cli.run.find_spec", lambda name: None if name == "uvicorn" else True)
     LiveView(watch=True).check()
     with pytest.raises(ModuleNotFoundError, match="uvicorn"):
         LiveView(open=True).check()
@@ -130,7 +129,7 @@ def test_viewers_end_if_the_command_cannot_be_started(tmp_path, monkeypatch):
     calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LiveView, "start", lambda _self, _root: calls.append("start"))
-    monkeypatch.setattr(LiveView, "finish", lambda _self, *, recorded: calls.append(recorded))
+    monkeypatch.setattr(LiveView, "finish", lambda _self, recorded: calls.append(recorded))
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o700)
@@ -146,8 +145,8 @@ def test_a_page_without_an_answer_does_not_hold_the_script_up(tmp_path, monkeypa
     def start(_module, _arguments, *, stdin, stdout, new_session):
         return subprocess.Popen(["sleep", "300"], stdin=stdin, stdout=stdout, start_new_session=new_session)
 
-    monkeypatch.setattr("sm_profiler.cli.live_view.start_module", start)
-    monkeypatch.setattr("sm_profiler.cli.live_view.FIRST_PAGE_S", 0.1)
+    monkeypatch.setattr("sm_profiler.cli.run.start_module", start)
+    monkeypatch.setattr("sm_profiler.cli.run.FIRST_PAGE_S", 0.1)
     view = LiveView(open=True)
     view.start(tmp_path)
     try:
@@ -162,7 +161,7 @@ def test_a_second_ctrl_c_does_not_change_the_exit_code(monkeypatch):
     def interrupted(_process, _seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sm_profiler.cli.live_view.wait_for", interrupted)
+    monkeypatch.setattr("sm_profiler.cli.run.wait_for", interrupted)
     with subprocess.Popen(["sleep", "300"]) as process:
         LiveView(lines=process).finish(recorded=True)
         assert process.poll() is not None

@@ -12,10 +12,10 @@ from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.snapshot import Part, Snapshot, load, save
+from sm_profiler.serve.snapshot import Part, SavedVerdict, Snapshot, load, save
 from tests.support.serving import data_files, make_job
 
-MAIN = Finding(Class.INPUT_BOUND, "x", (), "", 0.0)
+MAIN = SavedVerdict(Class.INPUT_BOUND, "x")
 PARTS = {"verdict": "<p>x</p>", "glance": "", "log": "<p>y</p>"}
 STATE = Snapshot(
     5, "running", "", {key: Part(html, 3, 9.0) for key, html in PARTS.items()}, MAIN, spark=(0.1, 0.2), files=7
@@ -28,7 +28,7 @@ def job(tmp_path_factory):
 
 
 def kept_file(tmp_path, where="s3://bucket/job"):
-    save(where, STATE, without=("log",))
+    save(where, STATE)
     return snapshot._PAGES._path(snapshot._name(where))
 
 

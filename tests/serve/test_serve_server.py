@@ -9,7 +9,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from sm_profiler.serve import server
-from sm_profiler.serve.guard import Guard
+from sm_profiler.serve.server import Guard
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 

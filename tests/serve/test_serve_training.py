@@ -100,13 +100,6 @@ def test_a_training_is_watched_from_start_to_end(tmp_path):
             server.enter_context(served(runs, port))
             grows(page)
             page.locator("#lost").wait_for(state="hidden")
-
-            proxy.streams_held = True  # from now on, the page has to ask
-            proxy.drop()
-            proxy.down = False
-            seen = len(proxy.seen)
-            grows(page)
-            until(lambda: any("/updates" in path for path in proxy.seen[seen:]), HOUR_MS / 1000)
         page.locator("#state", has_text="ended with exit code 0").wait_for()
         page.locator("#verdict .badge", has_text="Waiting for data").wait_for()
         ended = steps_on(page)

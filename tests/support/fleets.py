@@ -16,7 +16,13 @@ def finding(kind="BALANCED", seconds=None, *, share=0.0, of="loop", evidence=(),
     gain, nothing = None, {"low": 0.0, "value": 0.0, "high": 0.0}
     if seconds is not None:
         saved = {"low": 0.8 * seconds, "value": seconds, "high": 1.1 * seconds}
-        gain = {"seconds_per_step": nothing, "share_of_loop": nothing, "speedup": nothing, "usd": None, "seconds": saved}
+        gain = {
+            "seconds_per_step": nothing,
+            "share_of_loop": nothing,
+            "speedup": nothing,
+            "usd": None,
+            "seconds": saved,
+        }
     return {
         "class": kind, "headline": f"{kind} leads.", "next_step": f"Repair {kind}.", "share_of_time": share, "share_of": of,
         "confidence": "high", "evidence": list(evidence), "where": [], "gain": gain, **other,

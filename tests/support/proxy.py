@@ -27,7 +27,6 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Forwarder)
         self.target = target
         self.down = False
-        self.streams_held = False  # as a proxy that waits for a whole answer
         self.seen = []
         self.sockets = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -60,7 +59,7 @@ def with_error(call, *arguments):
 class Forwarder(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.seen.append(self.path)
-        if self.server.down or not self.path.startswith(BASE) or (self.server.streams_held and "/events" in self.path):
+        if self.server.down or not self.path.startswith(BASE):
             self.send_error(502)
             return
         self.server.sockets.add(self.connection)

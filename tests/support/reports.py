@@ -5,8 +5,9 @@ import json
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.decide import decide
-from sm_profiler.diagnosis.judges import JudgeContext
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.causes import CAUSES
+from sm_profiler.diagnosis.profile.verdict import Candidate, decide, rank_by_gain, worded
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import SAMPLES
@@ -182,11 +183,30 @@ def metrics_of(  # one argument a part, each with a default
     )
 
 
+def cause_found(kind, case):
+    """Return what one cause finds in a case, as a finding; None if it finds nothing."""
+    cause = next(cause for cause in CAUSES if cause.kind.value == kind)
+    found = cause.find(case)
+    if found is None:
+        return None
+    return worded(cause.kind, found, case, case.confidence(found, found.share), points=cause.points)
+
+
+def ranked(findings, case):
+    """Return findings in the order of their gains, each with what the cause of its kind saves in the case."""
+    candidates = []
+    for finding in findings:
+        cause = next(cause for cause in CAUSES if cause.kind is finding.kind)
+        found = cause.find(case) or Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
+        candidates.append(Candidate(cause, found, finding))
+    return rank_by_gain(candidates, case)
+
+
 def report_from(event_rows=(), system_rows=(), rules=None, **options):
     """Return a whole report from rows."""
     metrics = metrics_of(event_rows, system_rows, **options)
     rules = rules or {}
-    return report_of(metrics, decide(JudgeContext(metrics, rules)), rules, source="/data/profiler-output")
+    return report_of(metrics, decide(Case(metrics, rules)), rules, source="/data/profiler-output")
 
 
 def verdict_of(event_rows=(), system_rows=(), rules=None, **options):

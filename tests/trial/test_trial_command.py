@@ -63,6 +63,7 @@ def test_script_ends_at_its_loader_without_training_or_cleaning_up(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words", "code", "message"),

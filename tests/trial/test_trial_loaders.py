@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from sm_profiler.cli.trial_table import trial_table
-from sm_profiler.cli.try_loader import counts, resources, share_of_others
+from sm_profiler.cli.try_loader import counts, resources, share_of_others, trial_table
 from sm_profiler.trial.loaders import copy_of, own_setting, try_loader
 from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
 

@@ -1,6 +1,5 @@
 """Marks the steps of tiny_trainer."""
 
-import functools
 from time import perf_counter_ns
 
 import tiny_trainer
@@ -14,31 +13,20 @@ class TinyTrainerAdapter(FrameworkAdapter):
 
     def __init__(self, session):
         self.session = session
-        self._patches = Patches(session.fail)
+        self._patches = Patches(session.fail)  # takes all errors of _begins and _ends: none may stop the training
 
     def install(self):
-        self._patches.replace(tiny_trainer.Trainer, "train_step", self._marked)
+        self._patches.around(tiny_trainer.Trainer, "train_step", self._begins, self._ends)
 
     def remove(self):
         self._patches.remove()
 
-    def _marked(self, original):
-        session, tracker = self.session, self.session.tracker
+    def _begins(self, _trainer, _batch):
+        tracker = self.session.tracker
+        if tracker.claim(self.framework):
+            self.session.lead(self)
+        tracker.begin_step(perf_counter_ns(), gradients=True)
+        return True
 
-        @functools.wraps(original)
-        def train_step(trainer, batch):
-            try:  # nothing that goes wrong here may stop the training
-                if tracker.claim(self.framework):
-                    session.lead(self)
-                tracker.begin_step(perf_counter_ns(), gradients=True)
-            except Exception as error:
-                session.fail(error)
-            try:
-                return original(trainer, batch)
-            finally:
-                try:
-                    tracker.end_step(perf_counter_ns())
-                except Exception as error:
-                    session.fail(error)
-
-        return train_step
+    def _ends(self, _begun, _result, _error):
+        self.session.tracker.end_step(perf_counter_ns())

@@ -5,27 +5,165 @@ from __future__ import annotations
 import atexit
 import functools
 import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.detailed_window import DETAILED
-from sm_profiler.hook.jax.callbacks import HostCallbacks
+from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
-from sm_profiler.hook.jax.profiler import JaxProfiler
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.patches import Begin, End, Patches, after, timed
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.xplane_window import XplaneWindow
+from sm_profiler.hook.steps import Record
+from sm_profiler.hook.timed_calls import Callback, CallbackTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sm_profiler.hook.session import Session
+
+
+# Functions that compiled code calls on the host: `jax.pure_callback`, `io_callback`, `jax.debug.callback`.
+
+
+MAX_KNOWN = 100  # functions; JAX compares them, so that each must be wrapped only once
+
+
+class HostCallbacks(Collector):
+    """Times the functions; they may run on any thread."""
+
+    name = "host callbacks"
+
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        step: Callable[[], int],
+        failed: Callable[[Exception], None],
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        """Create the collector.
+
+        Args:
+            append: takes the records.
+            step: returns the number of the step.
+            failed: takes errors of the hook's own.
+            clock: nanoseconds.
+        """
+        self._times = CallbackTimes(append)
+        self._step = step
+        self._failed = failed
+        self._clock = clock
+        self._on = False  # recording has started
+        self._known: dict[tuple[str, Any], Any] = {}  # kind and function → the function, timed
+
+    def start(self) -> None:
+        """Record calls from now on."""
+        self._on = True
+
+    def wrap(self, kind: str, original: Any) -> Any:
+        """Return `pure_callback` or its like, which gets functions that report their calls."""
+
+        @functools.wraps(original)
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if args and callable(args[0]):
+                    args = (self._timed(kind, args[0]), *args[1:])
+                elif callable(kwargs.get("callback")):
+                    kwargs = {**kwargs, "callback": self._timed(kind, kwargs["callback"])}
+            except Exception as error:  # fail open
+                self._failed(error)
+            return original(*args, **kwargs)
+
+        return callback
+
+    def _timed(self, kind: str, function: Any) -> Any:
+        try:
+            found = self._known.get((kind, function))
+        except Exception as error:  # of the script's object: it has no hash, or cannot be compared
+            pass_on(error)
+            return function
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                return function
+            found = self._known[kind, function] = self._time(function, self._callback(function, kind))
+        return found
+
+    def _callback(self, function: Any, kind: str) -> Callback:
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        name = str(getattr(inner, "__name__", type(inner).__name__)).replace(".", "_")
+        return self._times.callback(f"{name}.{kind}", getattr(inner, "__code__", None))
+
+    def _time(self, function: Any, host: Callback) -> Any:
+        def ended(start_ns: int, _result: Any, _error: BaseException | None) -> None:
+            if self._on:
+                self._times.ended(host, start_ns, self._clock(), self._step())
+
+        return timed(function, lambda *_args, **_kwargs: self._clock(), ended, self._failed)
+
+    def beat(self) -> None:
+        """Record the sums of the short calls."""
+        self._times.beat(self._clock())
+
+    def close(self) -> None:
+        """Record the last sums, and no further calls: compiled code keeps the functions."""
+        self.beat()
+        self._on = False
+
+    def forked(self) -> None:
+        """Forget the parent's calls."""
+        self._times.forget()
+
+
+# The detailed window.
+
+
+class JaxProfiler(Profiler):
+    """Profiles host and devices, without JAX's own tracing of Python, which would slow the steps."""
+
+    framework = "jax"
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._state: Any = import_module("jax._src.profiler")
+        self.entry = import_module("jax._src.lib")._profiler, SESSION  # JAX's own name
+
+    def prepare(self) -> None:
+        """Keep the results of calls from now on, to wait for them when the window starts."""
+        self._calls.keep_results(on=True)
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        return self._state._profile_state.profile_session is not None  # JAX has no public function for it
+
+    def start(self, folder: Path) -> Any:  # JAX returns the trace instead of writing it
+        """Start profiling."""
+        self._calls.settle()  # what began before the window
+        self._calls.keep_results(on=True)
+        options = self._state.ProfileOptions()
+        options.python_tracer_level = 0
+        return getattr(*self.entry)(options)
+
+    def stop(self, session: Any) -> Callable[[Path], None]:
+        """Stop profiling; return what writes the trace."""
+        self._calls.settle()  # the window's last step
+        self._calls.keep_results(on=False)
+        trace: bytes = session.stop()
+
+        def write(path: Path) -> None:
+            path.write_bytes(trace)
+
+        return write
+
+
+# The adapter.
+
 
 JAX = "jax"
 _EVALUATES = re.compile(r"eval|valid|test", re.IGNORECASE)  # in the name of an annotation
@@ -53,10 +191,9 @@ class JaxAdapter(FrameworkAdapter):
         self._calls = Calls(
             session, self._jax, loop, self._compilations, lambda one_by_one: one_by_one.watch(self._patches, core)
         )
-        self._watch = _Watch(self._calls)
         self._callbacks = HostCallbacks(session.append, lambda: tracker.number, session.fail)
         self._listens = False
-        self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
+        self._detailed = DetailedWindow(session, JaxProfiler(self._calls))
 
     def detailed(self) -> Collector:
         """Return the collector of the detailed window."""
@@ -66,35 +203,49 @@ class JaxAdapter(FrameworkAdapter):
         """Patch JAX and listen to its reports of compilations."""
         jax, calls, session, put = self._jax, self._calls, self.session, self._patches.put
         for name in ("jit", "pmap"):
-            put(jax, name, calls.wrap_jit(getattr(jax, name)))
+            put(jax, name, after(getattr(jax, name), calls.compiled, functools.partial(session.guard.failed, "jit")))
         for name in ("grad", "value_and_grad"):
-            put(jax, name, calls.wrap_grad(getattr(jax, name)))
-        put(jax.stages.Lowered, "compile", calls.wrap_compile(jax.stages.Lowered.compile))
+            put(
+                jax,
+                name,
+                after(getattr(jax, name), calls.differentiated, functools.partial(session.guard.failed, "grad")),
+            )
+        self._after(jax.stages.Lowered, "compile", calls.compiled_ahead)
         put(jax.stages.Compiled, "__call__", calls.wrap_compiled(jax.stages.Compiled.__call__))
         derivatives = import_module("jax._src.interpreters.ad")
         for name in ("linearize", "vjp"):  # both exist in some versions
             if hasattr(derivatives, name):
-                put(derivatives, name, calls.wrap_derivative(getattr(derivatives, name)))
-        for name in ("block_until_ready", "device_get"):
-            put(jax, name, calls.wrap_wait(name, getattr(jax, name)))
+                self._around(derivatives, name, calls.differentiates)
         array = import_module("jax._src.array").ArrayImpl
-        for name in ("block_until_ready", "item"):
-            put(array, name, calls.wrap_wait(name, getattr(array, name)))
+        for owner, name in (
+            (jax, "block_until_ready"),
+            (jax, "device_get"),
+            (array, "block_until_ready"),
+            (array, "item"),
+        ):
+            put(owner, name, calls.wrap_wait(name, getattr(owner, name)))
         value = array._value  # what float(), print() and device_get() read
         put(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
         for kind in ("pure_callback", "io_callback"):
             self._wrap_callback("jax._src.callback", "jax.experimental" if kind == "io_callback" else "jax", kind)
         self._wrap_callback("jax._src.debugging", "jax.debug", "debug_callback", "callback")
         annotation = jax.profiler.StepTraceAnnotation
-        put(annotation, "__init__", self._wrap_annotation(annotation.__init__))
-        put(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
-        put(annotation, "__exit__", self._wrap_exit(annotation.__exit__))
+        self._after(annotation, "__init__", self._annotated)
+        self._after(annotation, "__enter__", self._begins)
+        self._around(annotation, "__exit__", self._ends)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
         self._listens = True
         session.add(self._compilations)
         session.add(self._callbacks)
-        session.add(self._watch)
+        session.add(self._calls)
         atexit.register(self._at_exit)
+
+    def _around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
+        """Replace a function of any kind: many of JAX's are in C++, or inherited."""
+        self._patches.put(owner, name, timed(getattr(owner, name), begin, end, self.session.fail))
+
+    def _after(self, owner: Any, name: str, action: Callable[..., Any]) -> None:
+        self._patches.put(owner, name, after(getattr(owner, name), action, self.session.fail))
 
     def _at_exit(self) -> None:
         """End an open window before JAX, which was imported earlier, frees its devices and with them what the window waits for."""
@@ -121,7 +272,7 @@ class JaxAdapter(FrameworkAdapter):
         if self._listens:
             self._listens = False
             import_module("jax._src.monitoring").unregister_event_duration_listener(self._heard)
-        for collector in (self._compilations, self._callbacks, self._watch):
+        for collector in (self._compilations, self._callbacks, self._calls):
             self.session.discard(collector)
         self.session.tracker.release(JAX)
 
@@ -139,58 +290,16 @@ class JaxAdapter(FrameworkAdapter):
 
     # annotations
 
-    def _wrap_annotation(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(annotation: Any, name: str, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(annotation, name, *args, **kwargs)
-            annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
+    def _annotated(self, _none: None, annotation: Any, name: str, *_args: Any, **_kwargs: Any) -> None:
+        annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
 
-        return __init__
-
-    def _wrap_enter(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __enter__(annotation: Any) -> Any:  # replaces a method of this name
-            result = original(annotation)
-            self._note(self._begins, annotation)
-            return result
-
-        return __enter__
-
-    def _wrap_exit(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __exit__(annotation: Any, *error: Any) -> Any:  # replaces a method of this name
-            self._note(self._ends, annotation)
-            return original(annotation, *error)
-
-        return __exit__
-
-    def _note(self, action: Callable[[Any], None], annotation: Any) -> None:
-        if not self.session.quiet:
-            try:
-                action(annotation)
-            except Exception as error:  # fail open
-                self.session.fail(error)
-
-    def _begins(self, annotation: Any) -> None:
+    def _begins(self, _entered: Any, annotation: Any) -> None:
         tracker = self.session.tracker
-        if tracker.owner in ("", JAX) and tracker.claim(JAX):
+        if not self.session.quiet and tracker.owner in ("", JAX) and tracker.claim(JAX):
             self.session.lead(self)
             mode = getattr(annotation, "sm_profiler_mode", ModeKeys.TRAIN)
             tracker.begin_step(perf_counter_ns(), gradients=mode is ModeKeys.TRAIN, mode=mode)
 
-    def _ends(self, _annotation: Any) -> None:
-        if self.session.tracker.owner == JAX:
+    def _ends(self, *_args: Any) -> None:
+        if not self.session.quiet and self.session.tracker.owner == JAX:
             self.session.tracker.end_step(perf_counter_ns())
-
-
-class _Watch(Collector):
-    """Starts over in a forked child."""
-
-    name = "calls"
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def forked(self) -> None:
-        """Forget what runs in the parent."""
-        self._calls.forked()

@@ -1,9 +1,15 @@
-"""Calls of functions that the script compiles with `jax.jit`, and waiting for their results."""
+"""Calls of functions that the script compiles with `jax.jit`, and waiting for their results.
+
+Gradient functions that the script has not compiled run their operations one by one, as Python traces them.  The time
+within the operations is that of launching and, on a CPU, of computing; the time between them is Python alone.  The fastest
+operations compute next to nothing, so that they take as long as a launch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import sys
 import threading
 import weakref
@@ -14,14 +20,107 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.caller import MAX_DEPTH, is_library
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.jax.loop import Compiled, Loop
-from sm_profiler.hook.jax.one_by_one import OneByOne
-from sm_profiler.hook.steps import METER_MAX_NS
+from sm_profiler.hook.patches import Patches, timed
+from sm_profiler.hook.steps import METER_MAX_NS, Record
 
 if TYPE_CHECKING:
     from sm_profiler.hook.jax.compilations import Compilations
     from sm_profiler.hook.session import Session
+
+
+# Operations that run one by one.
+
+
+FIRST = 4  # calls measured before the first record; the next comes after twice as many, and so on
+CHEAPEST = 10  # the share of operations that compute next to nothing, as 1 in so many
+MAX_OPERATIONS = 100_000  # of a call; no more are timed
+
+
+class OneByOne:
+    """Measures some calls of functions that are not compiled.
+
+    Args:
+        append: takes the records.
+        clock: nanoseconds.
+    """
+
+    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._append = append
+        self._clock = clock
+        self._watches = False  # JAX's evaluation of operations is wrapped
+        self._taken: list[int] | None = None  # nanoseconds of each operation of the call that is measured
+        self._thread = 0  # of that call
+        self._inside = False  # an operation runs: what it runs itself is part of it
+        self._found: list[tuple[int, float, int]] = []  # operations, fixed nanoseconds of each, nanoseconds of the call
+        self._due = FIRST
+
+    def watch(self, patches: Patches, core: Any) -> None:
+        """Wrap JAX's evaluation of operations, once."""
+        if self._watches:
+            return
+        self._watches = True
+        owner = getattr(core, "EvalTrace", None)
+        original = getattr(owner, "process_primitive", None)
+        if original is not None:
+            patches.put(owner, "process_primitive", self._wrap(original))
+
+    def _wrap(self, original: Any) -> Any:
+        get_ident = threading.get_ident
+
+        def process_primitive(*args: Any, **kwargs: Any) -> Any:
+            taken = self._taken
+            if taken is None or self._inside or len(taken) >= MAX_OPERATIONS or get_ident() != self._thread:
+                return original(*args, **kwargs)
+            self._inside = True
+            start = self._clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                taken.append(self._clock() - start)
+                self._inside = False
+
+        return process_primitive
+
+    def begins(self) -> None:
+        """Measure the call that begins."""
+        self._taken, self._thread = [], threading.get_ident()
+
+    def ended(self, nanoseconds: int, step: int) -> None:
+        """Record the end of the measured call."""
+        taken, self._taken = self._taken, None
+        if not taken:
+            return
+        cheapest = sorted(taken)[len(taken) // CHEAPEST]
+        python = max(nanoseconds - sum(taken), 0)
+        self._found.append((len(taken), python / len(taken) + cheapest, nanoseconds))
+        if len(self._found) >= self._due:
+            self._due *= 2
+            count, fixed, length = map(statistics.median_low, zip(*self._found, strict=True))
+            args = {
+                "operators": count,
+                "fixed_us": round(fixed / 1000, 3),
+                "call_us": round(length / 1000, 1),
+            }
+            now = self._clock()
+            self._append((OPERATORS, "operators", now, now, step, args))
+            self._found = []
+
+    def failed(self) -> None:
+        """Forget the measured call: it raised an error."""
+        self._taken, self._inside = None, False
+
+    def forked(self) -> None:
+        """Start over in a forked child."""
+        self.failed()
+        self._found, self._due = [], FIRST
+
+
+# Calls.
+
 
 # What scripts and libraries use of a compiled function.
 _ATTRIBUTES = (
@@ -39,12 +138,14 @@ MAX_FUNCTIONS = 1000
 Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, the innermost first
 _PARTS = 64  # of each of a call's arguments that are described
 _LONGEST = 40  # characters of a value
-MIN_WAIT_NS = 20_000  # a shorter one found its results ready
+MIN_WAIT_NS = 20_000  # a shorter wait found its results ready
 MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
 
 
-class Calls:
+class Calls(Collector):
     """Wraps what `jax.jit` returns, and what blocks until results are there."""
+
+    name = "calls"
 
     def __init__(
         self, session: Session, jax: Any, loop: Loop, compilations: Compilations, watch: Callable[[OneByOne], None]
@@ -67,6 +168,7 @@ class Calls:
         self._clock = perf_counter_ns
         self._thread = threading.main_thread().ident
         self._runs: Callable[[], bool] = getattr(import_module("jax._src.core"), "trace_state_clean", lambda: True)
+        self._array: type = import_module("jax._src.array").ArrayImpl  # isinstance(…, jax.Array) runs Python code
         self._run_compiled: Any = None  # JAX's own call of a function that was compiled ahead of time
         self._made: dict[Any, Compiled] = {}  # code of a function, and lines that compiled it
         self._latest: Any = None  # weak reference to a result of the last call
@@ -87,7 +189,7 @@ class Calls:
     def settle(self) -> None:
         """Wait until what was called so far has run: JAX returns before."""
         arrays = [array for array in (reference() for reference in self._results or ()) if array is not None]
-        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside one
+        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside a call
             self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
             return
         inside, self._inside = self._inside, True
@@ -98,53 +200,21 @@ class Calls:
 
     # jit
 
-    def wrap_jit(self, original: Any) -> Any:
-        """Return `jax.jit` or `jax.pmap` whose results report their calls."""
+    def compiled(self, made: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return what `jax.jit` or `jax.pmap` made for the script, with its calls reported."""
+        place = () if self._session.quiet else users_place(sys._getframe(1))  # who compiles
+        return self._observed(made, place) if place else None
 
-        @functools.wraps(original)
-        def jit(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            try:
-                if not self._session.quiet and (place := users_place(sys._getframe(1))):  # who compiles
-                    return self._observed(made, place)
-            except Exception as error:  # fail open
-                self._session.guard.failed("jit", error)
-            return made
+    def differentiated(self, made: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return what `jax.grad` or `jax.value_and_grad` made, with its calls reported unless they are compiled."""
+        place = () if self._session.quiet or self._inside else users_place(sys._getframe(1))
+        return self._wrap(made, place, is_compiled=False) if place else None
 
-        return jit
-
-    def wrap_grad(self, original: Any) -> Any:
-        """Return `jax.grad` or `jax.value_and_grad` whose results report their calls unless they are compiled."""
-
-        @functools.wraps(original)
-        def grad(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            try:
-                if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):
-                    return self._wrap(made, place, is_compiled=False)
-            except Exception as error:  # fail open
-                self._session.guard.failed("grad", error)
-            return made
-
-        return grad
-
-    def wrap_derivative(self, original: Any) -> Any:
-        """Return what differentiates a function, for gradients; it runs while a compiled function is traced."""
-
-        @functools.wraps(original)
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
-            self._differentiates()
-            return original(*args, **kwargs)
-
-        return differentiate
-
-    def _differentiates(self) -> None:
-        try:
-            running = self._compilations.running
-            if running is not None and threading.get_ident() == self._thread:
-                self._loop.computes_gradients(running[0])
-        except Exception as error:  # fail open
-            self._session.fail(error)
+    def differentiates(self, *_args: Any, **_kwargs: Any) -> None:
+        """Record that JAX differentiates a function, for gradients, while it traces a compiled function."""
+        running = self._compilations.running
+        if running is not None and threading.get_ident() == self._thread:
+            self._loop.computes_gradients(running[0])
 
     def _observed(self, made: Any, place: Place) -> Any:
         if hasattr(made, "lower"):
@@ -165,7 +235,7 @@ class Calls:
         function = self._made.get(key)
         if function is None or not function.calls:
             function = Compiled(str(getattr(made, "__name__", "") or "jit"), is_compiled=is_compiled)
-            if code is not None and any(one.gradients for (same, _), one in self._made.items() if same is code):
+            if code is not None and any(other.gradients for (same, _), other in self._made.items() if same is code):
                 self._loop.computes_gradients(function)  # JAX does not trace it again
             if len(self._made) < MAX_FUNCTIONS:
                 self._made[key] = function
@@ -174,7 +244,7 @@ class Calls:
 
     def _wrap(self, made: Any, place: Place, *, is_compiled: bool = True) -> Any:
         function = self._function(made, place, is_compiled=is_compiled)
-        call = functools.update_wrapper(self._caller(function, made), made)
+        call = self._caller(function, made)
         for attribute in _ATTRIBUTES:
             if hasattr(made, attribute):
                 setattr(call, attribute, getattr(made, attribute))
@@ -183,109 +253,90 @@ class Calls:
         return call
 
     def _caller(self, function: Compiled, made: Any) -> Any:
+        """Return a function that reports its calls."""
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
-        get_ident, clock, runs, one_by_one = threading.get_ident, self._clock, self._runs, self._one_by_one
-        starts = _nothing if function.is_compiled else self._measures
+        get_ident, clock, runs, is_compiled = threading.get_ident, self._clock, self._runs, function.is_compiled
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def begin(*args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
             if self._inside or session.quiet or get_ident() != self._thread or not runs():
                 if function.gradients:  # JAX may not trace it again
-                    self._differentiates()
-                return made(*args, **kwargs)
+                    self.differentiates()
+                return None
             self._inside = True
-            start, behind, compiled = clock(), False, 0
-            try:
-                compilations.running, compiled = (function, (args, kwargs)), compilations.finished
-                loop.begins(function, start, (args, kwargs))
-                behind = self._is_behind()
-                begun = clock()
-                starts()
-            except Exception as error:  # fail open
-                begun = start
-                session.fail(error)
+            start, arguments, latest = clock(), (args, kwargs), self._latest
+            compilations.running, compiled = (function, arguments), compilations.finished
+            loop.begins(function, start, arguments)
+            array = None if latest is None else latest()
+            behind = array is not None and _is_pending(array)  # this call may have to wait for the call before
+            launched = clock()
+            if not is_compiled:
+                self._measures()
             tracker.in_compiled = True
-            try:
-                result = made(*args, **kwargs)
-            except BaseException:
-                self._inside, compilations.running = False, None
-                one_by_one.failed()
-                tracker.in_compiled = False
-                try:
-                    loop.failed(function)
-                except Exception as error:  # fail open
-                    session.fail(error)
-                raise
-            end = clock()
+            return start, launched, behind, compiled
+
+        def end(begun: tuple[int, int, bool, int], result: Any, error: BaseException | None) -> None:
+            end_ns, (start_ns, launched_ns, behind, compiled) = clock(), begun
             tracker.in_compiled = False
+            compilations.running = None
             try:
-                queued = compiled == compilations.finished and _queued(function, end - begun, behind=behind)
-                self._returned(function, result, start, end, queued)
+                if error is not None:
+                    self._one_by_one.failed()
+                    loop.failed(function)
+                    return
+                length_ns = end_ns - launched_ns
+                queued_ns = _queued(function, length_ns, behind=behind) if compiled == compilations.finished else 0
+                if not is_compiled:
+                    self._one_by_one.ended(end_ns - start_ns, tracker.number)
+                loop.ended(function, function.name, start_ns, end_ns - queued_ns)
+                if queued_ns:
+                    loop.queued(function, end_ns - queued_ns, end_ns)
+                self._keep(function, result)
                 if tracker.metering:
-                    tracker.own_ns += min(begun - start, METER_MAX_NS) + min(clock() - end, METER_MAX_NS)
-            except Exception as error:  # fail open
-                session.fail(error)
-            self._inside = False
-            return result
+                    tracker.own_ns += min(launched_ns - start_ns, METER_MAX_NS) + min(clock() - end_ns, METER_MAX_NS)
+            finally:
+                self._inside = False
 
-        return call
+        return timed(made, begin, end, session.fail)
 
-    def _measures(self) -> None:
-        """Measure what the operations of this call cost, if the hook's own time is measured, too."""
-        if self._session.tracker.metering:
-            self._watch(self._one_by_one)
-            self._one_by_one.begins()
-
-    def _is_behind(self) -> bool:
-        """Return whether the call before is still computed: this one may have to wait for it."""
-        array = None if self._latest is None else self._latest()
-        return array is not None and _is_pending(array)
-
-    def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
-        self._compilations.running = None
-        if not function.is_compiled:
-            self._one_by_one.ended(end_ns - start_ns, self._session.tracker.number)
-        self._loop.ended(function, function.name, start_ns, end_ns - queued_ns)
-        if queued_ns:
-            self._loop.queued(function, end_ns - queued_ns, end_ns)
+    def _keep(self, function: Compiled, result: Any) -> None:
+        """Remember the results of a call, as far as they are needed."""
         leaf = _first_leaf(result)
-        self._latest = weakref.ref(leaf) if isinstance(leaf, self._jax.Array) else None
+        self._latest = weakref.ref(leaf) if type(leaf) is self._array else None
         if not function.settled:
             self._loop.returned(function, result)
         if self._results is not None:
             arrays = [leaf for leaf in self._jax.tree_util.tree_leaves(result) if isinstance(leaf, self._jax.Array)]
             self._results = [weakref.ref(array) for array in arrays]
 
+    def _measures(self) -> None:
+        """Measure what the operations of this call cost, if this step's own time is measured."""
+        if self._session.tracker.metering:
+            self._watch(self._one_by_one)
+            self._one_by_one.begins()
+
     # compiled ahead of time
 
     def _lowering(self, function: Compiled, original: Any) -> Any:
         """Return `lower` of a compiled function, whose result refers to the function."""
 
-        @functools.wraps(original)
-        def lower(*args: Any, **kwargs: Any) -> Any:
+        def begin(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             before = self._inside, self._compilations.running
             self._inside, self._compilations.running = True, (function, (args, kwargs))
-            try:
-                lowered = original(*args, **kwargs)
-            finally:
-                self._inside, self._compilations.running = before
-            with contextlib.suppress(AttributeError):
-                lowered.sm_profiler_function = function
-            return lowered
+            return before
 
-        return lower
+        def end(before: tuple[Any, Any], lowered: Any, error: BaseException | None) -> None:
+            self._inside, self._compilations.running = before
+            if error is None:
+                with contextlib.suppress(AttributeError):
+                    lowered.sm_profiler_function = function
 
-    def wrap_compile(self, original: Any) -> Any:
-        """Return `Lowered.compile` whose results report their calls."""
+        return timed(original, begin, end, self._session.fail)
 
-        @functools.wraps(original)
-        def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            compiled = original(lowered, *args, **kwargs)
-            function = getattr(lowered, "sm_profiler_function", None)
-            if function is not None and not self._session.quiet:
-                compiled.sm_profiler_call = self._caller(function, functools.partial(self._run_compiled, compiled))
-            return compiled
-
-        return compile
+    def compiled_ahead(self, compiled: Any, lowered: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Have the calls of what `Lowered.compile` returned reported."""
+        function = getattr(lowered, "sm_profiler_function", None)
+        if function is not None and not self._session.quiet:
+            compiled.sm_profiler_call = self._caller(function, functools.partial(self._run_compiled, compiled))
 
     def wrap_compiled(self, original: Any) -> Any:
         """Return `Compiled.__call__` that reports calls."""
@@ -302,33 +353,26 @@ class Calls:
 
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
-        session, loop, get_ident, clock = self._session, self._loop, threading.get_ident, self._clock
-        tracker = session.tracker
+        session, tracker, loop = self._session, self._session.tracker, self._loop
+        get_ident, clock = threading.get_ident, self._clock
 
-        def wait(*args: Any, **kwargs: Any) -> Any:
+        def begin(*_args: Any, **_kwargs: Any) -> int | None:
             if self._inside or session.quiet or get_ident() != self._thread:
-                return original(*args, **kwargs)
+                return None
             self._inside = tracker.in_compiled = True
-            start = clock()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                end = clock()
-                self._inside = tracker.in_compiled = False
-                try:
-                    if end - start >= MIN_WAIT_NS:
-                        loop.ended(None, name, start, end)
-                except Exception as error:  # fail open
-                    session.fail(error)
+            return clock()
 
-        for attribute in ("__doc__", "__name__", "__module__"):  # methods in C++ have no text in some of them
-            if isinstance(text := getattr(original, attribute, None), str):
-                setattr(wait, attribute, text)
-        return wait
+        def end(start_ns: int, _result: Any, _error: BaseException | None) -> None:
+            end_ns = clock()
+            self._inside = tracker.in_compiled = False
+            if end_ns - start_ns >= MIN_WAIT_NS:
+                loop.ended(None, name, start_ns, end_ns)
+
+        return timed(original, begin, end, session.fail)
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:
-    """Return the ns that a call has waited for those before it: what it takes beyond the quickest one.
+    """Return the ns that a call has waited for those before it: what it takes beyond the quickest call.
 
     JAX limits the computations that wait to run, and a CPU runs small ones inside the call, after those before it.
     """
@@ -343,7 +387,7 @@ def _first_leaf(tree: Any) -> Any:
         if isinstance(tree, dict):
             tree = next(iter(tree.values()), None)
         elif isinstance(tree, tuple | list):
-            tree = next((one for one in tree if not (isinstance(one, dict | tuple | list) and not one)), None)
+            tree = next((item for item in tree if not (isinstance(item, dict | tuple | list) and not item)), None)
         else:
             break
     return tree
@@ -353,10 +397,6 @@ def _is_pending(array: Any) -> bool:
     """Return whether an array's values are not there yet; keys of random numbers are arrays without `is_ready`."""
     is_ready = getattr(array, "is_ready", None)
     return is_ready is not None and not array.is_deleted() and not is_ready()
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def users_place(frame: FrameType | None) -> Place:

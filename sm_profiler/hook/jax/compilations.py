@@ -1,4 +1,4 @@
-"""Compilations by JAX: how long each took, of which function, and what was different from the one before."""
+"""Compilations by JAX: how long each took, of which function, and what was different from the previous compilation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Compilations(Collector):
 
     def _compare(self, name: str, place: tuple[Any, ...]) -> tuple[bool, dict[str, str]]:
         """Return whether a function was compiled before, and what is different now."""
-        if self.running is None or self.running[0].name != name:  # an operation of its own, or called by another
+        if self.running is None or self.running[0].name != name:  # a separate operation, or called by another function
             count = self._known.get(place, 0)
             if len(self._known) < MAX_NAMES or count:
                 self._known[place] = count + 1

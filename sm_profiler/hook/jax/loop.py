@@ -86,7 +86,7 @@ class Compiled:
         """
         if self.calls > 1 and self._arguments:
             pairs = zip(_alive(self._arguments), leaves, strict=False)
-            same = sum(one is not None and one is leaf for one, leaf in pairs) >= _SAME * len(leaves)
+            same = sum(argument is not None and argument is leaf for argument, leaf in pairs) >= _SAME * len(leaves)
             if same or (others_recur and not self.recurs):
                 self.mode = ModeKeys.EVAL
             self.settled = True
@@ -95,18 +95,18 @@ class Compiled:
             self._arguments = [_reference(leaf) for leaf in leaves]
 
     def fed(self, consumer: Compiled) -> None:
-        """Note that another function, or this one, got one of its results."""
+        """Record that another function, or this one, received a result of this function."""
         if consumer not in self.feeds:
             self.feeds.add(consumer)
             reached, todo = {self}, [consumer]
             while todo:
-                one = todo.pop()
-                if one is self:
+                reader = todo.pop()
+                if reader is self:
                     self.recurs = consumer.recurs = True
                     break
-                if one not in reached:
-                    reached.add(one)
-                    todo.extend(one.feeds)
+                if reader not in reached:
+                    reached.add(reader)
+                    todo.extend(reader.feeds)
 
 
 class _Call(NamedTuple):
@@ -134,8 +134,8 @@ class Loop:
     def reset(self) -> None:
         """Start over, in a forked child."""
         self._functions: dict[int, Compiled] = {}  # called in this turn
-        self._before: dict[int, Compiled] = {}  # in the one before
-        self._parts: dict[int, Compiled] = {}  # in the last turn that trained, before this one
+        self._before: dict[int, Compiled] = {}  # in the turn before
+        self._parts: dict[int, Compiled] = {}  # in the last turn that trained, before this turn
         self._opener: Compiled | None = None  # function that began the open step
         self._mode = ModeKeys.TRAIN  # of the latest step
         self._turn: deque[_Call] | None = None  # a turn that may be no step, after the last step
@@ -148,7 +148,7 @@ class Loop:
     # calls
 
     def begins(self, function: Compiled, start_ns: int, arguments: Any) -> None:
-        """Note the start of an outermost call."""
+        """Record the start of an outermost call."""
         tracker = self._tracker
         function.calls += 1
         if not function.settled or self._results:
@@ -177,7 +177,7 @@ class Loop:
         if self._tracker.reads_loader or (self._functions and self._turn is not None):
             return False
         if function.calls == 1:  # new in a loop that is known: perhaps the first step of an evaluation
-            return all(one.calls > 1 for one in self._functions.values())
+            return all(called.calls > 1 for called in self._functions.values())
         return not self._functions or self._is_other(function, key)
 
     def _is_other(self, function: Compiled, key: int) -> bool:
@@ -197,7 +197,7 @@ class Loop:
         return opener is not None and (function in opener.feeds or opener.joined >= opener.alone)
 
     def ended(self, function: Compiled | None, name: str, start_ns: int, end_ns: int) -> None:
-        """Note the end of a call, or of waiting for its results."""
+        """Record the end of a call, or of waiting for its results."""
         if self._turn is None or self._tracker.manual:
             if function is not None and function.gradients and self._mode is not ModeKeys.TRAIN:
                 self._trains()
@@ -206,7 +206,7 @@ class Loop:
             self._turn.append(_Call(function, name, start_ns, end_ns))
 
     def queued(self, function: Compiled, start_ns: int, end_ns: int) -> None:
-        """Note that a call has waited for those before it."""
+        """Record that a call has waited for those before it."""
         if self._turn is None or self._tracker.manual:
             self._tracker.call_ended(function.name, start_ns, end_ns, QUEUED)
 
@@ -229,7 +229,7 @@ class Loop:
                     self._results[id(leaf)] = reference, function
 
     def computes_gradients(self, function: Compiled) -> None:
-        """Note that a function computes gradients."""
+        """Record that a function computes gradients."""
         function.gradients = function.settled = self._gradients = True
 
     # parts
@@ -251,7 +251,7 @@ class Loop:
                 self._recurs = self._recurs or producer.recurs
         if not function.settled:
             function.sees(leaves, others_recur=self._recurs)
-            self._results = {key: one for key, one in self._results.items() if not one[1].settled}
+            self._results = {key: result for key, result in self._results.items() if not result[1].settled}
         if self._unused > PATIENCE:
             self._results = {}
 
@@ -275,7 +275,7 @@ class Loop:
     def _confirm(self, function: Compiled) -> bool:
         """Record the turn as a step if it has this function, which repeats: from its call on, without what prepared it.
 
-        Also if others in it train, or if this one trains again after them: an evaluation.  Return whether it is a step.
+        Also if other functions in it train, or if this function trains again after them: an evaluation.  Return whether it is a step.
         """
         if self._turn is None:
             return self._opener is not None
@@ -303,7 +303,7 @@ def _reference(leaf: Any) -> Any:
 
 
 def _alive(references: list[Any]) -> list[Any]:
-    return [None if one is None else one() for one in references]
+    return [None if reference is None else reference() for reference in references]
 
 
 def _is_float(leaf: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
+import threading
 from importlib import import_module
 from threading import get_ident
 from time import perf_counter_ns
@@ -12,16 +14,174 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.formats.event_names import COMPILED_STEP, EPOCH, RESULTS
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.keras.callbacks import Callbacks
 from sm_profiler.hook.keras.inputs import DATALOADER, Inputs
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.patches import Begin, End, Patches, timed
 from sm_profiler.hook.steps import METER_MAX_NS, Record
+from sm_profiler.hook.timed_calls import Callback, CallbackTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_profiler.hook.patches import Patches
     from sm_profiler.hook.session import Session
+
+
+# The time that each callback takes, by its class and method.
+
+
+PHASE = "callback"  # of the samples taken during a callback
+CACHE = "_sm_profiler_timed"
+
+
+class Proxy:
+    """A callback as its list calls it, with a single method timed."""
+
+    def __init__(self, callback: Any, name: str, timed: Any) -> None:
+        self._callback = callback
+        setattr(self, name, timed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+
+class TimedList(list[Any]):
+    """The callbacks of a list while it calls their methods.
+
+    Attributes:
+        original: the callbacks themselves.
+    """
+
+    def __init__(self, of: list[Any], original: list[Any]) -> None:
+        super().__init__(of)
+        self.original = original
+
+    def is_current(self, callbacks: list[Any]) -> bool:
+        """Return whether these are still the list's callbacks."""
+        own = self.original
+        return len(own) == len(callbacks) and all(a is b for a, b in zip(own, callbacks, strict=True))
+
+
+class Callbacks(Collector):
+    """Times callbacks on the training thread.
+
+    The list of callbacks is replaced while it calls them, so that the callbacks stay as they are.
+    """
+
+    name = "callbacks"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._base: Any = None
+        self._methods: dict[str, Callback] = {}
+        self._times = CallbackTimes(session.append)
+
+    def install(self, patches: Patches, owner: Any) -> None:
+        """Patch the list of callbacks."""
+        self._base = import_module("keras").callbacks.Callback
+        names = [name for name in vars(owner) if name.startswith("on_")]
+        for name in names:
+            inner = f"_{name}" if f"_{name}" in vars(owner) else name  # what a pool's thread may run
+            patches.replace(owner, inner, functools.partial(self._wrap, name))
+
+    def _wrap(self, name: str, original: Any) -> Any:
+        session = self._session
+
+        @functools.wraps(original)
+        def method(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
+            cache = callbacks.__dict__.get(CACHE)
+            if cache and cache.get(name, cache) is None and len(callbacks.callbacks) == cache.get("count"):
+                return original(callbacks, *args, **kwargs)  # the usual case: none defines this method
+            timed = None
+            if not session.quiet and not session.is_off(self.name):
+                try:
+                    timed = self._timed(callbacks, name)
+                except Exception as error:  # fail open
+                    session.switch_off(self, error)
+            if timed is None:
+                return original(callbacks, *args, **kwargs)
+            callbacks.callbacks = timed
+            try:
+                return original(callbacks, *args, **kwargs)
+            finally:
+                if callbacks.callbacks is timed:
+                    callbacks.callbacks = timed.original
+
+        return method
+
+    def _timed(self, callbacks: Any, name: str) -> TimedList | None:
+        """Return the list of callbacks with those methods timed that are worth it; None if there are none."""
+        if threading.get_ident() != self._session.training_thread() or type(callbacks.callbacks) is not list:
+            return None
+        cache = callbacks.__dict__.setdefault(CACHE, {})
+        known = cache.get(name, False)
+        if known is not False and (known is None or known.original is callbacks.callbacks):
+            if len(callbacks.callbacks) == cache["count"]:
+                return known  # type: ignore[no-any-return]
+            cache.clear()
+        plain = callbacks.callbacks
+        proxies = [self._proxy(callback, name) for callback in plain]
+        timed = TimedList(proxies, plain) if any(a is not b for a, b in zip(plain, proxies, strict=True)) else None
+        cache[name], cache["count"] = timed, len(plain)
+        return timed
+
+    def _proxy(self, callback: Any, name: str) -> Any:
+        own = getattr(callback, name)
+        function = inspect.unwrap(getattr(own, "__func__", own))
+        if function is vars(self._base).get(name):
+            inner = name.replace("_train_", "_")  # by default, the older name
+            older = getattr(callback, inner, None)
+            function = inspect.unwrap(getattr(older, "__func__", older)) if older is not None else None
+            if inner == name or function is None or function is vars(self._base).get(inner):
+                return callback
+            name_of = inner
+        else:
+            name_of = name
+        method = self._method(f"{type(callback).__name__}.{name_of}", function)
+        return Proxy(callback, name, self._time(own, method))
+
+    def _method(self, name: str, function: Any) -> Callback:
+        known = self._methods.get(name)
+        if known is None:
+            known = self._methods[name] = self._times.callback(name, getattr(function, "__code__", None))
+        return known
+
+    def _time(self, original: Any, method: Callback) -> Any:
+        session = self._session
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            declared = session.sampler.declared if session.sampler else []
+            declared.append(PHASE)
+            aside = session.aside if threading.get_ident() == session.training_thread() else None
+            if aside is not None:
+                aside.depth += 1
+            start = perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end = perf_counter_ns()
+                declared.pop()
+                if aside is not None:
+                    aside.leave(end - start)
+                self._times.ended(method, start, end, session.tracker.train_number)
+
+        return timed
+
+    def beat(self) -> None:
+        """Record the sums of the short calls, on the recorder's thread."""
+        self._times.beat(perf_counter_ns())
+
+    def close(self) -> None:
+        """Record the last sums."""
+        self.beat()
+
+    def forked(self) -> None:
+        """Forget the parent's calls."""
+        self._methods, self._times = {}, CallbackTimes(self._session.append)
+
+
+# The adapter.
+
 
 KERAS = "keras"
 MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PREDICT}
@@ -61,50 +221,54 @@ class KerasAdapter(FrameworkAdapter):
 
     def install(self) -> None:
         """Patch Keras and add the collectors."""
-        session, keras = self.session, self._keras
+        session, keras, patches = self.session, self._keras, self._patches
         session.add(self.callbacks)
         session.add(self.inputs)
         owner = keras.callbacks.CallbackList
-        self._patches.replace(owner, "on_epoch_begin", self._wrap_epoch_begin)
-        self._patches.replace(owner, "on_epoch_end", self._wrap_epoch_end)
-        self.callbacks.install(self._patches, owner)  # first, so that a step's wrapper lies around it
+        patches.around(owner, "on_epoch_begin", self._epoch_begins)
+        patches.around(owner, "on_epoch_end", _always, self._epoch_ends)
+        self.callbacks.install(patches, owner)  # first, so that a step's wrapper lies around it
         for name, mode in MODES.items():
-            self._patches.replace(owner, f"on_{name}_batch_begin", functools.partial(self._wrap_batch_begin, mode))
-            self._patches.replace(owner, f"on_{name}_batch_end", functools.partial(self._wrap_batch_end, mode))
-            definer = _definer(keras.Model, f"{name}_on_batch")
-            if definer is not None:
-                self._patches.replace(definer, f"{name}_on_batch", functools.partial(self._wrap_on_batch, mode))
+            patches.after(owner, f"on_{name}_batch_begin", functools.partial(self._begin, mode))
+            patches.around(owner, f"on_{name}_batch_end", functools.partial(self._end, mode))
+            self._around(keras.Model, f"{name}_on_batch", functools.partial(self._enter_batch, mode), self._leave_batch)
         for name in LOOPS:
-            definer = _definer(keras.Model, name)
-            if definer is not None:
-                self._patches.replace(definer, name, self._wrap_loop)
-        self.inputs.install(self._patches)
+            self._around(keras.Model, name, self._enter, self._leave)
+        self.inputs.install()
         self._install_backend()
 
     def _install_backend(self) -> None:
-        """Patch what only one backend has."""
-        owner, keras = self._keras.callbacks.CallbackList, self._keras
-        definer = _definer(keras.Model, "compile")
-        if definer is not None and self.backend == "tensorflow":
-            self._patches.replace(definer, "compile", self._wrap_compile)
+        """Patch what only some backends have."""
+        keras = self._keras
+        if self.backend == "tensorflow":
+            self._around(keras.Model, "compile", self._compiles_again, self._compiled_again)
+        results: list[tuple[Any, str]] = []  # functions that wait for a step's results
         if self.backend == "jax":  # reads the metrics at the end of an epoch
             trainer = import_module("keras.src.trainers.trainer").Trainer
-            self._patches.replace(trainer, "_get_metrics_result_or_logs", self._wrap_results)
-            self._patches.replace(import_module("keras.src.backend.jax.trainer"), "pythonify_logs", self._wrap_results)
+            results.append((trainer, "_get_metrics_result_or_logs"))
+            results.append((import_module("keras.src.backend.jax.trainer"), "pythonify_logs"))
         if self._compiles:  # the values of metrics are those of steps that may still run
-            self._patches.replace(import_module("keras.src.utils.python_utils"), "pythonify_logs", self._wrap_results)
-            if hasattr(owner, "_flush_futures"):  # callbacks in a pool, which read these values
-                self._patches.replace(owner, "_flush_futures", self._wrap_results)
+            results.append((import_module("keras.src.utils.python_utils"), "pythonify_logs"))
+            results.append(
+                (keras.callbacks.CallbackList, "_flush_futures")
+            )  # of callbacks in a pool, which read these values
+        for owner, name in results:
+            self._patches.replace(owner, name, self._wrap_results)
         if self.backend == "torch":
             forwards = getattr(self.session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
                 forwards.symbolic = keras.KerasTensor
                 scope = import_module("keras.src.backend.common.symbolic_scope")
                 forwards.constructing = getattr(scope, "in_symbolic_scope", None)
-            optimizer = keras.optimizers.Optimizer
-            definer = _definer(optimizer, "apply")
+            definer = _definer(keras.optimizers.Optimizer, "apply")
             if definer is not None:
                 self._patches.replace(definer, "apply", self._wrap_apply)
+
+    def _around(self, kind: type, name: str, begin: Begin, end: End) -> None:
+        """Patch a method that a class may have inherited."""
+        definer = _definer(kind, name)
+        if definer is not None:
+            self._patches.around(definer, name, begin, end)
 
     def remove(self) -> None:
         """Restore Keras and take the collectors out."""
@@ -127,97 +291,55 @@ class KerasAdapter(FrameworkAdapter):
         """Return whether this process is a worker of a PyDataset."""
         return multiprocessing.current_process().name.startswith(WORKER)
 
-    def _wrap_compile(self, original: Any) -> Any:
-        """Note that a model which has a compiled step already gets another."""
+    def _compiles_again(self, model: Any, *_args: Any, **_kwargs: Any) -> bool | None:
+        had = not self.session.quiet and getattr(model, "train_function", None) is not None
+        return had or None
 
-        @functools.wraps(original)
-        def compile(model: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            had = not self.session.quiet and getattr(model, "train_function", None) is not None
-            result = original(model, *args, **kwargs)
-            if had:
-                self._guarded(self._compiled_again)
-            return result
-
-        return compile
-
-    def _compiled_again(self) -> None:
+    def _compiled_again(self, _had: bool, _result: Any, error: BaseException | None) -> None:
+        """Explain the trace that follows: the model had a compiled step already and gets another."""
         retracing = getattr(self.session.find("tensorflow"), "retracing", None)
-        if retracing is not None:
+        if retracing is not None and error is None and not self.session.quiet:
             retracing.anew = AGAIN
 
     # loops
 
-    def _enter(self, model: Any) -> bool:
-        """Take the steps; return whether Keras owns them now."""
+    def _enter(self, model: Any, *_args: Any, **_kwargs: Any) -> bool | None:
+        """Claim the steps; return True if Keras owns them now."""
         session = self.session
-        if session.quiet:
-            return False
-        try:
-            if self._depth and get_ident() != self._thread:
-                return False
-            if not self._depth:
-                if not session.tracker.claim(KERAS):
-                    return False
-                session.lead(self)
-                self._thread = get_ident()
-                self._model = model
-                adapters = [
-                    one for one in session.adapters if type(one).step_ending is not FrameworkAdapter.step_ending
-                ]
-                self._ending = tuple(one.step_ending for one in adapters)
-            self._depth += 1
-        except Exception as error:  # fail open
-            session.fail(error)
-            return False
+        if session.quiet or (self._depth and get_ident() != self._thread):
+            return None
+        if not self._depth:
+            if not session.tracker.claim(KERAS):
+                return None
+            session.lead(self)
+            self._thread = get_ident()
+            self._model = model
+            default = FrameworkAdapter.step_ending
+            self._ending = tuple(
+                adapter.step_ending for adapter in session.adapters if type(adapter).step_ending is not default
+            )
+        self._depth += 1
         return True
 
-    def _leave(self) -> None:
-        try:
-            self._depth -= 1
-            self.session.tracker.cancel_step()  # it raised an error, or found no batch
-            if self._depth == 0:
-                self._settle()
-                self._epoch = self._model = None
-                self.session.tracker.release(KERAS)
-        except Exception as error:  # fail open
-            self.session.fail(error)
+    def _leave(self, *_outcome: Any) -> None:
+        self._depth -= 1
+        self.session.tracker.cancel_step()  # it raised an error, or found no batch
+        if self._depth == 0:
+            self._settle()
+            self._epoch = self._model = None
+            self.session.tracker.release(KERAS)
 
-    def _wrap_loop(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def loop(model: Any, *args: Any, **kwargs: Any) -> Any:
-            entered = self._enter(model)
-            try:
-                return original(model, *args, **kwargs)
-            finally:
-                if entered:
-                    self._leave()
+    def _enter_batch(self, mode: ModeKeys, model: Any, *_args: Any, **_kwargs: Any) -> bool | None:
+        if self._depth or not self._enter(model):
+            return None
+        self._begin(mode, None, None, 0)
+        return True
 
-        return loop
-
-    def _wrap_on_batch(self, mode: ModeKeys, original: Any) -> Any:
-        session, tracker = self.session, self.session.tracker
-
-        @functools.wraps(original)
-        def on_batch(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or not self._enter(model):
-                return original(model, *args, **kwargs)
-            self._guarded(self._begin, mode, 0)
-            try:
-                return original(model, *args, **kwargs)
-            finally:
-                end_ns = perf_counter_ns()
-                if not session.quiet and tracker.owner == KERAS:
-                    self._guarded(self._finish, end_ns)
-                self._leave()
-
-        return on_batch
-
-    def _guarded(self, action: Callable[..., object], *args: Any) -> None:
-        if not self.session.quiet:
-            try:
-                action(*args)
-            except Exception as error:  # fail open
-                self.session.fail(error)
+    def _leave_batch(self, *_outcome: Any) -> None:
+        end_ns = perf_counter_ns()
+        if not self.session.quiet and self.session.tracker.owner == KERAS:
+            self._finish(end_ns)
+        self._leave()
 
     # steps
 
@@ -225,59 +347,34 @@ class KerasAdapter(FrameworkAdapter):
         session = self.session
         return not session.quiet and session.tracker.owner == KERAS and get_ident() == self._thread
 
-    def _wrap_batch_begin(self, mode: ModeKeys, original: Any) -> Any:
-        session, owns, begin = self.session, self._owns, self._begin
-
-        @functools.wraps(original)
-        def on_batch_begin(callbacks: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(callbacks, batch, *args, **kwargs)
-            if owns():
-                try:
-                    begin(mode, batch)
-                except Exception as error:  # fail open
-                    session.fail(error)
-            return result
-
-        return on_batch_begin
-
-    def _wrap_batch_end(self, mode: ModeKeys, original: Any) -> Any:
-        session, owns, end = self.session, self._owns, self._end
-
-        @functools.wraps(original)
-        def on_batch_end(callbacks: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            end_ns = perf_counter_ns()
-            if owns():
-                try:
-                    end(mode, batch, end_ns, callbacks)
-                except Exception as error:  # fail open
-                    session.fail(error)
-            return original(callbacks, batch, *args, **kwargs)
-
-        return on_batch_end
-
-    def _wrap_results(self, original: Any) -> Any:
+    def _wrap_results(self, original: Any) -> Any:  # written out: it runs three times a step, and every call costs time
         """Count waiting for results as part of the steps before it: they run behind the loop until their values are read.
 
         Keras reads them for the callbacks of each batch, or, if no callback looks at batches, at the end of an epoch.
         """
-        tracker, owns = self.session.tracker, self._owns
+        session, tracker = self.session, self.session.tracker
 
         @functools.wraps(original)
         def waits(*args: Any, **kwargs: Any) -> Any:
-            if (len(args) == 1 and args[0] is None) or not owns():  # a batch begins without results
+            if (len(args) == 1 and args[0] is None) or not self._owns():  # a batch begins without results
                 return original(*args, **kwargs)
             tracker.in_compiled, start_ns = True, perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 tracker.in_compiled, end_ns = False, perf_counter_ns()
-                if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS:
-                    self._guarded(tracker.append, (RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+                if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS and not session.quiet:
+                    try:
+                        tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+                    except Exception as error:  # fail open
+                        session.fail(error)
 
         return waits
 
-    def _begin(self, mode: ModeKeys, batch: int) -> None:
-        tracker = self.session.tracker
+    def _begin(self, mode: ModeKeys, _result: Any, _callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
+        session, tracker = self.session, self.session.tracker
+        if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:  # as _owns(): a call costs time
+            return
         start_ns = perf_counter_ns()
         if tracker.is_open:
             tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
@@ -288,8 +385,11 @@ class KerasAdapter(FrameworkAdapter):
         if tracker.metering:
             tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
 
-    def _end(self, mode: ModeKeys, batch: int, end_ns: int, callbacks: Any) -> None:
-        tracker = self.session.tracker
+    def _end(self, mode: ModeKeys, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
+        end_ns = perf_counter_ns()
+        session, tracker = self.session, self.session.tracker
+        if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:
+            return
         if tracker.batches == 1:
             self._trained += mode is ModeKeys.TRAIN
             self._finish(end_ns)
@@ -330,45 +430,24 @@ class KerasAdapter(FrameworkAdapter):
 
     # epochs
 
-    def _wrap_epoch_begin(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def on_epoch_begin(callbacks: Any, epoch: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._epoch_begins, epoch)
-            return original(callbacks, epoch, *args, **kwargs)
-
-        return on_epoch_begin
-
-    def _wrap_epoch_end(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def on_epoch_end(callbacks: Any, epoch: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(callbacks, epoch, *args, **kwargs)
-            finally:
-                self._guarded(self._epoch_ends)
-
-        return on_epoch_end
-
-    def _epoch_begins(self, epoch: int) -> None:
+    def _epoch_begins(self, _callbacks: Any, epoch: int, *_args: Any, **_kwargs: Any) -> None:
+        if self.session.quiet:
+            return
         self._epoch = int(epoch), perf_counter_ns()
         self._trained = 0
         if self._batches_a_run() > 1:
             self._iterations = self._count()
 
-    def _epoch_ends(self) -> None:
+    def _epoch_ends(self, *_outcome: Any) -> None:
+        if self.session.quiet:
+            return
         if self._held is not None:
             self._correct()
         if self._epoch is not None:
             number, start_ns = self._epoch
             self._epoch = None
-            record = (
-                EPOCH,
-                f"epoch {number}",
-                start_ns,
-                perf_counter_ns(),
-                self.session.tracker.train_number,
-                {"epoch": number},
-            )
-            self.session.append(record)
+            step = self.session.tracker.train_number
+            self.session.append((EPOCH, f"epoch {number}", start_ns, perf_counter_ns(), step, {"epoch": number}))
 
     def _correct(self) -> None:
         """Record the last run of an epoch with the batches that it had: the optimizer counted them."""
@@ -388,31 +467,37 @@ class KerasAdapter(FrameworkAdapter):
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None:
             return 0
-        value = optimizer.iterations.value
-        return int(
-            value.numpy() if self.backend == "tensorflow" else value
-        )  # a variable of several replicas is no number
+        value = optimizer.iterations.value  # a variable of several replicas is no number
+        return int(value.numpy() if self.backend == "tensorflow" else value)
 
     # optimizer, on the torch backend
 
     def _wrap_apply(self, original: Any) -> Any:
-        session, tracker = self.session, self.session.tracker
         is_compiling: Callable[[], bool] = import_module("torch").compiler.is_compiling
+        observed = timed(original, self._apply_begins, self._apply_ends, self.session.fail)
 
         @functools.wraps(original)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or session.quiet or tracker.in_backward or (self._depth and not self._owns()):
-                return original(optimizer, *args, **kwargs)
-            key = id(optimizer)
-            self._guarded(tracker.optimizer_begins, key, perf_counter_ns(), type(optimizer).__name__)
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                self._guarded(tracker.optimizer_ends, key, type(optimizer).__name__, perf_counter_ns())
+        def apply(*args: Any, **kwargs: Any) -> Any:  # torch.compile follows the original only
+            return original(*args, **kwargs) if is_compiling() else observed(*args, **kwargs)
 
         return apply
+
+    def _apply_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> Any:
+        session, tracker = self.session, self.session.tracker
+        if session.quiet or tracker.in_backward or (self._depth and not self._owns()):
+            return None
+        tracker.optimizer_begins(id(optimizer), perf_counter_ns(), type(optimizer).__name__)
+        return optimizer
+
+    def _apply_ends(self, optimizer: Any, _result: Any, _error: BaseException | None) -> None:
+        if not self.session.quiet:
+            self.session.tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, perf_counter_ns())
+
+
+def _always(*_args: Any, **_kwargs: Any) -> bool:
+    return True
 
 
 def _definer(kind: type, name: str) -> type | None:
     """Return the class that defines a method of `kind`, or None."""
-    return next((one for one in kind.__mro__ if name in vars(one)), None)
+    return next((base for base in kind.__mro__ if name in vars(base)), None)

@@ -1,31 +1,25 @@
-"""The input of Keras's loops: what it is, how long the loop waits for a batch, and how long a PyDataset takes for one."""
+"""The input of Keras's loops: what it is, how long the loop waits for a batch, and how long a PyDataset takes for it."""
 
 from __future__ import annotations
 
 import functools
 import os
 import threading
-import time
 from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.config.name_pattern import NamePattern
-from sm_profiler.formats.event_names import (
-    DATALOADER_FETCH,
-    DATALOADER_ITER,
-    DATALOADER_WAIT,
-    INPUT,
-)
-from sm_profiler.hook.caller import is_library
+from sm_profiler.config.profile import NamePattern
+from sm_profiler.formats.event_names import DATALOADER_FETCH, DATALOADER_ITER, DATALOADER_WAIT, INPUT
+from sm_profiler.hook.caller import definition
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.pytorch.worker import FetchTimes, Span
+from sm_profiler.hook.patches import Patches, timed
+from sm_profiler.hook.pytorch.workers import FetchTimes, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sm_profiler.config import Profile
-    from sm_profiler.hook.patches import Patches
     from sm_profiler.hook.session import Session
 
 DATALOADER = "dataloader"
@@ -42,51 +36,35 @@ PLACES = 256  # batches that several processes may have in flight
 
 
 class Waits:
-    """An iterable of batches whose iterators time each fetch."""
+    """An iterable of batches whose iterators time each fetch.
 
-    def __init__(self, inputs: Inputs, iterable: Any, kind: str) -> None:
-        self._inputs = inputs
+    Args:
+        iterable: the batches.
+        time: wraps the function that fetches a batch.
+    """
+
+    def __init__(self, iterable: Any, time: Callable[[Any], Any]) -> None:
         self._iterable = iterable
-        self._kind = kind
+        self._time = time
 
     def __iter__(self) -> Iterator[Any]:
-        return TimedIterator(self._inputs, iter(self._iterable), self._kind)
+        return TimedIterator(self._time(iter(self._iterable).__next__))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterable, name)
 
 
 class TimedIterator:
-    """Iterates as the iterator inside does, and notes how long it takes."""
+    """Calls a function for each batch."""
 
-    def __init__(self, inputs: Inputs, iterator: Iterator[Any], kind: str) -> None:
-        self._inputs = inputs
-        self._iterator = iterator
-        self._kind = kind
+    def __init__(self, fetch: Callable[[], Any]) -> None:
+        self._fetch = fetch
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        inputs = self._inputs
-        try:
-            counts = inputs.begins()
-        except Exception as error:  # fail open
-            inputs.failed_at(error)
-            counts = False
-        if not counts:
-            return next(self._iterator)
-        start = perf_counter_ns()
-        got = False
-        try:
-            batch = next(self._iterator)
-            got = True
-            return batch
-        finally:
-            try:
-                inputs.ends(self._kind, start, perf_counter_ns(), got=got)
-            except Exception as error:  # fail open
-                inputs.failed_at(error)
+        return self._fetch()
 
 
 class Inputs(Collector):
@@ -109,37 +87,32 @@ class Inputs(Collector):
         self._enqueuers: dict[int, FetchTimes] = {}
         self._workers: dict[int, int] = {}  # thread → its number
         self._names = NamePattern(_regex(session.profile))
+        self._patches = Patches(functools.partial(session.switch_off, self))
 
-    def install(self, patches: Patches) -> None:
+    def install(self) -> None:
         """Patch the iterators of epochs and the datasets."""
+        patches = self._patches
         iterators = import_module("keras.src.trainers.epoch_iterator")
-        patches.replace(iterators.EpochIterator, "__init__", self._wrap_init)
+        patches.after(iterators.EpochIterator, "__init__", self._created)
         if self._backend == "jax":
             trainer = import_module("keras.src.backend.jax.trainer")
-            patches.replace(trainer.JAXEpochIterator, "_get_iterator", self._wrap_get_iterator)
+            patches.after(trainer.JAXEpochIterator, "_get_iterator", self._watch)
         datasets = import_module(f"{ADAPTERS}.py_dataset_adapter")
-        patches.replace(datasets.PyDatasetAdapter, "_get_iterator", self._wrap_single)
+        patches.after(datasets.PyDatasetAdapter, "_get_iterator", self._watch_single)
         patches.replace(datasets, "get_index", self._wrap_get_index)
-        patches.replace(datasets.PyDatasetEnqueuer, "start", self._wrap_start)
+        patches.around(datasets.PyDatasetEnqueuer, "start", self._starts)
 
     def remove(self) -> None:
-        """Forget the input."""
+        """Restore Keras, and forget the input."""
+        self._patches.remove()
         self._enqueuers.clear()
         self._times.clear()
 
     # what the input is
 
-    def _wrap_init(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(iterator: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(iterator, *args, **kwargs)
-            try:
-                if not self._session.quiet:
-                    self._describe(iterator.data_adapter)
-            except Exception as error:  # fail open
-                self._session.switch_off(self, error)
-
-        return __init__
+    def _created(self, _none: None, iterator: Any, *_args: Any, **_kwargs: Any) -> None:
+        if not self._session.quiet:
+            self._describe(iterator.data_adapter)
 
     def _describe(self, adapter: Any) -> None:
         kind = KINDS.get(type(adapter).__name__, type(adapter).__name__)
@@ -148,7 +121,8 @@ class Inputs(Collector):
         if dataset is not None:
             workers = int(dataset.workers) if getattr(adapter, "enqueuer", None) is not None else 0
             args |= {"num_workers": workers, "pin_memory": False, "worker_id": -1}
-            args |= {"processes": bool(dataset.use_multiprocessing), **_defined(type(dataset), "__getitem__")}
+            code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+            args |= {"processes": bool(dataset.use_multiprocessing), **definition(code)}
             self._settings = {"num_workers": workers, "pin_memory": False}
         size = getattr(adapter, "batch_size", None)
         if isinstance(size, int):
@@ -172,32 +146,29 @@ class Inputs(Collector):
 
     # waits
 
-    def _wrap_get_iterator(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def _get_iterator(iterator: Any) -> Any:
-            iterable = original(iterator)
-            if self._session.quiet:
-                return iterable
-            adapter = type(iterator.data_adapter).__name__
-            return Waits(self, iterable, KINDS.get(adapter, adapter))
+    def _watch(self, iterable: Any, iterator: Any) -> Waits | None:
+        """Return an epoch's batches with their fetches timed."""
+        if self._session.quiet:
+            return None
+        adapter = type(iterator.data_adapter).__name__
+        end = functools.partial(self._ends, KINDS.get(adapter, adapter))
+        return Waits(iterable, lambda fetch: timed(fetch, self._begins, end, self._session.fail))
 
-        return _get_iterator
-
-    def begins(self) -> bool:
-        """Note that the loop requests a batch; return whether its wait counts."""
+    def _begins(self) -> int | None:
+        """Record that the loop requests a batch; return None if its wait does not count."""
         session = self._session
         tracker = session.tracker
         if session.quiet or tracker.in_fetch or threading.get_ident() != session.training_thread():
-            return False
+            return None
         tracker.in_fetch += 1
-        return True
+        return perf_counter_ns()
 
-    def ends(self, kind: str, start_ns: int, end_ns: int, *, got: bool) -> None:
-        """Note that a batch arrived."""
-        session = self._session
+    def _ends(self, kind: str, start_ns: int, _batch: Any, error: BaseException | None) -> None:
+        """Record that a batch arrived."""
+        session, end_ns = self._session, perf_counter_ns()
         tracker = session.tracker
         tracker.in_fetch = 0
-        if not got:
+        if error is not None:
             return
         if tracker.is_open:
             tracker.waited(kind, end_ns - start_ns)
@@ -206,21 +177,10 @@ class Inputs(Collector):
         if self._is_on():
             self._collect(DATALOADER_ITER, f"{kind}::GetNext", Span(-1, 0, start_ns, end_ns))
 
-    def failed_at(self, error: Exception) -> None:
-        """React to an error of `begins` or `ends`: the training goes on without the hook."""
-        self._session.fail(error)
-
     # fetches of PyDatasets
 
-    def _wrap_single(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def _get_iterator(adapter: Any) -> Any:
-            generator = original(adapter)
-            if adapter.enqueuer is not None or self._session.quiet:
-                return generator
-            return self._each(generator)
-
-        return _get_iterator
+    def _watch_single(self, generator: Iterator[Any], adapter: Any) -> Iterator[Any] | None:
+        return None if adapter.enqueuer is not None or self._session.quiet else self._each(generator)
 
     def _each(self, generator: Iterator[Any]) -> Iterator[Any]:
         while True:
@@ -262,22 +222,12 @@ class Inputs(Collector):
 
         return get_index
 
-    def _wrap_start(self, original: Any) -> Any:
+    def _starts(self, enqueuer: Any) -> None:
         """Give the processes of an enqueuer memory for their times, before they are forked."""
-
-        @functools.wraps(original)
-        def start(enqueuer: Any) -> Any:
-            try:
-                window = self._session.schedule.windows.get(DATALOADER)
-                wanted = window is not None and not window.ended and not self._session.quiet
-                if wanted and enqueuer.py_dataset.use_multiprocessing and enqueuer.uid not in self._enqueuers:
-                    times = self._enqueuers[enqueuer.uid] = FetchTimes(PLACES)
-                    self._times.append((times, {}))
-            except Exception as error:  # fail open
-                self._session.guard.failed(DATALOADER, error)
-            return original(enqueuer)
-
-        return start
+        wanted = self._session.schedule.is_ahead(DATALOADER) and not self._session.quiet
+        if wanted and enqueuer.py_dataset.use_multiprocessing and enqueuer.uid not in self._enqueuers:
+            times = self._enqueuers[enqueuer.uid] = FetchTimes(PLACES)
+            self._times.append((times, {}))
 
     def beat(self) -> None:
         """Record the times of other processes, on the recorder's thread."""
@@ -303,13 +253,7 @@ class Inputs(Collector):
         self._pending.clear()
 
     def _is_on(self) -> bool:
-        session = self._session
-        window = session.schedule.windows.get(DATALOADER)
-        if window is None or window.ended or session.is_off(DATALOADER):
-            return False
-        tracker = session.tracker
-        step = max(tracker.global_step + (not tracker.is_open), 0)
-        return window.at_step(step, time.time(), time.monotonic(), tracker.batches)
+        return self._session.schedule.takes_batch(DATALOADER, self._session.tracker)
 
     def _collect(self, phase: str, name: str, span: Span) -> None:
         if self._names.matches(name):
@@ -317,13 +261,6 @@ class Inputs(Collector):
             if span.pid:
                 args["pid"] = span.pid
             self._session.append((phase, name, span.start_ns, span.end_ns, -1, args))
-
-
-def _defined(kind: type, name: str) -> dict[str, Any]:
-    code = getattr(getattr(kind, name, None), "__code__", None)
-    if code is None or is_library(code.co_filename):
-        return {}
-    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
 
 
 def _regex(profile: Profile) -> str:

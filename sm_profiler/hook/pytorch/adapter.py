@@ -15,23 +15,24 @@ import torch
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.detailed_window import DETAILED
-from sm_profiler.hook.import_watch import when_loaded
+from sm_profiler.hook.detailed import DETAILED, DetailedWindow
+from sm_profiler.hook.guard import at_thread_end
 from sm_profiler.hook.other_threads import stack_of
-from sm_profiler.hook.pytorch.allocator import Allocator
+from sm_profiler.hook.patches import when_loaded
 from sm_profiler.hook.pytorch.compilations import Compilations
-from sm_profiler.hook.pytorch.cuda import CudaCollector
-from sm_profiler.hook.pytorch.detailed import DetailedCollector
+from sm_profiler.hook.pytorch.cuda import Allocator, CudaCollector
+from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.hook.steps import METER_MAX_NS
-from sm_profiler.hook.thread_end import at_thread_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
+    from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
 RUNS_WHILE_TRAINING = tuple(
@@ -40,15 +41,15 @@ RUNS_WHILE_TRAINING = tuple(
         "session",
         "guard",
         "steps",
+        "rest",
         "windows",
         "own_work",
         "slowdown",
         "sampler",
-        "threads",
+        "scheduling",
         "timed_calls",
         "pytorch.adapter",
         "pytorch.cuda",
-        "pytorch.cuda_events",
         "pytorch.forward",
         "pytorch.loader",
         "pytorch.operators",
@@ -77,6 +78,10 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(inner)
 
 
+def _nothing(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """Do nothing, in the place of an optimizer's hook."""
+
+
 def _is_joining() -> bool:
     """Return whether the main thread waits in torch.distributed.init_process_group."""
     stack = stack_of(threading.main_thread().ident)
@@ -93,7 +98,10 @@ class PyTorchAdapter(FrameworkAdapter):
         self.session = session
         self._known_optimizers: set[int] = set()
         self._handles: list[Any] = []
+        self._hooks: tuple[Any, Any] = (None, None)
+        self._phases: dict[CodeType, str] = {}  # code of torch → phase that it runs in
         self._backward: Any = None
+        self._wrapped_backward: Any = None
         self._optimizer: Any = None
         self._compilations: Any = None  # torch's callback handler
         self._iterators = 0
@@ -103,7 +111,7 @@ class PyTorchAdapter(FrameworkAdapter):
         self.loaders = DataLoaderCollector(session, torch, self.forwards)
         self.cuda = CudaCollector(session, torch, self.forwards.models)
         self._operators = OperatorCount(session, torch)
-        self._detailed = DetailedCollector(session, torch, self.forwards)
+        self._detailed = DetailedWindow(session, TorchProfiler(session, torch, self.forwards))
         self._compiled = Compilations(session.append, lambda: session.tracker.number)
         self._allocator = Allocator(session.append, torch)
         self._recursion = Recursion()
@@ -115,10 +123,12 @@ class PyTorchAdapter(FrameworkAdapter):
         session.add(self.loaders)
         self.loaders.install()
         self._backward = torch.autograd.backward
-        torch.autograd.backward = self._wrap_backward(self._backward)
-        before, after = self._optimizer_hooks()
+        self._wrapped_backward = torch.autograd.backward = self._wrap_backward(self._backward)
+        self._hooks = before, after = self._optimizer_hooks()
         optimizers: Any = import_module("torch.optim.optimizer")  # torch.optim hides the name
         self._optimizer = optimizers.Optimizer
+        self._phases = {self._backward.__code__: "backward", self.loaders.fetching: "wait"}
+        self._phases |= dict.fromkeys(_with_inner(self._optimizer.profile_hook_step.__code__), "optimizer")
         self._constructor = self._optimizer.__init__
         self._optimizer.__init__ = self._wrap_constructor(self._constructor)
         self._handles = [
@@ -127,6 +137,7 @@ class PyTorchAdapter(FrameworkAdapter):
         ]
         self._recursion.install()
         self.forwards.watch_compile()
+        self.forwards.watch_evaluations()
         self.forwards.discover()
         session.add(self._operators)
         session.add(self._compiled)
@@ -301,10 +312,10 @@ class PyTorchAdapter(FrameworkAdapter):
                     return
                 key = id(optimizer)
                 tracker.optimizer_ends(key, type(optimizer).__name__, end_ns)
-                if forwards.muted:
-                    forwards.unmute()
                 if forwards.discovering or key not in known:
                     stepped(key)
+                elif tracker.may_rest():
+                    self._rest()
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # fail open
@@ -330,6 +341,54 @@ class PyTorchAdapter(FrameworkAdapter):
                 session.fail(error)
 
         return __init__
+
+    # rest
+
+    def _rest(self) -> None:
+        """Take all off the path of the steps whose phases are not recorded, except for what counts them."""
+        due = self._operators.is_due(self.session.tracker.global_step + 1)
+        if due or not (self.forwards.may_hide and self.loaders.is_done()):
+            return
+        self.forwards.hide()
+        if torch.autograd.backward is self._wrapped_backward:
+            torch.autograd.backward = self._backward
+        rest = self.session.tracker.begin_rest(self._awake, self._phase_of)
+        self._set_hooks((_nothing, self._counting_hook(rest)))
+
+    def _awake(self) -> None:
+        self._set_hooks(self._hooks)
+        if torch.autograd.backward is self._backward:
+            torch.autograd.backward = self._wrapped_backward
+        self.forwards.show()
+
+    def _set_hooks(self, hooks: tuple[Any, Any]) -> None:
+        """Exchange the optimizers' hooks in place: another thread may be running them."""
+        for handle, hook in zip(self._handles, hooks, strict=False):
+            table = handle.hooks_dict_ref()
+            if table is not None and handle.id in table:
+                table[handle.id] = hook
+
+    def _counting_hook(self, rest: Rest) -> Any:
+        """Return the hook at rest: each object that it touched would cost as much as the rest of it."""
+        session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
+
+        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if id(optimizer) == key:
+                ends.append(clock())
+                if len(ends) > steps:
+                    try:
+                        session.tracker.end_rest()
+                    except Exception as error:  # fail open
+                        session.fail(error)
+
+        return after
+
+    def _phase_of(self, stack: Sequence[FrameType]) -> str:
+        for frame in stack:
+            phase = self._phases.get(frame.f_code) or ("forward" if self.forwards.is_call(frame) else "")
+            if phase:
+                return phase
+        return ""
 
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()

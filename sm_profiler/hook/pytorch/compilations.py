@@ -76,7 +76,7 @@ class Compilations(Collector):
             return
         done, self._done = self._done, []
         if done:
-            metrics = {str(one.compile_id): one for one in list(utils.get_compilation_metrics())}
+            metrics = {str(metric.compile_id): metric for metric in list(utils.get_compilation_metrics())}
             for began, ended, step, number, line in done:
                 found = metrics.get(number)
                 name = getattr(found, "co_name", None) or "torch.compile"
@@ -91,11 +91,11 @@ class Compilations(Collector):
         known = list(getattr(utils, "graph_break_reasons", ()))
         if len(known) < self._breaks:  # torch._dynamo.reset() empties the list
             self._breaks = 0
-        for one in known[self._breaks : MAX_BREAKS]:
+        for graph_break in known[self._breaks : MAX_BREAKS]:
             now = self._clock()
-            args: dict[str, Any] = {"reason": _line(one.reason)}
-            if one.user_stack:
-                frame = one.user_stack[-1]
+            args: dict[str, Any] = {"reason": _line(graph_break.reason)}
+            if graph_break.user_stack:
+                frame = graph_break.user_stack[-1]
                 args |= {"file": frame.filename, "line": frame.lineno, "function": frame.name}
             self._append((COMPILE, "graph break", now, now, -1, args))
         self._breaks = len(known)

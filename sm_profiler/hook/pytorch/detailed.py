@@ -1,21 +1,20 @@
-"""The detailed window: torch.profiler over whole steps, and a span for each submodule's forward.
-
-The profiler starts and stops on the training thread at step boundaries.  Its trace is exported on the recorder's
-thread, and converted to events by a process of its own (`sm_profiler.hook.convert`).
-"""
+"""torch.profiler, for the detailed window, with a span for each submodule's forward."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from functools import partial
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import FORWARD_MODULE
-from sm_profiler.hook.detailed_window import DETAILED, DetailedWindow, Steps
+from sm_profiler.hook.convert import KINETO
+from sm_profiler.hook.detailed import Profiler
+from sm_profiler.hook.guard import pass_on
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.pytorch.forward import ShyHook
-from sm_profiler.hook.pytorch.kineto import exit_without_destructors, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,117 +22,95 @@ if TYPE_CHECKING:
     from sm_profiler.hook.pytorch.forward import Forwards
     from sm_profiler.hook.session import Session
 
+
+# Kineto, the library below torch.profiler.  Recent versions print `USDT:… profiler_start` to standard error whenever a
+# profiler starts or stops; a detailed window would add such lines to the training's output, and to its FailureReason.
+# Its first start leaves a thread that waits on a condition variable.  A forked child has the variable but not the thread,
+# and the variable's destructor, which runs when the child exits, waits for the thread for ever.
+
+
+LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
+QUIET = 99
 MAX_MODULES = 2000
 
 
-class DetailedCollector(DetailedWindow):
-    """Records operators, kernels and submodules of the steps in the window."""
+def exit_without_destructors() -> None:
+    """Let this process, a forked child, exit without running the destructors of C++ libraries, as workers of multiprocessing do.
+
+    Python's own exit comes before: its exit functions, and the flushing of its files.  C's files are flushed here.  The exit
+    code is that of the process.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        library = ctypes.CDLL(None)
+        library.on_exit(library["_exit"], None)  # called with the exit code; the last to be registered is called first
+        library["__cxa_atexit"](library.fflush, None, None)
+
+
+def severity_level(torch: Any) -> ctypes.c_int | None:
+    """Return Kineto's severity level, below which it logs nothing; None in builds that do not export it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))  # loaded already
+        return ctypes.c_int.in_dll(library, LEVEL)
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def quiet(torch: Any) -> Iterator[None]:
+    """Suppress Kineto's log inside the block; profilers of the script log as ever."""
+    level = severity_level(torch)
+    if level is None:
+        yield
+        return
+    owner, before, patches = torch.autograd.profiler.profile, level.value, Patches(pass_on)
+    prepare = owner._prepare_trace  # it initialises Kineto, which sets the level
+
+    def _prepare_trace(*args: Any, **kwargs: Any) -> Any:
+        nonlocal before
+        level.value = before
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            before, level.value = level.value, QUIET
+
+    patches.put(owner, "_prepare_trace", _prepare_trace)
+    level.value = QUIET
+    try:
+        yield
+    finally:
+        level.value = before
+        patches.remove()
+
+
+class TorchProfiler(Profiler):
+    """Profiles operators and kernels, and times the submodules of the models."""
+
+    framework = "pytorch"
+    trace = KINETO
 
     def __init__(self, session: Session, torch: Any, forwards: Forwards) -> None:
-        super().__init__(session)
+        self._session = session
         self._torch = torch
         self._forwards = forwards
-        self._profiler: Any = None  # while the window is open
+        self.entry = torch.autograd.profiler.profile, "_prepare_trace"
         self._started = False  # at least once
-        self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
 
-    @property
-    def is_open(self) -> bool:
-        """True while the profiler runs."""
-        return self._profiler is not None
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        return bool(self._torch.autograd._profiler_enabled())  # torch has no public function for it
 
-    def prepare(self) -> None:
-        """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
-        if self._prepared or self._torch.autograd._profiler_enabled():  # torch has no public function for it
-            return
-        self._prepared = True
-        with self._session.work.doing(f"{DETAILED} window is prepared"), quiet(self._torch):
-            profiler = self._torch.profiler.profile(activities=self._activities())
-            self._started = True
-            profiler.start()
-            profiler.stop()
-
-    def _activities(self) -> list[Any]:
+    def start(self, folder: Path) -> Any:
+        """Start profiling."""
         kinds = self._torch.profiler.ProfilerActivity
         on_gpu = self._torch.cuda.is_available() and self._torch.cuda.is_initialized()
-        return [kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU]
-
-    def enter(self, step: int) -> None:
-        """Start the profiler, unless another one is active."""
-        with self._session.work.doing(f"{DETAILED} window starts"):
-            self._enter(step)
-
-    def _enter(self, step: int) -> None:
-        if self._torch.autograd._profiler_enabled():  # torch has no public function for it
-            self._session.note(DETAILED, "left out: another torch profiler was active")
-            self._session.guard.warn("the detailed window is left out: another torch profiler is active")
-            return
-        profiler = self._torch.profiler.profile(activities=self._activities())
+        profiler = self._torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU])
         self._started = True
         with quiet(self._torch):
             profiler.start()
-        self._profiler, self._first_step, self._steps = profiler, step, []
-        self._make_way()
-        self._watch_modules()
+        return profiler
 
-    def leave(self, step: int) -> None:  # the life cycle's
-        """Stop the profiler, and schedule the export of its trace."""
-        with self._session.work.doing(f"{DETAILED} window stops"):
-            self._leave()
-
-    def _leave(self) -> None:
-        profiler, self._profiler = self._profiler, None
-        self._unwatch()
-        if profiler is None:
-            return
-        self._steps.append((-1, self._session.timebase.now_us()))
-        with quiet(self._torch):
-            profiler.stop()
-        self._export_later(partial(self._export, profiler))
-
-    def forked(self) -> None:
-        """Forget the profiler: it is the parent's, and must not be stopped here."""
-        if self._started:
-            exit_without_destructors()
-        if self._profiler is not None:  # it would record the child's operators for as long as the child lives
-            self._torch.autograd._enable_record_function(False)  # torch has no public function for it
-        self._profiler = None
-        self._children, self._converting = [], []
-        self._unwatch()
-
-    def failed(self) -> None:
-        """Stop the profiler and discard its trace."""
-        profiler, self._profiler = self._profiler, None
-        self._unwatch()
-        if profiler is not None:
-            with quiet(self._torch):
-                profiler.stop()
-
-    # parts
-
-    def _make_way(self) -> None:
-        """Stop when the script starts a profiler of its own: two at once are an error in torch."""
-        owner, ours, collector = self._torch.autograd.profiler.profile, self._profiler.profiler, self
-        original = owner._prepare_trace  # all ways of starting one call it
-
-        def _prepare_trace(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if this is not ours:
-                try:
-                    collector._session.note(DETAILED, "cut short: the script started a profiler of its own")
-                    collector.leave(-1)
-                except Exception as error:  # fail open
-                    collector._session.guard.failed(DETAILED, error)
-            return original(this, *args, **kwargs)
-
-        owner._prepare_trace = _prepare_trace  # restored when the window closes
-
-        def unpatch() -> None:
-            owner._prepare_trace = original
-
-        self._unpatch = unpatch
-
-    def _watch_modules(self) -> None:
+    def opened(self) -> None:
         """Add hooks for the spans of submodules, unless a model is compiled: hooks would compile it again."""
         if self._forwards.compiled:
             self._session.note("submodules", "left out: the model is compiled")
@@ -158,16 +135,26 @@ class DetailedCollector(DetailedWindow):
                     self._handles.append(module.register_forward_pre_hook(ShyHook(before)))
                     self._handles.append(module.register_forward_hook(ShyHook(make_after(name)), always_call=True))
 
-    def _unwatch(self) -> None:
-        self._unpatch()
-        self._unpatch = lambda: None
+    def stop(self, session: Any) -> Callable[[Path], object]:
+        """Stop profiling; return what writes the trace."""
+        self._remove_hooks()
+        with quiet(self._torch):
+            session.stop()
+        return lambda path: session.export_chrome_trace(str(path))
+
+    def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether the window's session prepares its trace."""
+        return bool(args) and args[0] is session.profiler
+
+    def forked(self, session: Any) -> None:
+        """Let the child run without the parent's profiler."""
+        if self._started:
+            exit_without_destructors()
+        if session is not None:  # it would record the child's operators for as long as the child lives
+            self._torch.autograd._enable_record_function(False)  # torch has no public function for it
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def _export(self, profiler: Any, first: int, steps: Steps) -> None:
-        """Export the trace and start its conversion, on the recorder's thread."""
-        handle, raw = tempfile.mkstemp(prefix="sm-profiler-", suffix=".json")
-        os.close(handle)
-        profiler.export_chrome_trace(raw)
-        self._convert("sm_profiler.hook.convert", first, steps, trace=raw, node=self._session.node)

@@ -16,12 +16,12 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, ValuesView
+    from collections.abc import Callable, ValuesView
     from types import FrameType
 
     from sm_profiler.hook.session import Session
@@ -139,9 +139,7 @@ class Forwards(Collector):
         thread: id of the training thread.
         relayed: threads train in turn, such as a new one for each step; each waits for the other.
         discovering: handles of the global hook, while models are being discovered.
-        muted: the models have no hooks until the open step ends.
         entry_ns: what PyTorch takes for a call with hooks, besides the hooks.
-        ended: the latest step in which a forward ended.
         metered: the latest step in which that was measured.
         compiled: number of compilations that torch started.
     """
@@ -162,8 +160,7 @@ class Forwards(Collector):
         self._modes: set[ModeKeys] = set()
         self._instance_handles: list[Any] = []
         self._tables: list[HookTable] = []
-        self.muted = False
-        self.ended = self.metered = -1
+        self.metered = -1
         self.entry_ns = 0
         self._entries: deque[int] = deque(maxlen=ENTRIES)
         self._bare, self._hooked = _idle_modules(torch)
@@ -173,6 +170,7 @@ class Forwards(Collector):
         self.compiled = 0
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
+        self._eval: Any = None  # and Module.eval
         self.symbolic: type | None = None  # of inputs without values: a model is under construction
         self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
@@ -191,7 +189,7 @@ class Forwards(Collector):
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
-                if tracker.in_backward or tracker.in_fetch or session.quiet:
+                if tracker.rest is not None or tracker.in_backward or tracker.in_fetch or session.quiet:
                     return
                 if get_ident() != forwards.thread and not forwards.takes_over(forwards.relayed and gradients()):
                     return
@@ -221,10 +219,6 @@ class Forwards(Collector):
                 if tracker.forward_key == key and get_ident() == forwards.thread:
                     end_ns = perf_counter_ns()
                     tracker.forward_ends(names.get(key) or forwards.model_name(module), end_ns)
-                    if forwards.ended != tracker.global_step:
-                        forwards.ended = tracker.global_step
-                    elif not (tracker.keep_phases or tracker.needs_forwards):
-                        forwards.mute()  # after the second forward: many may follow
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # fail open
@@ -232,26 +226,26 @@ class Forwards(Collector):
 
         return before, after
 
-    # steps of many forwards
+    # steps whose phases are not recorded
 
-    def mute(self) -> None:
-        """Take the hooks off the models until the step ends: PyTorch calls a module without hooks on a shorter path."""
-        reports = self._session.tracker.reports_forward_ends
-        if self.compiled or self.discovering or reports or len(self._tables) > MANY_MODELS:
-            return
+    @property
+    def may_hide(self) -> bool:
+        """True if the hooks can be taken off the models; compiled ones would be compiled once more."""
+        return not (self.compiled or self.discovering or self.relayed) and len(self._tables) <= MANY_MODELS
+
+    def hide(self) -> None:
+        """Take the hooks off the models: PyTorch calls a module without hooks on a shorter path."""
         for table in self._tables:
             table.hide()
-        self.muted, self._session.tracker.unreported = True, self.is_inside
 
-    def unmute(self) -> None:
+    def show(self) -> None:
         """Give the models their hooks back."""
-        self.muted, self._session.tracker.unreported = False, None
         for table in self._tables:
             table.show()
 
-    def is_inside(self, stack: Sequence[FrameType]) -> bool:
-        """Return whether a stack is inside a call of a traced model; muted hooks do not report it."""
-        return any(frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen for frame in stack)
+    def is_call(self, frame: FrameType) -> bool:
+        """Return whether a frame is that of a call of a traced model."""
+        return frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen
 
     def measure_entry(self, step: int) -> None:
         """Measure `entry_ns`, with modules that do nothing."""
@@ -333,6 +327,24 @@ class Forwards(Collector):
         self._compile = compile_module
         self._module.Module.compile = compile
 
+    def watch_evaluations(self) -> None:
+        """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported at rest."""
+        switch, forwards, session = self._module.Module.eval, self, self._session
+
+        @functools.wraps(switch)
+        def eval(module: Any) -> Any:  # replaces a method of this name
+            if session.tracker.rest is not None and threading.get_ident() == forwards.thread:
+                with session.guarded("hook"):
+                    session.tracker.end_rest()
+            return switch(module)
+
+        self._eval = switch
+        self._module.Module.eval = eval
+
+    def _restore_eval(self) -> None:
+        if self._eval is not None:
+            self._module.Module.eval, self._eval = self._eval, None
+
     def watch_wrappers(self, wrapper: Any) -> None:
         """Trace what `torch.compile(model)` returns from its first call on; discovery ends with the first compilation."""
         original, session = wrapper.__init__, self._session
@@ -374,7 +386,7 @@ class Forwards(Collector):
         self._steps = 0
         if self.discovering or self.compiled or self._session.quiet:
             return
-        self.unmute()
+        self._session.tracker.end_rest()
         is_compiling, tracker = compiling_check(self._torch), self._session.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
 
@@ -436,7 +448,8 @@ class Forwards(Collector):
     def compiling(self) -> None:
         """End discovery before a compilation: removing the global hook later would compile everything again."""
         self.compiled += 1
-        self.unmute()
+        self._session.tracker.end_rest()
+        self._restore_eval()
         self.settle(inside=True)
         if self.compiled == 1:
             self.adopt()
@@ -463,7 +476,7 @@ class Forwards(Collector):
 
     def remove(self) -> None:
         """Remove all hooks."""
-        self.unmute()
+        self._session.tracker.end_rest()
         for table in self._tables:
             table.clear()
         self._tables.clear()
@@ -473,6 +486,7 @@ class Forwards(Collector):
         self._found.clear()
         self._seen.clear()
         self._restore_warning()
+        self._restore_eval()
         if self._compile is not None:
             self._module.Module.compile, self._compile = self._compile, None
         if self._wrapper is not None:

@@ -9,7 +9,7 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.config.name_pattern import NamePattern
+from sm_profiler.config.profile import NamePattern
 from sm_profiler.formats.event_names import (
     DATALOADER_FETCH,
     DATALOADER_INITIALIZE,
@@ -19,10 +19,9 @@ from sm_profiler.formats.event_names import (
     LOADER_WORKERS,
 )
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
-from sm_profiler.hook.pytorch.worker import FetchTimes, watched
-from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
+from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched
 from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from sm_profiler.config import Profile
     from sm_profiler.hook.pytorch.forward import Forwards
+    from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
 STREAM = "_sm_profiler_stream"
@@ -64,6 +64,7 @@ class DataLoaderCollector(Collector):
         self._forwards = forwards
         self._module = torch.utils.data.dataloader
         self._undo: list[tuple[type, str, Any]] = []
+        self.fetching: Any = None  # code of torch's `__next__`
         self._alive: weakref.WeakSet[LoaderStream] = weakref.WeakSet()
         self._names = NamePattern(_regex(session.profile))
         self._last_step = -1
@@ -73,6 +74,7 @@ class DataLoaderCollector(Collector):
         """Wrap `__next__` and the constructors."""
         base = self._module._BaseDataLoaderIter  # torch has no public name for it
         multi = self._module._MultiProcessingDataLoaderIter
+        self.fetching = base.__next__.__code__
         self._replace(base, "__next__", self._wrap_next)
         self._replace(self._module._SingleProcessDataLoaderIter, "__init__", self._wrap_init)
         self._replace(multi, "__init__", lambda original: self._wrap_init(self._with_times(original)))
@@ -116,6 +118,7 @@ class DataLoaderCollector(Collector):
             self._before_fetch,
             session.schedule.windows,
         )
+        at_rest = self._next_at_rest(original)
 
         def is_handed_on(iterator: Any) -> bool:
             try:
@@ -126,6 +129,9 @@ class DataLoaderCollector(Collector):
 
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # flat on purpose; replaces a method of this name
+            rest = tracker.rest
+            if rest is not None and get_ident() == forwards.thread and self.__dict__.get(STREAM, rest) is rest.stream:
+                return at_rest(self, rest)
             foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
@@ -134,8 +140,7 @@ class DataLoaderCollector(Collector):
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
-                if forwards.muted:
-                    forwards.unmute()
+                tracker.end_rest()
                 tracker.fetch_begins()
             except Exception as error:  # fail open
                 session.fail(error)
@@ -168,6 +173,41 @@ class DataLoaderCollector(Collector):
                     session.fail(error)
 
         return __next__
+
+    def is_done(self) -> bool:
+        """Return whether no window needs more of a batch than its arrival."""
+        window = self._session.schedule.windows.get(DATALOADER)
+        return window is None or window.ended or not self._session.tracker.reads_loader
+
+    def _next_at_rest(self, original: Any) -> Callable[[Any, Rest], Any]:
+        """Return what fetches a batch while only its arrival is noted."""
+        tracker = self._session.tracker
+
+        def __next__(iterator: Any, rest: Rest) -> Any:  # the name that a traceback shows
+            tracker.in_fetch = 1
+            try:
+                batch = original(iterator)
+            except BaseException as error:
+                self._ended_at_rest(rest.stream, exhausted=isinstance(error, StopIteration))
+                raise
+            tracker.in_fetch = 0
+            rest.arrivals.append(perf_counter_ns())
+            return batch
+
+        return __next__
+
+    def _ended_at_rest(self, stream: Any, *, exhausted: bool) -> None:
+        """Let the rest end: the loader has no more batches, or has failed."""
+        tracker, now_ns = self._session.tracker, perf_counter_ns()
+        try:
+            tracker.end_rest()
+            if exhausted:
+                tracker.fetch_ends(stream, now_ns, now_ns, got=False, gradients=self._torch.is_grad_enabled())
+            else:
+                tracker.fetch_failed()
+        except Exception as error:  # fail open
+            tracker.in_fetch = 0
+            self._session.fail(error)
 
     def _wrap_init(self, original: Any) -> Any:
         guard, windows = self._session.guard, self._session.schedule.windows

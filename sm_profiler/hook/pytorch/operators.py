@@ -1,7 +1,7 @@
-"""Operators a step, and the least that one takes on this machine: together the part of a step that no larger batch costs.
+"""Operators a step, and the least that an operator takes on this machine: together the part of a step that no larger batch costs.
 
 Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a backward
-operator per node, one more per parameter.  Their fixed cost is calibrated with a network of single numbers.
+operator per node, and another per parameter.  Their fixed cost is calibrated with a network of single numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.foreign import pass_on
+from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +28,7 @@ LAYERS = 16  # of the calibration, two parameters each
 REPEATS = 10
 MAX_SECONDS = 0.02
 LEAF = "AccumulateGrad"
-TIMED_STEPS = 7  # after a counted one
-SCHEDULER = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for one, …
+TIMED_STEPS = 7  # after a counted step
 
 
 class OperatorCount(Collector):
@@ -57,6 +56,10 @@ class OperatorCount(Collector):
         """Start over."""
         self._reset()
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the backward pass of a step must be seen."""
+        return (self._step >= 0 or step >= self.due) and not self._session.is_off(self.name)
+
     def backward_begins(self, outputs: Any) -> None:
         """Add the graph of a backward pass to the count of its step, and time some steps after it.
 
@@ -70,7 +73,7 @@ class OperatorCount(Collector):
         with session.work.doing("operators are counted"):
             if self._step not in (-1, step):
                 if step != self._last:
-                    self._edges.append(perf_counter_ns() - waited_ns())
+                    self._edges.append(perf_counter_ns() - waited_ns(THIS_THREAD))
                     self._last = step
                 if len(self._edges) > TIMED_STEPS:
                     self._finish()
@@ -82,7 +85,7 @@ class OperatorCount(Collector):
     def _finish(self) -> None:
         edges, self._edges = self._edges, []
         if len(edges) <= TIMED_STEPS:
-            return  # several threads train at once, and another one has come first
+            return  # several threads train at once, and another thread has come first
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
@@ -90,16 +93,6 @@ class OperatorCount(Collector):
         self._session.append((OPERATORS, "operators", now, now, self._step, args))
         self.due = max(self._step, 1) * TIMES
         self._step, self._operators, self._edges = -1, 0, []
-
-
-def waited_ns() -> int:
-    """Return how long this thread has been ready to run without a core; 0 if the kernel does not record it."""
-    try:
-        with open(SCHEDULER, "rb", buffering=0) as file:  # a tenth of the time of Path.open
-            return int(file.read(64).split()[1])
-    except (OSError, ValueError, IndexError) as error:
-        pass_on(error)
-        return 0
 
 
 def count_operators(roots: Iterable[Any]) -> int:
@@ -122,7 +115,7 @@ def calibrate(torch: Any) -> float:
     The median of some steps by the thread's own CPU time: on a busy machine, where caches and cores are shared, launches
     take longer, and so do the steps that this is compared with.
 
-    A thread of its own has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
+    A separate thread has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
     """
     results: list[float] = []
     thread = threading.Thread(

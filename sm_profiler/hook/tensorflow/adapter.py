@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.detailed_window import DETAILED
+from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.tensorflow.late_waits import LateWaits
 from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.operators import OperatorCount
-from sm_profiler.hook.tensorflow.overlap import Overlap
-from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
-from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
+from sm_profiler.hook.tensorflow.pipelines import DATALOADER, LateWaits, Overlap, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
-from sm_profiler.hook.xplane_window import XplaneWindow
 
 if TYPE_CHECKING:
     from sm_profiler.hook.collector import Collector
     from sm_profiler.hook.session import Session
     from sm_profiler.hook.steps import Record
+
+
+OPTIONS = {"host_tracer_level": 2, "python_tracer_level": 0, "device_tracer_level": 1}
+
+
+class TensorFlowProfiler(Profiler):
+    """Profiles host and devices; TensorFlow writes the trace itself as it stops."""
+
+    framework = "tensorflow"
+
+    def __init__(self) -> None:
+        self._owner: Any = import_module("tensorflow.python.profiler.profiler_v2")
+        self.entry = self._owner._pywrap_profiler, SESSION  # TensorFlow's own name
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        return self._owner._profiler is not None  # TensorFlow has no public function for it
+
+    def start(self, folder: Path) -> Any:
+        """Start profiling."""
+        session = getattr(*self.entry)()
+        session.start(str(folder), OPTIONS)
+        return session, folder
+
+    def stop(self, session: Any) -> Callable[[Path], None]:
+        """Stop profiling; return what moves the trace to its place."""
+        running, folder = session
+        running.export_to_tb()
+
+        def write(path: Path) -> None:
+            next(folder.glob("plugins/profile/*/*.xplane.pb")).rename(path)
+
+        return write
+
 
 TENSORFLOW = "tensorflow"
 STOPWATCH = "tensorflow stopwatch"
@@ -47,7 +80,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session = session
         self._tf: Any = import_module(TENSORFLOW)
         self._patches = Patches(session.fail)
-        self._detailed = XplaneWindow(session, TensorFlowProfiler())
+        self._detailed = DetailedWindow(session, TensorFlowProfiler())
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
         self.stages = Stages(session, self._tf)
         self._overlap = Overlap()
@@ -63,28 +96,24 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.session.add(self.stages)
         self.session.add(self._operators)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
-        for module, name in (
+        for module, kind in (
             ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
             ("tensorflow.python.distribute.input_lib", "DistributedIteratorBase"),
         ):
-            owner = getattr(import_module(module), name)
-            patches.replace(owner, "__next__", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
-            patches.replace(owner, "get_next", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
-            patches.replace(
-                owner,
-                "get_next_as_optional",
-                lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one, optional=True)),
-            )
-        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
-        patches.replace(iterators.OwnedIterator, "__init__", self.stages.wrap_init)
+            owner = getattr(import_module(module), kind)
+            for name in ("__next__", "get_next", "get_next_as_optional"):
+                optional = name == "get_next_as_optional"
+                patches.replace(owner, name, functools.partial(stopwatch.wrap_fetch, optional=optional))
+                patches.around(owner, name, loops.fetch_begins, loops.fetch_ends)
+        self.stages.install()
         loops_over_datasets = import_module("tensorflow.python.data.ops.dataset_autograph")
         patches.replace(loops_over_datasets, "_general_purpose_scan", stopwatch.wrap_scan)
         tape = self._tf.GradientTape
-        patches.replace(tape, "__enter__", loops.wrap_enter)
-        patches.replace(tape, "__exit__", loops.wrap_exit)
-        patches.replace(tape, "gradient", loops.wrap_gradient)
+        patches.around(tape, "__enter__", loops.tape_enters)
+        patches.around(tape, "__exit__", loops.tape_exits, loops.tape_exited)
+        patches.around(tape, "gradient", loops.gradient_begins, loops.gradient_ends)
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
-        patches.replace(functions.Function, "__call__", loops.wrap_call)
+        patches.around(functions.Function, "__call__", loops.call_begins, loops.call_ends)
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
         patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
@@ -93,12 +122,12 @@ class TensorFlowAdapter(FrameworkAdapter):
     def _optimizers_loaded(self) -> None:
         optimizers = import_module("keras.src.optimizers.base_optimizer")
         if self._is_backend():
-            self._patches.replace(optimizers.BaseOptimizer, "apply", self.loops.wrap_apply)
+            self._patches.around(optimizers.BaseOptimizer, "apply", self.loops.apply_begins, self.loops.apply_ends)
 
     def _layers_loaded(self) -> None:
         layers = import_module("keras.src.layers.layer")
         if self._is_backend():
-            self._patches.replace(layers.Layer, "__call__", self.loops.wrap_layer)
+            self._patches.around(layers.Layer, "__call__", self.loops.layer_begins, self.loops.layer_ends)
 
     def _is_backend(self) -> bool:
         return str(import_module("keras.src.backend.config").backend()) == TENSORFLOW
@@ -106,6 +135,7 @@ class TensorFlowAdapter(FrameworkAdapter):
     def remove(self) -> None:
         """Restore TensorFlow."""
         self._patches.remove()
+        self.stages.remove()
         self.session.discard(self.retracing)
         self.session.discard(self.stages)
         self._operators.stop()

@@ -6,24 +6,22 @@ reports which batches it fetched.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import weakref
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
-from sm_profiler.hook.tensorflow import xla
-from sm_profiler.hook.tensorflow.retracing import Retracing
+from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_profiler.hook.session import Session
-    from sm_profiler.hook.tensorflow.stages import Stages
+    from sm_profiler.hook.tensorflow.pipelines import Stages
     from sm_profiler.hook.tensorflow.stopwatch import Stopwatch, Times
 
 STREAM = "_sm_profiler_stream"
@@ -34,8 +32,28 @@ TAPE, LAYER = 1, 2  # keys of forwards
 FEW_BATCHES = 10_000  # that Keras's loops fetched eagerly and did not ask for
 
 
+class _Call(NamedTuple):
+    """A call of a `tf.function`.
+
+    Attributes:
+        function: the function.
+        arguments: positional and by name.
+        start_ns: its start.
+        began: the tracker was notified of the start, since the function was traced before.
+        outermost: no other function, fetch or backward runs around it.
+        is_marked: another adapter marks the step around it.
+    """
+
+    function: Any
+    arguments: tuple[Any, Any]
+    start_ns: int
+    began: bool
+    outermost: bool
+    is_marked: bool
+
+
 class Loops:
-    """Wraps what loops call.
+    """Observes what loops call.
 
     Attributes:
         thread: id of the training thread.
@@ -51,14 +69,15 @@ class Loops:
         self._session = session
         self._lead = lead
         self.leads = False
-        self._tf = tensorflow
+        self._eager: Callable[[], bool] = tensorflow.executing_eagerly
+        self._exhausted = (StopIteration, tensorflow.errors.OutOfRangeError)
         self._stopwatch = stopwatch
         self._stages = stages
         self.retracing = Retracing(session.append, lambda: session.tracker.number)
         self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
-        self._in_graphs = xla.InGraphs(tensorflow, stopwatch)
+        self._in_graphs = InGraphs(tensorflow, stopwatch)
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
         self.ran: list[Any] | None = None
@@ -67,45 +86,24 @@ class Loops:
 
     # fetches
 
-    def wrap_fetch(self, original: Any) -> Any:
-        """Return a method that fetches a batch, timed if it runs eagerly on the training thread."""
-        session, tracker, eager = self._session, self._session.tracker, self._tf.executing_eagerly
+    def fetch_begins(self, iterator: Any, *_args: Any, **_kwargs: Any) -> tuple[Stream, int] | None:
+        """Time a method that fetches a batch, if it runs eagerly on the training thread."""
+        tracker = self._session.tracker
+        if self._session.quiet or tracker.in_fetch or get_ident() != self.thread or not self._eager():
+            return None
+        stream = iterator.__dict__.get(STREAM)
+        if stream is None:
+            stream = iterator.__dict__[STREAM] = Stream(type(iterator).__name__, weakref.ref(iterator))
+        tracker.fetch_begins()
+        return stream, perf_counter_ns()
 
-        @functools.wraps(original)
-        def fetch(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            if session.quiet or tracker.in_fetch or get_ident() != self.thread or not eager():
-                return original(iterator, *args, **kwargs)
-            try:
-                stream = iterator.__dict__.get(STREAM)
-                if stream is None:
-                    stream = iterator.__dict__[STREAM] = Stream(type(iterator).__name__, weakref.ref(iterator))
-                tracker.fetch_begins()
-            except Exception as error:  # fail open
-                session.fail(error)
-                return original(iterator, *args, **kwargs)
-            start_ns = perf_counter_ns()
-            got = failed = False
-            try:
-                batch = original(iterator, *args, **kwargs)
-                got = True
-            except (StopIteration, self._tf.errors.OutOfRangeError):
-                raise
-            except BaseException:
-                failed = True
-                raise
-            else:
-                return batch
-            finally:
-                end_ns = perf_counter_ns()
-                try:
-                    self._fetched(stream, start_ns, end_ns, got=got, failed=failed)
-                    if tracker.metering:
-                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # fail open
-                    tracker.in_fetch = 0
-                    session.fail(error)
-
-        return fetch
+    def fetch_ends(self, begun: tuple[Stream, int], _batch: Any, error: BaseException | None) -> None:
+        """Record the fetch."""
+        end_ns, tracker = perf_counter_ns(), self._session.tracker
+        failed = error is not None and not isinstance(error, self._exhausted)
+        self._fetched(*begun, end_ns, got=error is None, failed=failed)
+        if tracker.metering:
+            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
 
     def _fetched(self, stream: Stream, start_ns: int, end_ns: int, *, got: bool, failed: bool) -> None:
         tracker = self._session.tracker
@@ -127,248 +125,177 @@ class Loops:
     def _is_loop(self) -> bool:
         """Return whether a call is a part of a loop that the script writes itself, and not of a traced function."""
         session = self._session
-        if session.quiet or session.tracker.manual or get_ident() != self.thread or not self._tf.executing_eagerly():
+        if session.quiet or session.tracker.manual or get_ident() != self.thread or not self._eager():
             return False
         if not self.leads:
             self.leads = True
             self._lead()
         return True
 
-    def wrap_enter(self, original: Any) -> Any:
-        """Return `GradientTape.__enter__`, with which the forward begins."""
-        session, tracker = self._session, self._session.tracker
+    def tape_enters(self, tape: Any) -> None:
+        """Begin the forward with `GradientTape.__enter__`."""
+        tracker = self._session.tracker
+        if self._tape is None and not tracker.in_backward and self._is_loop():
+            start_ns = perf_counter_ns()
+            self._tape, self._forward = tape, True
+            tracker.forward_begins(TAPE, start_ns, gradients=True)
+            if tracker.metering:
+                tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
 
-        @functools.wraps(original)
-        def __enter__(tape: Any) -> Any:  # replaces a method of this name
-            try:
-                if self._tape is None and not tracker.in_backward and self._is_loop():
-                    start_ns = perf_counter_ns()
-                    self._tape, self._forward = tape, True
-                    tracker.forward_begins(TAPE, start_ns, gradients=True)
-                    if tracker.metering:
-                        tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-            except Exception as error:  # fail open
-                session.fail(error)
-            return original(tape)
+    def tape_exits(self, tape: Any, *_args: Any) -> bool | None:
+        """Return whether the outermost tape exits, with which the forward ends."""
+        return tape is self._tape or None
 
-        return __enter__
-
-    def wrap_exit(self, original: Any) -> Any:
-        """Return `GradientTape.__exit__`, with which the forward ends."""
-
-        @functools.wraps(original)
-        def __exit__(tape: Any, *args: Any) -> Any:  # replaces a method of this name
-            try:
-                return original(tape, *args)
-            finally:
-                if tape is self._tape:
-                    self._forward_ends()
-                    self._tape = None
-
-        return __exit__
+    def tape_exited(self, *_outcome: Any) -> None:
+        """End the forward, unless it has ended."""
+        self._tape = None
+        self._forward_ends()
 
     def _forward_ends(self) -> None:
         if self._forward:
             self._forward = False
-            try:
-                self._session.tracker.forward_ends("GradientTape", perf_counter_ns())
-            except Exception as error:  # fail open
-                self._session.fail(error)
+            self._session.tracker.forward_ends("GradientTape", perf_counter_ns())
 
-    def wrap_gradient(self, original: Any) -> Any:
-        """Return `GradientTape.gradient`, the backward."""
-        session, tracker = self._session, self._session.tracker
+    def gradient_begins(self, tape: Any, *_args: Any, **_kwargs: Any) -> bool | None:
+        """Begin the backward with `GradientTape.gradient`."""
+        inside = self._tape is not None and tape is not self._tape  # a gradient that the loss contains
+        if inside or not self._is_loop():
+            self._trains()
+            return None
+        self._forward_ends()  # called inside the tape's block
+        self._session.tracker.backward_begins(perf_counter_ns())
+        return True
 
-        @functools.wraps(original)
-        def gradient(tape: Any, *args: Any, **kwargs: Any) -> Any:
-            inside = self._tape is not None and tape is not self._tape  # a gradient that the loss contains
-            if inside or not self._is_loop():
-                self._trains()
-                return original(tape, *args, **kwargs)
-            self._forward_ends()  # called inside the tape's block
-            try:
-                tracker.backward_begins(perf_counter_ns())
-            except Exception as error:  # fail open
-                session.fail(error)
-            try:
-                return original(tape, *args, **kwargs)
-            finally:
-                end_ns = perf_counter_ns()
-                try:
-                    tracker.backward_ends(end_ns)
-                    if tracker.metering:
-                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                except Exception as error:  # fail open
-                    tracker.in_backward = 0
-                    session.fail(error)
+    def gradient_ends(self, *_outcome: Any) -> None:
+        """End the backward."""
+        end_ns, tracker = perf_counter_ns(), self._session.tracker
+        tracker.backward_ends(end_ns)
+        if tracker.metering:
+            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
 
-        return gradient
+    def apply_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Begin the optimizer's step with `Optimizer.apply`."""
+        if not self._is_loop():
+            self._trains()
+            return None
+        tracker = self._session.tracker
+        tracker.has_optimizer = True
+        tracker.optimizer_begins(id(optimizer), perf_counter_ns(), type(optimizer).__name__)
+        return optimizer
 
-    def wrap_apply(self, original: Any) -> Any:
-        """Return `Optimizer.apply`."""
-        session, tracker = self._session, self._session.tracker
+    def apply_ends(self, optimizer: Any, *_outcome: Any) -> None:
+        """End the optimizer's step."""
+        self._session.tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, perf_counter_ns())
 
-        @functools.wraps(original)
-        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            key = id(optimizer)
-            if not self._is_loop():
-                self._trains()
-                return original(optimizer, *args, **kwargs)
-            try:
-                tracker.has_optimizer = True
-                tracker.optimizer_begins(key, perf_counter_ns(), type(optimizer).__name__)
-            except Exception as error:  # fail open
-                session.fail(error)
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                try:
-                    tracker.optimizer_ends(key, type(optimizer).__name__, perf_counter_ns())
-                except Exception as error:  # fail open
-                    session.fail(error)
+    def layer_begins(self, layer: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Begin an evaluation with the call of a Keras layer outside of any tape, if a batch has arrived."""
+        tracker = self._session.tracker
+        if (
+            tracker.batch_waits
+            and self._tape is None
+            and not tracker.forward_key
+            and self._is_loop()
+            and not self._calls
+        ):
+            tracker.forward_begins(LAYER, perf_counter_ns(), gradients=False)
+            return layer
+        return None
 
-        return apply
-
-    def wrap_layer(self, original: Any) -> Any:
-        """Return a Keras layer's call: outside of any tape it evaluates a batch, if one has arrived."""
-        session, tracker = self._session, self._session.tracker
-
-        @functools.wraps(original)
-        def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            try:
-                begins = (
-                    tracker.batch_waits and self._tape is None and not tracker.forward_key and self._is_loop()
-                    and not self._calls
-                )  # fmt: skip
-                if begins:
-                    tracker.forward_begins(LAYER, perf_counter_ns(), gradients=False)
-            except Exception as error:  # fail open
-                begins = False
-                session.fail(error)
-            try:
-                return original(layer, *args, **kwargs)
-            finally:
-                if begins:
-                    try:
-                        tracker.forward_ends(type(layer).__name__, perf_counter_ns())
-                    except Exception as error:  # fail open
-                        session.fail(error)
-
-        return __call__
+    def layer_ends(self, layer: Any, *_outcome: Any) -> None:
+        """End the evaluation of the batch."""
+        self._session.tracker.forward_ends(type(layer).__name__, perf_counter_ns())
 
     # functions
 
     def _trains(self) -> None:
-        """Note that the functions which are being traced compute gradients."""
+        """Record that the functions which are being traced compute gradients."""
         for function in self._calls:
             function.__dict__[TRAINS] = True
 
-    def wrap_call(self, original: Any) -> Any:
-        """Return `Function.__call__`: a call from Python is a step, a part of one, or many steps."""
-        session, tracker, eager = self._session, self._session.tracker, self._tf.executing_eagerly
+    def call_begins(self, function: Any, *args: Any, **kwargs: Any) -> _Call | None:
+        """Begin a call of a `tf.function`: from Python it is a step, a part of one, or many steps."""
+        session, tracker, calls = self._session, self._session.tracker, self._calls
+        if calls:
+            self._called_in_graph(function, args, kwargs)
+        if session.quiet or get_ident() != self.thread:
+            return None
+        is_marked = tracker.manual and tracker.owner != SCRIPT  # another adapter marks the steps
+        if is_marked and calls:
+            return None
+        outermost = not is_marked and not calls and tracker.in_fetch == 0 and tracker.in_backward == 0 and self._eager()
+        if outermost and not self.leads:
+            self.leads = True
+            self._lead()
+        start_ns, known = perf_counter_ns(), function.__dict__.get(TRAINS)
+        if outermost and known is not None:
+            tracker.call_begins(id(function), start_ns, trains=known)
+            if tracker.metering:
+                tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
+        calls.append(function)
+        return _Call(function, (args, kwargs), start_ns, known is not None, outermost, is_marked)
 
-        @functools.wraps(original)
-        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            calls = self._calls
-            if calls:
-                self._called_in_graph(function, args, kwargs)
-            if session.quiet or get_ident() != self.thread or (tracker.manual and tracker.owner != SCRIPT):
-                return self._call_unseen(original, function, args, kwargs)
-            outermost = not calls and tracker.in_fetch == 0 and tracker.in_backward == 0 and eager()
-            if outermost and not self.leads:
-                self.leads = True
-                self._lead()
-            start_ns = perf_counter_ns()
-            known = function.__dict__.get(TRAINS)
-            calls.append(function)
-            try:
-                if outermost and known is not None:
-                    try:
-                        tracker.call_begins(id(function), start_ns, trains=known)
-                        if tracker.metering:
-                            tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
-                    except Exception as error:  # fail open
-                        session.fail(error)
-                return original(function, *args, **kwargs)
-            finally:
-                calls.pop()
-                if not calls:
-                    self._call_ended(function, (args, kwargs), start_ns, began=known is not None, outermost=outermost)
+    def call_ends(self, call: _Call, _result: Any, _error: BaseException | None) -> None:
+        """End the call."""
+        end_ns, tracker = perf_counter_ns(), self._session.tracker
+        function, start_ns = call.function, call.start_ns
+        self._calls.pop()
+        if self._calls:
+            return
+        if call.is_marked:
+            self._marked_call_ended(call, end_ns)
+        elif call.outermost:
+            if _uses_xla(function):
+                self._find_compilation(function, call.arguments, start_ns, end_ns)
+            self._called(function, start_ns, end_ns, began=call.began)
+            if tracker.metering:
+                tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
+        elif self.retracing.held:
+            self.retracing.call_ended(end_ns, None)
 
-        return __call__
-
-    def _call_ended(
-        self, function: Any, arguments: tuple[Any, Any], start_ns: int, *, began: bool, outermost: bool
-    ) -> None:
-        end_ns = perf_counter_ns()
-        tracker = self._session.tracker
-        try:
-            if outermost:
-                if _uses_xla(function):
-                    self._find_compilation(function, arguments, start_ns, end_ns)
-                self._called(function, start_ns, end_ns, began=began)
-                if tracker.metering:
-                    tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-            elif self.retracing.held:
-                self.retracing.call_ended(end_ns, None)
-        except Exception as error:  # fail open
-            self._session.fail(error)
-
-    def _call_unseen(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function that begins no step here: another adapter marks the steps, or another thread runs."""
-        if self._calls or self._session.quiet or get_ident() != self.thread:
-            return original(function, *args, **kwargs)
-        self._calls.append(function)
-        start_ns = perf_counter_ns()
-        try:
-            return original(function, *args, **kwargs)
-        finally:
-            end_ns = perf_counter_ns()
-            self._calls.clear()
-            if self.ran is not None and not self._session.aside.depth:
-                self.ran.append(function)
-            try:
-                if _uses_xla(function):
-                    self._find_compilation(function, (args, kwargs), start_ns, end_ns)
-                quickest = function.__dict__.get(QUICKEST)
-                if quickest is None or self.retracing.held:
-                    waits = [*self.fetched, *self._stopwatch.batches(start_ns, take=False)]
-                    self._note_duration(function, start_ns, end_ns, waits)
-                elif end_ns - start_ns < quickest:
-                    self._note_duration(function, start_ns, end_ns, self.fetched)
-            except Exception as error:  # fail open
-                self._session.fail(error)
+    def _marked_call_ended(self, call: _Call, end_ns: int) -> None:
+        """Record how long a call took in a step that another adapter marks."""
+        function, start_ns = call.function, call.start_ns
+        if self.ran is not None and not self._session.aside.depth:
+            self.ran.append(function)
+        if _uses_xla(function):
+            self._find_compilation(function, call.arguments, start_ns, end_ns)
+        quickest = function.__dict__.get(QUICKEST)
+        if quickest is None or self.retracing.held:
+            waits = [*self.fetched, *self._stopwatch.batches(start_ns, take=False)]
+            self._record_duration(function, start_ns, end_ns, waits)
+        elif end_ns - start_ns < quickest:
+            self._record_duration(function, start_ns, end_ns, self.fetched)
 
     def _called_in_graph(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Note the shapes of a call that is traced, if XLA compiles the function."""
+        """Record the shapes of a call that is traced, if XLA compiles the function."""
         if not function.__dict__.get("_jit_compile") or get_ident() != self.thread:
             return
-        if self._session.quiet or self._session.guard.is_off(xla.COMPILER):
+        if self._session.quiet or self._session.guard.is_off(XLA):
             return
         try:
-            self._calls[0].__dict__[xla.INSIDE] = True
+            self._calls[0].__dict__[INSIDE] = True
             self._in_graphs.traced(_name(function), args, kwargs)
         except Exception as error:  # fail open
-            self._session.guard.failed(xla.COMPILER, error)
+            self._session.guard.failed(XLA, error)
 
     def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
-        """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
-        if self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
+        """Record that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
+        if self._session.guard.is_off(XLA) or not self._eager():
             return
         try:
-            name, reason = _name(function), xla.another(function, *arguments)
+            name, reason = _name(function), another(function, *arguments)
             quickest = function.__dict__.get(QUICKEST)
-            if quickest is None or end_ns - start_ns >= xla.SLOWER * quickest:  # reading takes time, too
+            if quickest is None or end_ns - start_ns >= SLOWER * quickest:  # reading takes time as well
                 inside = self._in_graphs.another(start_ns)
                 name, reason = inside if inside and not reason else (name, reason)
             if reason and not self.retracing.held:
-                about = {"compiler": xla.COMPILER, "again": True, "reason": reason} | user_line()
+                about = {"compiler": XLA, "again": True, "reason": reason} | user_line()
                 self.retracing.compiled(name, start_ns, about)
         except Exception as error:  # fail open; the arguments' own code may have raised it
-            self._session.guard.failed(xla.COMPILER, error)
+            self._session.guard.failed(XLA, error)
 
-    def _note_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
-        """Note how long an outermost call took, or record what was traced or compiled in it."""
+    def _record_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
+        """Keep the time of an outermost call if it is the quickest, or record what was traced or compiled in it."""
         quickest = function.__dict__.get(QUICKEST)
         retracing = self.retracing
         if not retracing.held and quickest is not None and end_ns - start_ns >= quickest:
@@ -378,7 +305,7 @@ class Loops:
             serial = function.__dict__.setdefault(SERIAL, next(self._serials))
             retracing.wait_for_run(serial, start_ns + ran_ns, xla=_uses_xla(function))
         elif retracing.held:
-            if not function.__dict__.get("_jit_compile") and ran_ns < xla.SLOWER * quickest:
+            if not function.__dict__.get("_jit_compile") and ran_ns < SLOWER * quickest:
                 retracing.forget_compiled()  # the part that XLA compiles may have had the same shapes
             retracing.call_ended(start_ns + ran_ns, quickest)
         else:
@@ -397,7 +324,7 @@ class Loops:
             self.ran.append(function)
         trains = function.__dict__.setdefault(TRAINS, False)
         waits = self._stopwatch.batches(start_ns)
-        self._note_duration(function, start_ns, end_ns, waits)
+        self._record_duration(function, start_ns, end_ns, waits)
         name = _name(function)
         if waits:
             for start, end in waits:
@@ -432,4 +359,4 @@ def _name(function: Any) -> str:
 def _uses_xla(function: Any) -> bool:
     """Return whether XLA compiles a function or a part of it."""
     about = function.__dict__
-    return bool(about.get("_jit_compile")) or about.get(xla.NODES, 0) < 0 or xla.INSIDE in about
+    return bool(about.get("_jit_compile")) or about.get(NODES, 0) < 0 or INSIDE in about

@@ -19,24 +19,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.tensorflow.xla import NODES
-from sm_profiler.hook.threads import waited_ns
+from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.scheduling import waited_ns
+from sm_profiler.hook.tensorflow.compilations import NODES
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.compilations import Retracing
     from sm_profiler.hook.tensorflow.loops import Loops
-    from sm_profiler.hook.tensorflow.retracing import Retracing
 
 STEPS = (10, 100)  # that are counted: those before the first trace and warm up
 MAX_OPERATORS = 100_000  # of a step; after the last one, the script may go on for long without another
-TIMED_STEPS = 7  # after a counted one
+TIMED_STEPS = 7  # after a counted step
 FRAMEWORK = "tensorflow"
 LAUNCHERS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute")
 CHAIN = 48  # operators of the calibration's graph
 REPEATS = 20
-CALIBRATION_SECONDS = 10.0  # it takes milliseconds; the training waits no longer for one that hangs
+CALIBRATION_SECONDS = 10.0  # it takes milliseconds; the training waits no longer if it hangs
 PAIRS = 8  # of a forward and a backward operator, of the eager calibration
-MOST_PYTHON = 10  # times the cost of an operator: what Keras and TensorFlow run in Python for one
+MOST_PYTHON = 10  # times the cost of an operator: what Keras and TensorFlow run in Python for each
 XLA = "_XlaMustCompile"
 
 
@@ -59,11 +60,11 @@ class OperatorCount(Collector):
         self._loops = loops
         self._retracing = retracing
         self._launchers: Any = import_module("tensorflow.python.pywrap_tfe")
-        self._replaced: dict[str, Any] = {}
+        self._patches = Patches(session.fail)
         self._count = 0
         self._began_ns = self._inside_ns = 0  # of the counted step: its start, and the time in its operators
         self._aside_ns = 0  # of all callbacks and saves before it
-        self._python_us = 0.0  # beside its operators
+        self._python_us = 0.0  # outside its operators
         self._due = list(STEPS)
         self._counted: tuple[list[Any], int, int] | None = None  # functions, operators from Python, batches of a step
         self._edges: list[int] = []  # starts of the steps after it, by a clock without waits for a core
@@ -80,13 +81,13 @@ class OperatorCount(Collector):
         self.stop()
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:
-        """Begin or end the count of a step, or time one of those after it."""
+        """Begin or end the count of a step, or time a later step."""
         if self._loops.ran is not None:
             if mode is ModeKeys.TRAIN:
                 self._counted = self._loops.ran, self._count, self._session.tracker.batches
             self._edges = [perf_counter_ns() - waited_ns()]
-            beside = self._inside_ns + self._session.aside.ns - self._aside_ns
-            self._python_us = max(self._edges[0] - self._began_ns - beside, 0) / 1000
+            other_ns = self._inside_ns + self._session.aside.ns - self._aside_ns
+            self._python_us = max(self._edges[0] - self._began_ns - other_ns, 0) / 1000
             self.stop()
         elif self._counted is not None:
             self._edges = [*self._edges, perf_counter_ns() - waited_ns()] if mode is ModeKeys.TRAIN else []
@@ -95,7 +96,7 @@ class OperatorCount(Collector):
                     self._note(*self._counted)
                 self._counted = None
         elif self._due and step >= self._due[0] and mode is ModeKeys.TRAIN:
-            self._due = [one for one in self._due if one > step]
+            self._due = [due for due in self._due if due > step]
             if self._trains():
                 self._begin()
         return self._loops.ran is None and self._counted is None and not self._due
@@ -110,7 +111,7 @@ class OperatorCount(Collector):
         thread, get_ident, aside = self._loops.thread, threading.get_ident, self._session.aside
         self._aside_ns = aside.ns
         for name in LAUNCHERS:
-            original = self._replaced[name] = getattr(self._launchers, name)
+            original = getattr(self._launchers, name)
 
             def launch(*args: Any, original: Any = original) -> Any:
                 if get_ident() != thread or aside.depth:
@@ -125,13 +126,11 @@ class OperatorCount(Collector):
                 finally:
                     self._inside_ns += perf_counter_ns() - start_ns
 
-            setattr(self._launchers, name, launch)
+            self._patches.put(self._launchers, name, launch)
 
     def stop(self) -> None:
         """Restore what launches operators."""
-        for name, original in self._replaced.items():
-            setattr(self._launchers, name, original)
-        self._replaced = {}
+        self._patches.remove()
         self._loops.ran = None
 
     def _traced(self, made: Any) -> None:
@@ -166,7 +165,7 @@ class OperatorCount(Collector):
             self._session.append((OPERATORS, "operators", now, now, self._session.tracker.train_number, args))
 
     def _calibrated(self, *, graphs: bool) -> Costs:
-        """Measure in a thread of its own, which has none of the scopes that the script has entered."""
+        """Measure in a separate thread, which has none of the scopes that the script has entered."""
         costs: Future[Costs] = Future()
 
         def measure() -> None:
@@ -188,7 +187,7 @@ class OperatorCount(Collector):
             x = tf.ones((1, 1))
             if self._chains is None:
                 self._chains = self._chain(1), self._chain(CHAIN)
-            short, long = (_quickest(lambda one=one: one(x)) for one in self._chains)
+            short, long = (_quickest(lambda chain=chain: chain(x)) for chain in self._chains)
             return Costs(eager, short, max(long - short, 0.0) / (CHAIN - 1))
 
     def _chain(self, length: int) -> Any:
@@ -224,22 +223,22 @@ def _operators(made: Any) -> int:
     count = len(made.graph.get_operations())
     waiting, seen = list(made._inference_function.children), set()  # it has no public name
     while waiting:
-        one = waiting.pop()
-        if one.name in seen:
+        called = waiting.pop()
+        if called.name in seen:
             continue
-        seen.add(one.name)
-        definition = one._cached_definition  # of what was called; `definition` would make it anew
+        seen.add(called.name)
+        definition = called._cached_definition  # of what was called; `definition` would make it anew
         if definition is not None and XLA in definition.attr and definition.attr[XLA].b:
             return -1
-        graph = one._cached_graph  # `graph` would make one
+        graph = called._cached_graph  # `graph` would make one
         if graph is not None:
             count += len(graph.get_operations()) - len(graph.inputs)
-        waiting += one.children
+        waiting += called.children
     return count
 
 
 def _quickest(action: Any) -> float:
-    """Return the microseconds of the quickest of some calls: others may use the cores, too."""
+    """Return the microseconds of the quickest of some calls: other processes may use the cores."""
     action()
     taken = []
     for _ in range(REPEATS):

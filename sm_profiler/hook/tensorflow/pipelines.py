@@ -1,12 +1,38 @@
-"""Stages of tf.data pipelines: what TensorFlow's own model measured of each, with the user's function behind it."""
+"""tf.data: how long the loop waits for each batch, and how slow each stage of the pipeline is.
+
+Stages come from the model that TensorFlow's autotuning keeps of each iterator, with the user's function behind each.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Any
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from importlib import import_module
+from itertools import pairwise
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.tensorflow.retracing import code_of
+import attrs
+
+from sm_profiler.formats.event_names import COMPILED_STEP, DATA_STAGES, DATALOADER_ITER, DATALOADER_WAIT
+from sm_profiler.hook.caller import definition
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
+from sm_profiler.hook.tensorflow.compilations import code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.stopwatch import Times
+
+
+# Stages of a pipeline.
+
 
 MAX_STAGES = 8  # in a record, the slowest
 MAX_NODES = 500
@@ -39,8 +65,8 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
     Returns:
         `batches`; `prefetch` and `cache`: whether a stage does that; `partial`: whether stages are missing, since TensorFlow
         forgets what ran inside an interleave or flat_map once it has ended; `forgotten`: name, file, line and function of that
-        stage, if it is the only one; and for each of `stages`: name, `us` (microseconds
-        for one of its own elements), `batch_us` (for one batch of the loop, with its parallelism), `parallelism`,
+        stage, if it is the only such stage; and for each of `stages`: name, `us` (microseconds
+        for an element of the stage), `batch_us` (for a batch of the loop, with its parallelism), `parallelism`,
         `parallel` (whether it can be raised), and file, line and function if they are known.
     """
     nodes = dict(list(model.nodes.items())[:MAX_NODES])
@@ -58,7 +84,9 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
         name = _stage(node.name, about)
         if owner is not None:
             name = f"{_method(node.name)} inside {_stage(nodes[owner].name, about)}"
-        parallelism = next((float(one.value) for one in node.parameters if one.name == "parallelism"), 0.0)
+        parallelism = next(
+            (float(parameter.value) for parameter in node.parameters if parameter.name == "parallelism"), 0.0
+        )
         stage = stages.setdefault(
             (name, about.get("line")),
             {"stage": name, "elements": 0, "busy_us": 0.0, "parallelism": 0.0, "parallel": parallelism > 0} | about,
@@ -83,10 +111,10 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
 def _ended(node: Any, nodes: dict[int, Any]) -> float:
     """Return how many times the elements that the living pipelines inside a node produced it has passed on; 0 without any.
 
-    The living ones count for those that have ended, of which TensorFlow keeps nothing.
+    The living pipelines count for those that have ended, of which TensorFlow keeps nothing.
     """
     inside = [nodes[key] for key in list(node.inputs)[1:] if key in nodes]
-    produced = sum(one.num_elements for one in inside)
+    produced = sum(node.num_elements for node in inside)
     if node.num_elements <= 0:
         return 1.0
     return max(node.num_elements / produced, 1.0) if produced else 0.0
@@ -94,7 +122,7 @@ def _ended(node: Any, nodes: dict[int, Any]) -> float:
 
 def _forgotten(node: Any, about: dict[str, Any], dataset: Any) -> dict[str, Any]:
     """Return what TensorFlow forgot inside a stage, if its function is known."""
-    made = [_place(one) for one in _generators(dataset)]
+    made = [_place(generator) for generator in _generators(dataset)]
     if len(made) == 1 and made[0] and _method(node.name) == "flat_map":
         return {"stage": f"from_generator({made[0]['function']})", **made[0]}
     return {"stage": f"{_method(node.name)}({about['function']})", **about} if "file" in about else {}
@@ -159,7 +187,7 @@ def _functions(nodes: dict[int, Any], owners: dict[int, int], dataset: Any) -> d
 def _generators(dataset: Any) -> list[Any]:
     """Return the user's generators that a pipeline reads."""
     flat = [function for kind, function in _datasets(dataset) if kind == "flat_map"]
-    return [one for one in map(_generator, flat) if one is not None]
+    return [generator for generator in map(_generator, flat) if generator is not None]
 
 
 def _datasets(dataset: Any) -> list[tuple[str, Any]]:
@@ -167,12 +195,12 @@ def _datasets(dataset: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     waiting = [dataset]
     while waiting and len(found) < MAX_NODES:
-        one = waiting.pop(0)
-        kind = _CLASSES.get(type(one).__name__)
+        stage = waiting.pop(0)
+        kind = _CLASSES.get(type(stage).__name__)
         if kind is not None:
-            wrapper = getattr(one, "_map_func", None) or getattr(one, "_predicate", None) or getattr(one, "_scan_func", None)  # fmt: skip
+            wrapper = getattr(stage, "_map_func", None) or getattr(stage, "_predicate", None) or getattr(stage, "_scan_func", None)  # fmt: skip
             found.append((kind, getattr(wrapper, "_func", None)))
-        waiting += list(one._inputs())  # TensorFlow has no public name for it
+        waiting += list(stage._inputs())  # TensorFlow has no public name for it
     return found
 
 
@@ -180,9 +208,8 @@ def _place(function: Any) -> dict[str, Any]:
     code = code_of(function)
     if code is None:
         return {}
-    if is_library(code.co_filename):
-        return {"function": code.co_name} if not code.co_name.startswith("_") else {}
-    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+    own = definition(code)
+    return own or ({"function": code.co_name} if not code.co_name.startswith("_") else {})
 
 
 def _generator(function: Any, depth: int = 3) -> Any:
@@ -197,3 +224,184 @@ def _generator(function: Any, depth: int = 3) -> Any:
         if depth and callable(inside) and (deeper := _generator(inside, depth - 1)) is not None:
             return deeper
     return None
+
+
+# The collector.
+
+
+DATALOADER = "dataloader"
+RECENT_ITERATORS = 8  # that are sampled
+ENDS = 4  # iterators that are sampled when they end: epochs may be shorter than the interval of the recorder
+
+
+@attrs.define(eq=False)
+class _Pipeline:
+    """An iterator, and the beat at which its model is read next."""
+
+    iterator: Any  # a weak reference
+    beats: int = 0
+    due: int = 1
+
+
+class Stages(Collector):
+    """Reads the model that TensorFlow's autotuning keeps of each iterator: less and less often, on the recorder's thread."""
+
+    name = DATALOADER
+    follows_steps = False  # batches are fetched ahead of their step
+
+    def __init__(self, session: Session, tensorflow: Any) -> None:
+        self._session = session
+        self._read = tensorflow.data.experimental.get_model_proto
+        self._missing = tensorflow.errors.NotFoundError
+        self._eager = tensorflow.executing_eagerly
+        self._pipelines: deque[_Pipeline] = deque(maxlen=RECENT_ITERATORS)
+        self._patches = Patches(functools.partial(session.switch_off, self))
+        self._ends = 0
+        self._parallelism = -1
+
+    def install(self) -> None:
+        """Patch the iterators."""
+        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
+        self._patches.after(iterators.OwnedIterator, "__init__", self._created)
+
+    def remove(self) -> None:
+        """Restore TensorFlow."""
+        self._patches.remove()
+
+    def _created(self, _none: None, iterator: Any, dataset: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        if dataset is not None and self._eager() and not self._session.quiet:
+            self._pipelines.append(_Pipeline(weakref.ref(iterator)))
+
+    def beat(self) -> None:
+        """Read models that are due."""
+        for pipeline in list(self._pipelines):
+            pipeline.beats += 1
+            if pipeline.beats >= pipeline.due:
+                pipeline.due *= 2
+                self._look(pipeline.iterator())
+
+    def iterator_ended(self, iterator: Any) -> None:
+        """Read the model of an iterator that has no more batches."""
+        if self._ends < ENDS and not self._session.is_off(self.name):
+            self._ends += 1
+            with self._session.work.doing("stages of tf.data are read"):
+                self._session.run(self, self._look, iterator)
+
+    def epoch_ended(self) -> None:
+        """Read the models of the iterators that a function has read from."""
+        for iterator in [pipeline.iterator() for pipeline in self._pipelines]:
+            if iterator is not None:
+                self.iterator_ended(iterator)
+
+    def close(self) -> None:
+        """Read the models of the iterators that are still there."""
+        for pipeline in self._pipelines:
+            self._look(pipeline.iterator())
+
+    def forked(self) -> None:
+        """Forget the parent's iterators."""
+        self._pipelines.clear()
+
+    def _look(self, iterator: Any) -> None:
+        dataset = getattr(iterator, "_dataset", None)
+        if dataset is None:
+            return
+        try:
+            model = self._read(iterator)
+        except self._missing:
+            self._session.note("tf.data", "stages of the input pipeline are unknown: its autotuning is off")
+            return
+        about = describe(model, dataset)
+        if about["stages"]:
+            self._parallelism = int(about["stages"][0]["parallelism"])
+            now = perf_counter_ns()
+            self._session.append((DATA_STAGES, "tf.data", now, now, self._session.tracker.number, about))
+
+    @property
+    def wanted(self) -> bool:
+        """True while batches are recorded, or will be."""
+        return self._session.schedule.is_ahead(DATALOADER)
+
+    def batch(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Record a batch, if it is inside the window."""
+        tracker = self._session.tracker
+        if self._session.schedule.takes_batch(DATALOADER, tracker):
+            about = {"worker_id": -1} | ({"num_workers": self._parallelism} if self._parallelism >= 0 else {})
+            tracker.append((DATALOADER_ITER, f"{name}::GetNext", start_ns, end_ns, -1, about))
+
+
+# Waits inside graphs, of which Python sees only the times.
+
+
+RECENT_RUNS = 3  # the shortest of their last batches is the computation of a batch, which other load only lengthens
+
+
+class Overlap:
+    """Finds how much of the waiting for data is hidden behind computation.
+
+    With `steps_per_execution`, Keras requests the next batch as it begins to compute a batch: neither needs the other.  The
+    last batch of a run is computed while nothing is fetched, which shows how long that takes.
+    """
+
+    def __init__(self) -> None:
+        self._alone: dict[Hashable, deque[int]] = defaultdict(lambda: deque(maxlen=RECENT_RUNS))
+
+    def hidden(self, waits: Sequence[Times], end_ns: int, kind: Hashable = None) -> int:
+        """Return the nanoseconds of the waits of a run during which it also computed.
+
+        Args:
+            waits: the run's fetches, in time order.
+            end_ns: end of the run.
+            kind: what the run does; training and evaluation compute for different times.
+        """
+        if not waits[1:]:
+            return 0
+        alone = self._alone[kind]
+        alone.append(max(end_ns - waits[-1].end_ns, 0))
+        computing = min(alone)
+        if 2 * (waits[1].start_ns - waits[0].end_ns) > computing:  # one after the other
+            return 0
+        return sum(min(later.end_ns - later.start_ns, computing) for _, later in pairwise(waits))
+
+
+class LateWaits:
+    """Completes records on the recorder's thread.
+
+    Args:
+        batches: takes the waits that began before a time, in time order.
+    """
+
+    def __init__(self, batches: Callable[[int], list[Times]]) -> None:
+        self._batches = batches
+        self._waits: deque[Times] = deque()  # of steps whose records have not come yet
+        self._latest = (-1, -1)  # start of the latest step before and after its waits
+
+    def complete(self, records: list[Record]) -> list[Record]:
+        """Return records with the waits of their steps; a wait belongs to the step in which it ends."""
+        ends = [record[3] for record in records if record[5] is WAITED or record[5] is WAITED_UNRECORDED]
+        if ends:
+            self._waits += self._batches(ends[-1])
+        elif not any(record[0] == COMPILED_STEP and record[2] == self._latest[0] for record in records):
+            return records
+        found: list[Record] = []
+        for record in records:
+            phase, name, start, end, step, more = record
+            if more is WAITED or more is WAITED_UNRECORDED:
+                began = start + self._waited(start, end)
+                self._latest = start, began
+                if began > start and more is WAITED:
+                    found.append((DATALOADER_WAIT, "tf.data", start, began, step, None))
+                found.append((phase, name, began, end, step, None))
+            elif phase == COMPILED_STEP and start == self._latest[0]:
+                found.append((phase, name, self._latest[1], end, step, more))
+            else:
+                found.append(record)
+        return found
+
+    def _waited(self, start_ns: int, end_ns: int) -> int:
+        """Return the nanoseconds of the waits in a step; earlier waits are those of callbacks."""
+        waited = 0
+        while self._waits and self._waits[0].end_ns <= end_ns:
+            wait = self._waits.popleft()
+            waited += max(wait.end_ns - max(wait.start_ns, start_ns), 0)
+        return waited

@@ -15,19 +15,19 @@ from bisect import bisect_left
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.clock import Timebase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROWS = 16_384  # batches whose times are kept until Python reads them: epochs may run as one function; a power of two
 BLOCK = 32  # rows; two blocks are read at once
-PATIENCE = 8  # rows after one that is missing, since the function failed in between; before, it may be written yet
+PATIENCE = 8  # rows after a missing row, since the function failed in between; before, it may be written yet
 CPU = "/device:CPU:0"
 NAME = "sm_profiler_batches"
 ENDLESS = 2**62
 # A row: its number, from 1 on, the start, the end, and the number again plus what the row is.  Another thread may read a
-# row that is being written; one whose numbers differ is not complete.
+# row that is being written; a row whose numbers differ is not complete.
 COLUMNS = 4
 # What a row is: a fetch, the start of a loop over a dataset, its body, which begins when a batch has arrived, or a fetch
 # that found the dataset at its end.
@@ -69,7 +69,7 @@ class Stopwatch:
     def batches(self, first_ns: int = 0, end_ns: int = ENDLESS, *, take: bool = True) -> list[Times]:
         """Return the waits that began in that time; if `take` is set, they are not returned again.
 
-        The wall clock, by which graphs measure, may be slewed meanwhile, so that a little earlier ones count, too.
+        The wall clock, by which graphs measure, may be slewed in between, so waits that began slightly earlier also count.
         """
         first_ns -= max(perf_counter_ns() - first_ns, 0) // SLEW + SLACK_NS
         if not self.used or not self._reading.acquire(timeout=LOCK_SECONDS):
@@ -258,7 +258,7 @@ class Stopwatch:
 
     def _record_fetch(self, began: Any, result: Any, *, optional: bool) -> None:
         tf = self._tf
-        tensors = [one for one in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(one)]
+        tensors = [tensor for tensor in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(tensor)]
         with tf.device(CPU):
             kind = FETCH
             if optional:

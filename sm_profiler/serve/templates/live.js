@@ -2,11 +2,11 @@
   const root = document.getElementById("live");
   if (!root) return;
   const host = document.getElementById("parts"), state = document.getElementById("state"), age = document.getElementById("age"), lost = document.getElementById("lost");
-  const SILENT_MS = 15000, POLL_MS = 3000, RETRY_MS = 30000, RESUMED_MS = 10000;
+  const SILENT_MS = 25000, AT_ONCE_MS = 1000, RETRY_MS = 3000, RESUMED_MS = 10000;
   const waiting = new Map(); // parts that came while the reader was in them
-  let version = root.dataset.version, dataAt = +root.dataset.dataAt || 0, seen = Date.now(), stream = null, polling = false, closedAt = 0, over = root.dataset.state === "ended";
+  let version = root.dataset.version, dataAt = +root.dataset.dataAt || 0, over = root.dataset.state === "ended";
 
-  const part = (key) => [...host.children].find((one) => one.dataset.part === key);
+  const part = (key) => [...host.children].find((node) => node.dataset.part === key);
   const isRead = (node) => {
     const chosen = getSelection();
     return node.contains(document.activeElement) || (!chosen.isCollapsed && node.contains(chosen.anchorNode));
@@ -22,17 +22,16 @@
       chart = startTimeline(kept);
       return;
     }
-    const open = [...node.querySelectorAll("details")].map((one) => one.open), left = [...node.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const open = [...node.querySelectorAll("details")].map((details) => details.open), left = [...node.querySelectorAll(".scroll")].map((table) => table.scrollLeft);
     node.replaceChildren(fresh.content);
-    node.querySelectorAll("details").forEach((one, index) => { if (open[index]) one.open = true; });
-    node.querySelectorAll(".scroll").forEach((one, index) => { if (left[index]) one.scrollLeft = left[index]; });
+    node.querySelectorAll("details").forEach((details, index) => { if (open[index]) details.open = true; });
+    node.querySelectorAll(".scroll").forEach((table, index) => { if (left[index]) table.scrollLeft = left[index]; });
     if (node.dataset.part === "code") startFlames();
   };
   const apply = (news) => {
     version = news.version;
     dataAt = news.data_at || 0;
     over = news.state === "ended";
-    if (!over && !stream && !polling) connect(); // it was resumed
     root.dataset.state = news.state;
     if (state.textContent !== news.line) state.textContent = news.line;
     let place = host.firstElementChild;
@@ -50,38 +49,32 @@
     for (const [key, html] of waiting) { const node = part(key); if (node && !isRead(node)) { waiting.delete(key); put(node, html); } }
   }, 0));
 
-  const heard = () => { seen = Date.now(); lost.hidden = true; };
-  const close = () => { if (stream) stream.close(); stream = null; closedAt = Date.now(); };
-  const connect = () => {
-    close();
-    const opened = stream = new EventSource(`${root.dataset.id}/events?since=${encodeURIComponent(version)}`);
-    opened.addEventListener("parts", (event) => { heard(); polling = false; apply(JSON.parse(event.data)); });
-    opened.addEventListener("beat", () => { heard(); polling = false; });
-    opened.addEventListener("end", () => { heard(); close(); });
-    opened.onerror = () => { if (opened === stream) { close(); polling = true; } };
-  };
-  const poll = async () => {
+  const ask = async () => {
+    const asked = Date.now(), before = version;
+    const fail = (text) => { lost.textContent = text; lost.hidden = false; return RETRY_MS; };
     try {
-      const answer = await fetch(`${root.dataset.id}/updates?since=${encodeURIComponent(version)}`, { cache: "no-store" });
-      if (answer.status === 403 && !over) { lost.textContent = "The server was restarted: open the address that it printed."; lost.hidden = false; return; }
-      if (answer.status === 404) { lost.textContent = "This job is gone: its files were removed, or the server was started for other jobs."; lost.hidden = false; return; }
+      // The server answers as soon as there is news, or after ten seconds.
+      const answer = await fetch(`${root.dataset.id}/updates?since=${encodeURIComponent(version)}`, { cache: "no-store", signal: AbortSignal.timeout(SILENT_MS) });
+      if (answer.status === 403 && !over) return fail("The server was restarted: open the address that it printed.");
+      if (answer.status === 404) return fail("This job is gone: its files were removed, or the server was started for other jobs.");
       if (!answer.ok) throw new Error(String(answer.status));
       apply(await answer.json());
-      heard();
-    } catch { if (over) return; lost.textContent = "The server cannot be reached; trying again."; lost.hidden = false; }
+      lost.hidden = true;
+      return version === before && Date.now() - asked < AT_ONCE_MS ? AT_ONCE_MS : 0; // too many others wait for news
+    } catch { return over ? RETRY_MS : fail("The server cannot be reached; trying again."); }
   };
-  let polled = 0;
+  const follow = async () => {
+    for (;;) {
+      if (document.hidden) await new Promise((shown) => document.addEventListener("visibilitychange", shown, { once: true }));
+      const pause = await ask();
+      await new Promise((done) => setTimeout(done, over ? RESUMED_MS : pause));
+    }
+  };
   setInterval(() => {
-    const now = Date.now(), seconds = Math.max(Math.round(now / 1000 - dataAt), 0);
+    const seconds = Math.max(Math.round(Date.now() / 1000 - dataAt), 0);
     age.textContent = dataAt && !over ? `latest data ${seconds < 120 ? seconds + " s" : Math.round(seconds / 60) + " min"} ago` : "";
-    if (document.hidden) return;
-    if (over) { polling = false; if (now - polled > RESUMED_MS) { polled = now; poll(); } return; }
-    if (stream && now - seen > SILENT_MS) { close(); polling = true; }
-    if (polling && now - polled > POLL_MS) { polled = now; poll(); }
-    if (polling && !stream && now - closedAt > (seen > closedAt ? POLL_MS : RETRY_MS)) connect();
   }, 1000);
-  document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else if (!over) { seen = Date.now(); connect(); } });
-  if (!over) connect();
+  follow();
 })();
 
 (() => {

@@ -1,0 +1,354 @@
+"""Activities that the loop waits for call by call: saving, logging, callbacks, compiling again, collecting garbage, evaluating."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.ledger import (
+    AGAIN,
+    BESIDE_THE_PHASES,
+    CALLBACKS,
+    COLLECTING,
+    EVALUATION,
+    LOGGING,
+    SAVING,
+    flushes,
+)
+from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.occurrences import (
+    Calls,
+    Seen,
+    Spent,
+    calls_by_name,
+    in_first_steps,
+    lines_of_records,
+    seen_in_samples,
+    time_in_calls,
+)
+from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
+from sm_profiler.formats import event_names
+from sm_profiler.formatting import duration, percent, plural, size
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.covered import Covered
+from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.record_fold import Record
+from sm_profiler.metrics.step_fold import GC, TRAIN
+
+HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
+
+
+def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving | None:
+    """Return what is saved of an activity that happens rarely, or in another thread: at least, usually, at most."""
+    least, value, most = kept
+    seconds = loop.of_activity(name) * value
+    return Saving(seconds, least / value, most / value, (name,), strict=True) if seconds.any() else None
+
+
+def saving(case: Case) -> Found | None:
+    """Find checkpoints and other files that the loop waits for."""
+    writers = case.seen.writers()
+    spent = time_in_calls(  # a save imports only once
+        case, event_names.SAVE, lambda one: not one.args.get("imported") and not flushes(one, writers)
+    )
+    timed = lines_of_records(spent.records)
+    seen = seen_in_samples(case, SAVING, {(line.file, line.line) for line in timed})
+    share, rank = min(spent.share + seen.share, 1.0), spent.worst
+    saves = partial(activity, SAVING, limits.SAVED)
+    if rank is None or spent.share < seen.share:
+        return _seen("saving_seen", seen, share, saves)
+    calls = [own for own in calls_by_name(spent) if own.seconds >= limits.SHOWN * 2 * spent.seconds][:2]
+    most = calls[0]
+    usual, _ = most.durations
+    evidence = [
+        Evidence("time in the training loop spent saving files", round(share, 4), unit="share"),
+        Evidence("files saved", most.count, None, rank.name),
+        Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
+    ]
+    around = ""
+    if seen.share >= limits.FLOOR:
+        evidence.append(Evidence("saving outside of these calls, from samples", round(seen.share, 4), unit="share"))
+        around = FRAGMENTS["saving_around"].format(share=percent(seen.share))
+    if most.size:
+        evidence += [
+            Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
+            Evidence("speed of saving", round(most.size / max(usual, 1e-6)), None, rank.name, "bytes/s"),
+        ]
+        paths = (one.args.get("path") for one in most.single)
+        if path := next((path for path in paths if isinstance(path, str) and path), None):
+            evidence.append(Evidence("saved to", path, None, rank.name))
+    if most.steps_between > 0:
+        evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
+    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(spent.share), "around": around}
+    return Found("saving", words, tuple(evidence), share, saves=saves, where=timed)
+
+
+def _stop(calls: Calls) -> str:
+    """Return how often and for how long the training stops for some calls."""
+    usual, longest = calls.durations
+    every = calls.steps_between
+    how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(calls.count, "time")
+    but = f" and {duration(longest)} the longest time" if longest else ""
+    return (
+        f"{calls.name} {how_often}, {duration(usual)} each time{but}{f' for {size(calls.size)}' if calls.size else ''}"
+    )
+
+
+def logging(case: Case) -> Found | None:
+    """Find log lines, prints and experiment trackers that the loop waits for, and lines written to open files."""
+    spent = time_in_calls(case, event_names.LOG)
+    timed = lines_of_records(spent.records)
+    seen = seen_in_samples(case, LOGGING, {(line.file, line.line) for line in timed})
+    writers = case.seen.writers()
+    flushed = time_in_calls(case, event_names.SAVE, lambda one: flushes(one, writers)).share
+    share, rank = min(spent.share + seen.share + flushed, 1.0), spent.worst
+    saves = partial(activity, LOGGING, limits.SAVED)
+    if rank is None or spent.share < seen.share:
+        return _seen("logging_seen", seen, share, saves)
+    names, rest = [own.name for own in calls_by_name(spent)], share - spent.share
+    each = spent.seconds / spent.calls
+    words = {
+        "share": percent(spent.share),
+        "names": " and ".join(names[:2]),
+        "calls": f"{spent.calls:,}",
+        "each": duration(each),
+        "rest": FRAGMENTS["logging_rest"].format(share=percent(rest)) if rest >= limits.FLOOR else "",
+    }
+    evidence = (
+        Evidence("time in the training loop spent logging", round(share, 4), unit="share"),
+        Evidence("calls for each training step", round(spent.calls / max(int(rank.train.sum()), 1), 2), None, rank.name),
+        Evidence("duration of a call", round(each * 1e3, 4), None, rank.name, "ms"),
+    )  # fmt: skip
+    return Found("logging", words, evidence, share, saves=saves, where=timed)
+
+
+def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) -> Found | None:
+    """Return what only samples of lines show."""
+    if not seen.lines:
+        return None
+    line = seen.lines[0]
+    place = f"{line.function}()" if line.function != MODULE else f"line {line.line} of {line.file.rpartition('/')[2]}"
+    evidence = (
+        Evidence("time in the training loop", round(share, 4), unit="share"),
+        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
+    )
+    return Found(
+        text, {"share": percent(share), "place": place}, evidence, share, saves=saves,
+        doubt="inferred from samples", error=seen.error, where=seen.lines,
+    )  # fmt: skip
+
+
+def callbacks(case: Case) -> Found | None:
+    """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
+    spent = time_in_calls(case, event_names.CALLBACK, lambda one: not _saves(case, one))
+    rank, saves = spent.worst, partial(activity, CALLBACKS, limits.SAVED)
+    if rank is None:
+        return _seen_callback(case, saves)
+    own = calls_by_name(spent)[0]
+    share, each = spent.share * own.seconds / max(spent.seconds, 1e-9), own.seconds / own.count
+    name, _, event = own.name.partition(".")
+    evidence = (
+        Evidence("time in the training loop spent in this callback", round(share, 4), unit="share"),
+        Evidence(f"calls of {event}", own.count, None, rank.name),
+        Evidence("duration of a call", round(each * 1e3, 4), None, rank.name, "ms"),
+    )
+    words = {
+        "name": name,
+        "share": percent(share),
+        "calls": f"{own.count:,}",
+        "event": event,
+        "each": duration(each),
+    }
+    return Found(
+        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", saves,
+        where=lines_of_phase(case.metrics, "callback") or lines_of_records(own.records),
+    )  # fmt: skip
+
+
+def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
+    """Find callbacks that no record times, as those of Lightning and transformers, from the samples of their lines."""
+    seen = seen_in_samples(case, CALLBACKS)
+    methods: dict[str, float] = {}
+    for stack in case.metrics.samples.stacks:
+        place = case.seen.callback(stack) if stack.phase in BESIDE_THE_PHASES else None
+        if place is not None:
+            methods[place.function] = methods.get(place.function, 0.0) + stack.seconds
+    if not seen.lines or not methods:
+        return None
+    name, _, event = max(methods, key=lambda method: methods[method]).rpartition(".")
+    words = {"name": name or event, "share": percent(seen.share), "where": f", in {event}" if name else ""}
+    evidence = (
+        Evidence("time in the training loop spent in callbacks", round(seen.share, 4), unit="share"),
+        Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
+    )
+    return Found(
+        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines
+    )
+
+
+def _saves(case: Case, call: Record) -> bool:
+    """Return whether a callback saves a file for most of this call."""
+    saves = case.metrics.records.get(event_names.SAVE)
+    if saves is None or call.calls > 1:
+        return False
+    inside = sum(one.seconds for one in saves.of(call.process) if call.start <= one.start <= call.end)
+    return inside >= limits.MAJORITY * call.seconds
+
+
+def recompilation(case: Case) -> Found | None:
+    """Find functions that a compiler compiles again while the loop runs."""
+    spent = time_in_calls(case, event_names.COMPILE, lambda one: one.args.get("again") is True, once=True)
+    rank = spent.worst
+    if rank is None or all(map(in_first_steps, spent.records)):
+        return None
+    compiler = next((text for one in reversed(spent.records) if (text := _text(one, "compiler"))), "torch.compile")
+    reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
+    breaks = [one for one in case.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
+    each = spent.seconds / spent.calls
+    evidence = [
+        *([Evidence("reason of the last", reason, None, rank.name)] if reason else []),
+        Evidence("time in the training loop spent compiling again", round(spent.share, 4), unit="share"),
+        Evidence("recompilations", spent.calls, limits.REPEATS, rank.name),
+        Evidence("duration of a recompilation", round(each * 1e3, 3), None, rank.name, "ms"),
+    ]
+    if breaks:
+        evidence.append(Evidence("graph breaks", len(breaks), None, rank.name))
+        evidence.append(Evidence("reason of the first graph break", _text(breaks[0], "reason"), None, rank.name))
+    words = {
+        "compiler": compiler,
+        "name": spent.records[-1].name,
+        "times": plural(spent.calls, "time"),
+        "each": duration(each),
+        "share": percent(spent.share),
+    }
+    advice = f"recompilation_{compiler.replace('.', '_')}"
+    return Found(
+        "recompilation", words, tuple(evidence), spent.share,
+        advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, case),
+        "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
+        spent.share * _chance(spent), lines_of_records(spent.records),
+    )  # fmt: skip
+
+
+def _text(record: Record, name: str) -> str:
+    value = record.args.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _chance(spent: Spent) -> float:
+    """Return the standard error of the time of rare calls, as a share of it: another run would have a few more or fewer.
+
+    However they lie in the loop: most shapes come first at its start.
+    """
+    seconds = np.array([one.seconds for one in spent.records])
+    return float(np.sqrt((seconds**2).sum()) / seconds.sum()) if seconds.sum() > 0 else 1.0
+
+
+def _compiled_once(case: Case, loop: Loop) -> Saving | None:
+    """Make the steps that compile again as long as others: what was compiled runs slowly at first, which no record shows.
+
+    If there are no others, such a step may take any time, so at most all of it is saved.
+    """
+    seconds = loop.of_activity(AGAIN)
+    total = float(seconds.sum())
+    if total <= 0:
+        return None
+    least, value, most = limits.SAVED
+    records = case.metrics.records.get(event_names.COMPILE)
+    beyond = whole = 0.0
+    for rank in case.ranks:
+        own = records.of(rank.name) if records else ()
+        length, spent = rank.iterations.length, _in_rows(rank, own)
+        rows, usual = _in_rows(rank, [one for one in own if one.args.get("again") is True]) > 0, spent <= 0
+        if np.count_nonzero(usual) >= thresholds.MIN_STEPS and rows.any():
+            more = float(np.median(length[rows] - np.minimum(spent[rows], length[rows])) - np.median(length[usual]))
+            beyond += max(more, 0.0) * np.count_nonzero(rows) / len(case.ranks)
+        else:
+            whole += float(length[rows].sum()) / len(case.ranks)
+    lost = seconds * ((total + beyond) / total)
+    taken = (AGAIN, "compiled", "forward", "backward")
+    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken)
+
+
+def _in_rows(rank: Rank, records: list[Record] | tuple[Record, ...]) -> np.ndarray:
+    """Return the seconds of single calls in each iteration of a process; those between two that are judged are left out."""
+    starts, spent = rank.iterations.start, np.zeros(len(rank.iterations))
+    ends = starts + rank.iterations.length
+    rows = np.searchsorted(starts, np.asarray([one.start for one in records], np.float64), side="right") - 1
+    for row, one in zip(rows, records, strict=True):
+        if row >= 0 and one.start <= ends[row]:
+            spent[row] += max(one.seconds, 0.0)
+    return spent
+
+
+def collections(case: Case) -> Found | None:
+    """Find pauses by Python's garbage collector, but for those while a function is compiled."""
+    spent = case.mean(lambda rank: rank.gc - _while_compiling(rank, case))
+    share = case.mean(lambda rank: (rank.gc - _while_compiling(rank, case)) / rank.loop if rank.loop else 0.0)
+    if share <= 0:
+        return None
+    return Found(
+        "collections", {"share": percent(share), "total": duration(spent)},
+        (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
+        saves=partial(activity, COLLECTING, limits.SAVED),
+        error=case.share_error(lambda rank: rank.iterations.gc), where=lines_of_collections(case.metrics),
+    )  # fmt: skip
+
+
+def _while_compiling(rank: Rank, case: Case) -> float:
+    """Return the seconds of collections in steps that compiled a function, at most as long as that took."""
+    found = case.metrics.records.get(event_names.COMPILE)
+    own = [one for one in found.of(rank.name) if one.seconds > 0] if found else []
+    if not own or not len(rank.steps):
+        return 0.0
+    row = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own], side="right") - 1
+    compiled = np.bincount(np.maximum(row, 0), [one.seconds for one in own], len(rank.steps))
+    return min(float(np.minimum(rank.steps.seconds(GC), compiled).sum()), rank.gc)
+
+
+def evaluation(case: Case) -> Found | None:
+    """Find a loop that spends much of its time in evaluation."""
+    ranks = [rank for rank in case.metrics.ranks if rank.loop > 0]
+    if not ranks:
+        return None
+    compiling = [_compiling_for_evaluation(rank, case) for rank in ranks]
+    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    share, once = (
+        float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
+        float(np.mean(compiling)),
+    )
+    if share <= 0:
+        return None
+
+    def saves(loop: Loop) -> Saving:
+        """Leave what an evaluation usually takes; half as often is the least that 'less often' means."""
+        seconds = loop.of_activity(EVALUATION)
+        least = 1 - min(limits.USUAL / max(share, 1e-9), 1.0)
+        scenarios = [seconds * part for part in (min(least, 0.5), 0.75, 1.0)]
+        return Saving.of_scenarios(scenarios, (EVALUATION,))
+
+    compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
+    words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
+    return Found(
+        "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
+        saves=saves, where=lines_of_phase(case.metrics, "evaluation"),
+    )  # fmt: skip
+
+
+def _compiling_for_evaluation(rank: Rank, case: Case) -> float:
+    """Return the seconds in which functions were compiled during evaluation, which evaluating less often does not save."""
+    found = case.metrics.records.get(event_names.COMPILE)
+    own = [one for one in found.of(rank.name) if rank.start <= one.start <= rank.end] if found else []
+    if not own or not len(rank.steps):
+        return 0.0
+    # Between two training steps nothing is evaluated.
+    train, ends = np.equal(rank.steps.mode, TRAIN), np.array([one.end for one in own])
+    before = np.searchsorted(rank.steps.start, ends * 1e6, side="right") - 1
+    evaluates = ~train[np.maximum(before, 0)] | ~train[np.minimum(before + 1, len(train) - 1)]
+    starts, ends = np.array([one.start for one in own])[evaluates], ends[evaluates]
+    return float(Covered.by(starts, ends).before[-1])

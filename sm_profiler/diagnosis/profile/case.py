@@ -1,0 +1,304 @@
+"""A job as the causes see it: its ledger, its ranks, and numbers that several causes need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.confidence import Confidence, few_steps
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
+from sm_profiler.diagnosis.model import Evidence, Location
+from sm_profiler.diagnosis.profile.ledger import (
+    CALLBACKS,
+    COPYING,
+    LOGGING,
+    MAKING,
+    OTHER,
+    RUNNING,
+    SAVING,
+    SeenCode,
+    ledger_of,
+)
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.stack import Stack, stack_of
+from sm_profiler.formats.columns import Floats
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+
+NO_LOADER = "no loader to watch in this loop"
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """A cause that was recognized in a case.
+
+    Attributes:
+        text: name of its headline in `words.HEADLINES`.
+        advice: name of its next step in `words.ADVICE`.
+        words: what fills the places of both.
+        evidence: numbers behind it, the strongest first.
+        share: share of the time that it takes, 0 to 1, of the loop or of the job.
+        saves: returns what its repair saves of a loop; None: a part of its share, by how directly it was measured.
+        doubt: why it was not measured directly, in a few words; "" if it was.
+        error: standard error of the share; None: it varies as much as the steps do.
+        where: lines of code.
+        of: `loop` or `job`.
+        ranks: ranks that cause it.
+        larger_batch: its repair is a larger batch.
+        certain: set if the data leave no doubt whatever the numbers are.
+        low: why the confidence is low in any case; "" if it need not be.
+    """
+
+    text: str
+    words: dict[str, Any]
+    evidence: tuple[Evidence, ...]
+    share: float = attrs.field(converter=lambda share: min(max(float(np.nan_to_num(share)), 0.0), 1.0))
+    advice: str = attrs.field(default=attrs.Factory(lambda self: self.text, takes_self=True))
+    saves: Callable[[Loop], Saving | None] | None = None
+    doubt: str = ""
+    error: float | None = None
+    where: tuple[Location, ...] = ()
+    of: str = "loop"
+    ranks: tuple[str, ...] = ()
+    larger_batch: bool = False
+    certain: bool = False
+    low: str = ""
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """Metrics and rule results of one job."""
+
+    metrics: JobMetrics
+    rules: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+    @cached_property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Processes with enough training steps to be judged."""
+        return tuple(rank for rank in self.metrics.ranks if len(rank.iterations) >= thresholds.MIN_STEPS)
+
+    def mean(self, of: Callable[[Rank], float]) -> float:
+        """Return the average over the judged ranks; 0 if there are none."""
+        return float(np.mean([of(rank) for rank in self.ranks])) if self.ranks else 0.0
+
+    def typical(self, key: str) -> float:
+        """Return the median seconds of a part of a step, averaged over ranks."""
+        return self.mean(lambda rank: rank.median(key))
+
+    @cached_property
+    def loop(self) -> Loop | None:
+        """The ledger's steps, averaged over ranks; None with too few of them."""
+        whole = self.mean(lambda rank: rank.loop)
+        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole) if self.ranks else None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the judged ranks' steps."""
+        return ledger_of(self.metrics, self.ranks)
+
+    @cached_property
+    def seen(self) -> SeenCode:
+        """Meaning of the samples outside the phases."""
+        return SeenCode.of(self.metrics)
+
+    def unnamed(self) -> float:
+        """Return the part of the time outside the phases of a usual step that no other activity accounts for."""
+        if self.loop is None:
+            return 1.0
+        other = float(np.median(self.loop.of_activity(OTHER, UNSEEN)))
+        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING)))
+        return other / (other + named) if other + named > 0 else 1.0
+
+    @property
+    def waits_known(self) -> bool:
+        """True if waiting for data was recorded over the whole loop of all judged ranks."""
+        return waits_recorded(self.ranks)
+
+    @cached_property
+    def wait(self) -> float:
+        """Share of the iterations spent waiting for data, without rare stalls and garbage collections."""
+
+        def of(rank: Rank) -> float:
+            length = float(rank.iterations.length[rank.iterations.known].sum()) * rank.scale or 1.0
+            steady = rank.stalls.is_rare and not input_bursts(rank, self.metrics)
+            return max(rank.share_of_iterations("wait", without_stalls=steady) - rank.gc_in_wait / length, 0.0)
+
+        return self.mean(of)
+
+    @property
+    def stack(self) -> Stack:
+        """Names of repairs in the framework whose steps were recorded."""
+        return stack_of(self.metrics.metadata)
+
+    @property
+    def core_wait(self) -> float:
+        """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
+        return self.mean(self.core_wait_of)
+
+    def core_wait_of(self, rank: Rank) -> float:
+        """Return the core wait of one rank."""
+        usage = self.metrics.usage.get(rank.name)
+        return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+
+    @cached_property
+    def shared_wait(self) -> float:
+        """Share of the loop in which the main threads have no core because other programs use it.
+
+        While a thread waits for a core, another one runs there. So the waits that other programs cause cannot exceed
+        their processor time; the others are those for threads of the training itself, which more machines do not end.
+        """
+
+        def of(rank: Rank) -> float:
+            others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
+            waited = self.core_wait_of(rank)
+            return waited if others is None else min(waited, others)
+
+        return self.mean(of)
+
+    @property
+    def own_cores(self) -> list[float]:
+        """CPU cores that each judged rank occupies in its loop, of those that recorded it."""
+        used = ((rank, self.metrics.usage.get(rank.name)) for rank in self.ranks)
+        found = [usage.cores(rank.start, rank.end) for rank, usage in used if usage is not None]
+        return [cores for cores in found if cores is not None]
+
+    @property
+    def gpu_mean(self) -> float | None:
+        """Mean use of all GPUs in the loop, percent; None without GPUs."""
+        return mean_or_none([gpu.mean for gpu in self.metrics.gpus])
+
+    def gpu_counter(self, metric: str) -> float | None:
+        """Return the mean of a metric of all GPUs in the loop; None if they do not have it."""
+        of_gpus = self.metrics.system.of(metric)
+        return mean_or_none([data.mean_within(*self.metrics.gpu_span) for data in of_gpus.values()])
+
+    @property
+    def gpu_spare(self) -> float:
+        """Share of the loop in which the GPUs are idle; all of it if they were not sampled, or never used."""
+        gpu = self.gpu_mean
+        return 1.0 if gpu is None or gpu <= thresholds.GPU_NEVER else max(1 - gpu / 100, 0.0)
+
+    @property
+    def gpu_idle(self) -> float | None:
+        """Share of the GPU samples in the loop that are idle; None without GPUs."""
+        return mean_or_none([gpu.idle for gpu in self.metrics.gpus])
+
+    def rule_share(self, rule: str) -> float:
+        """Return the violations of a bottleneck rule per data point; 0 with too few data points."""
+        found = self.rules.get(rule, {})
+        points = found.get("Datapoints", 0)
+        return float(found.get("Violations", 0)) / points if points >= limits.SAMPLES else 0.0
+
+    @property
+    def busy_cores(self) -> float:
+        """Share of the moments in which CPUs, and not only the core of a recorded training thread, keep GPUs waiting."""
+        cpu = self.metrics.mean_of("cpu")
+        alone = bool(self.ranks) and cpu is not None and cpu < limits.BUSY
+        return 0.0 if alone else self.rule_share("CPUBottleneck")
+
+    @property
+    def steps(self) -> int:
+        """Iterations of the judged rank with the fewest; 0 if there are none."""
+        return min((len(rank.iterations) for rank in self.ranks), default=0)
+
+    def share_error(self, of: Callable[[Rank], Floats]) -> float:
+        """Return the standard error of a share of the iterations, the largest of the ranks.
+
+        Args:
+            of: returns the seconds of each iteration of a rank that count for the share.
+        """
+        return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
+
+    def confidence(self, found: Found, certain: float) -> Confidence:
+        """Return how sure a finding is, from the share of the time that its repair certainly saves.
+
+        It is high if that is well beyond the floor, also in standard errors, the cause was measured directly, and many steps
+        were recorded. It is low if chance, or other programs on the machine, may have lifted it over the floor.
+        """
+        if found.certain:
+            return Confidence("high")
+        if found.low:
+            return Confidence("low", found.low)
+        error = found.error
+        if error is None:
+            error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
+        beyond = certain - limits.FLOOR
+        # waits for a core shift the shares of the parts
+        far = certain >= limits.SURELY * limits.FLOOR * (1 + 2 * self.shared_wait)
+        steady = beyond >= limits.SURE_SIGMAS * error
+        clear, sure = far and steady, not found.doubt
+        if clear and sure and self.steps >= limits.STEADY_STEPS:
+            return Confidence("high")
+        if not clear and self.shared_wait >= limits.MAJORITY:
+            return Confidence("low", "other programs use the cores")
+        level = "medium" if beyond >= error and (sure or clear) else "low"
+        if not sure:
+            return Confidence(level, found.doubt)
+        if not clear:
+            return Confidence(
+                level, "the steps vary much" if far else "it gains little more than the least worth naming"
+            )
+        return Confidence(level, few_steps(self.steps))
+
+
+def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:
+    """Return the CPU cores that others than the training processes occupy on a node; None if that is not known."""
+    cpu, cores = metrics.system.of("cpu").get((node, "")), metrics.system.cores.get(node)
+    usage = [metrics.usage[rank.name] for rank in metrics.ranks if rank.node == node and rank.name in metrics.usage]
+    known = [used for own in usage if (used := own.cores(start, end)) is not None]
+    if cpu is None or not cores or not known or not np.isfinite(busy := cpu.mean_within(start, end)):
+        return None
+    return max(busy / 100 * cores - sum(known), 0.0)
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """Return the mean of the finite values; None if there are none."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else None
+
+
+def waits_recorded(ranks: Sequence[Rank]) -> bool:
+    """Return whether waiting for data was recorded over the whole loop of all these processes."""
+    return bool(ranks) and all(rank.has_waits or rank.waits_seen > limits.MOST for rank in ranks)
+
+
+def declared_shares(ranks: Sequence[Rank]) -> list[tuple[str, float]]:
+    """Return the phases that the script declared with their shares of the loop, averaged over ranks, largest first."""
+    shares: dict[str, float] = {}
+    for rank in ranks:
+        for name, spent in rank.declared.items():
+            shares[name] = shares.get(name, 0.0) + (spent / rank.loop / len(ranks) if rank.loop else 0.0)
+    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+
+
+def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
+    """Return whether the long waits recur with each round of the loader's workers, so that slow workers cause them."""
+    stalls, workers = rank.stalls, metrics.loader.num_workers
+    if stalls.where != "wait" or workers <= 0 or not stalls.count:
+        return False
+    return bool(stalls.long.mean() >= limits.MAJORITY / workers) and (stalls.period is None or stalls.period <= workers)
+
+
+def _blocks(values: Floats) -> Floats:
+    """Return the sums of ten consecutive stretches of equally many values, because neighbours resemble each other."""
+    return np.asarray(values[: len(values) // 10 * 10].reshape(10, -1).sum(axis=1))
+
+
+def _share_error(part: Floats, whole: Floats) -> float:
+    """Return the standard error of the ratio of two sums over iterations."""
+    parts, wholes = _blocks(part), _blocks(whole)
+    if wholes.sum() <= 0:
+        return 0.0
+    rest = parts - parts.sum() / wholes.sum() * wholes
+    return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
+
+
+def _relative_error(values: Floats) -> float:
+    """Return the standard error of the mean as a share of it."""
+    sums = _blocks(values)
+    return float(sums.std(ddof=1) / np.sqrt(len(sums)) / sums.mean()) if sums.sum() > 0 else 0.0

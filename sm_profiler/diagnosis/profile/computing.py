@@ -1,0 +1,688 @@
+"""Steps that compute too little: time outside the model, small steps, uncompiled operations, slow optimizers, copies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from functools import partial
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.ledger import UNSEEN
+from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.profile.case import Case, Found, declared_shares, mean_or_none
+from sm_profiler.diagnosis.profile.ledger import (
+    BESIDE_THE_PHASES,
+    COPIES,
+    COPYING,
+    EVALUATION,
+    OTHER,
+    PHASE,
+    RUNNING,
+    WAIT,
+)
+from sm_profiler.diagnosis.profile.lines import (
+    BESIDE_THE_LOOP,
+    IMPORT,
+    in_usual_step,
+    lines_of_phase,
+    lines_of_samples,
+    outside_phases,
+    window_functions,
+)
+from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
+from sm_profiler.diagnosis.stack import KERAS
+from sm_profiler.diagnosis.words import FRAGMENTS
+from sm_profiler.formats import event_names
+from sm_profiler.formatting import duration, number, percent, shorten
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.sample_fold import Place, Sampled
+from sm_profiler.metrics.step_fold import RESULTS
+from sm_profiler.printable import printable
+
+MAX_NAME = 40  # of a phase, in a sentence
+REST = (OTHER, UNSEEN)  # what no other activity accounts for
+UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
+GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
+READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
+
+
+def outside_share(case: Case) -> float:
+    """Return the share of the iterations outside phases and waits, without long iterations and collections.
+
+    The smaller of mean and median, because what happens in some steps only is not a cost of every step. A thread that
+    waits for a core does so in any part of a step: medians of the parts are without these waits, that of the step is not.
+    """
+
+    def of(rank: Rank) -> float:
+        length = _usual_length(rank)
+        median = rank.median("outside") / length if length > 0 else 0.0
+        return min(rank.share_of_iterations("outside", without_stalls=True), median)
+
+    collections = case.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
+    return max(case.mean(of) - collections, 0.0)
+
+
+def _usual_length(rank: Rank) -> float:
+    return sum(rank.median(key) for key in parts.iteration_keys())
+
+
+def usual_length(case: Case) -> float:
+    """Return the seconds of a usual step, of which `outside_share` is a share: the sum of the medians of its parts."""
+    return case.mean(_usual_length)
+
+
+def outside(case: Case) -> Found | None:
+    """Find metrics, `.item()` and the script's own code at every step."""
+    update = _update_by_hand(case)
+    kept, own = _models_own(case, update)
+    share, step = outside_share(case) * case.unnamed() * own, usual_length(case)
+    spent = share * step
+    if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
+        return _waits_for_gpu(case)
+
+    def saves(loop: Loop) -> Saving:
+        """All but what a healthy loop spends between phases and waits, in usual steps."""
+        inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
+        others = float((inner.training - inner.of_activity(*REST)).sum())
+        return all_but(loop.usual(*REST) * own, others, (kept, limits.USUAL_REST, 0.0), REST)
+
+    words = {
+        "share": percent(share),
+        "optimizer": "its update" if update else "the optimizer",
+        "time": duration(spent),
+        "step": duration(step),
+        "larger_batch": FRAGMENTS["larger_batch"] if step < limits.SMALL_STEP_S else "",
+    }
+    evidence = (
+        Evidence("time of a training step in other code", round(share, 4), unit="share"),
+        Evidence("the same in a typical step", round(spent * 1e3, 3), unit="ms"),
+    )
+    where = lines_of_samples(
+        case.metrics, lambda one: in_usual_step(one) and outside_phases(one) and one.leaf != IMPORT
+    )
+    return Found(
+        "outside", words, evidence, share, saves=saves,
+        doubt="" if case.waits_known else "waits for data were not recorded",
+        error=case.share_error(lambda rank: rank.iterations.of("outside")),
+        where=where or window_functions(case.metrics),
+    )  # fmt: skip
+
+
+def _is_small_for_trainer(case: Case) -> bool:
+    """Return whether steps are small, and what surrounds their phases is code of a library whose loop the script calls.
+
+    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them.
+    Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
+    otherwise. What a trainer does at each step costs the same however large the batch is.
+    """
+    if case.typical("length") >= limits.SMALL_STEP_S:
+        return False
+    stacks = [one for one in case.metrics.samples.stacks if one.places and not one.long]
+    names = {"wait", *(part.key for part in parts.phases())}
+    phases: dict[Place, set[str]] = defaultdict(set)
+    for one in stacks:
+        if one.phase in names:
+            phases[one.places[-1]].add(one.phase)
+    calls = {place for place, found in phases.items() if len(found) > 1}
+    outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
+    trainers = sum(one.count for one in outer if one.places[-1] in calls)
+    scripts = sum(one.count for one in outer if one.places[-1] not in calls)
+    chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
+    return trainers - scripts > (-chance if case.stack is KERAS else chance)
+
+
+def _waits_for_gpu(case: Case) -> Found | None:
+    """Find lines that read results from a GPU which is idle afterwards, because nothing was launched ahead."""
+    spare, gpu, samples = case.gpu_spare, case.gpu_mean, case.metrics.samples
+    if gpu is None or gpu <= thresholds.GPU_NEVER:
+        return None
+
+    def reads(one: Sampled) -> bool:
+        return bool(one.places) and not one.long and READS.search(samples.source(one.places[-1])) is not None
+
+    inside = [one for one in samples.stacks if one.places and not one.long and one.phase not in BESIDE_THE_LOOP]
+    total, count = sum(one.seconds for one in inside), sum(one.count for one in inside if reads(one))
+    waits = sum(one.seconds for one in inside if reads(one)) / total if total > 0 else 0.0
+    share = min(waits, spare)
+    if share < limits.HEALTHY or count < limits.SAMPLES:
+        return None
+    evidence = (
+        Evidence("time of the training thread in these lines", round(waits, 4), unit="share"),
+        Evidence("time in which the GPU is idle", round(spare, 4), unit="share"),
+    )
+    return Found(
+        "reads_gpu", {"waits": percent(waits), "idle": percent(spare)}, evidence, share,
+        doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
+    )  # fmt: skip
+
+
+def _models_own(case: Case, update: float | None) -> tuple[float, float]:
+    """Return what a healthy loop spends outside the phases, as a share of the rest, and how much of it is not the model's.
+
+    Without the optimizer's phase, and unless samples show the update, it may be the update of the parameters.
+    """
+    kept = limits.HEALTHY if update is not None else limits.HEALTHY_PHASE + limits.FLOOR
+    return kept, (1 - (update or 0.0)) * (1 - _gradients_by_hand(case))
+
+
+def _update_by_hand(case: Case) -> float | None:
+    """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
+    if any(rank.slices["optimizer"] for rank in case.ranks):
+        return 0.0
+    samples = case.metrics.samples
+    outer = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+    update = [one for one in outer if UPDATES.search(samples.source(one.places[-1]))]
+    if sum(one.count for one in outer) < limits.SAMPLES or not update:
+        return None
+    return sum(one.seconds for one in update) / sum(one.seconds for one in outer)
+
+
+def _gradients_by_hand(case: Case) -> float:
+    """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
+
+    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which a
+    part was timed as backward() is none of them, though samples at its edges may lie outside the phase.
+    """
+    stacks = case.metrics.samples.stacks
+    timed = {one.places[-1] for one in stacks if one.places and one.phase == "backward"}
+    outer = [
+        one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT
+    ]
+    lines = {one.places[-1] for one in outer if GRADIENTS.search(one.leaf)} - timed
+    seconds = sum(one.seconds for one in outer)
+    return sum(one.seconds for one in outer if not lines.isdisjoint(one.places)) / seconds if seconds > 0 else 0.0
+
+
+def own_phase(case: Case) -> Found | None:
+    """Find a phase that the script declared and that takes much of the loop."""
+    shares = declared_shares(case.ranks)
+    if not shares:
+        return None
+    name, share = shares[0]
+    steps = sum(len(rank.iterations) for rank in case.ranks)
+    a_step = sum(rank.declared.get(name, 0.0) for rank in case.ranks) / max(steps, 1)
+    shown = shorten(printable(name), MAX_NAME)
+
+    def saves(loop: Loop) -> Saving:
+        found = tuple(key for key in loop.left if key.startswith(PHASE))
+        return part_of_share(loop, share, found, kept=limits.HEALTHY)
+
+    evidence = (
+        Evidence(f"time in the phase “{shown}”", round(share, 4), unit="share"),
+        Evidence("the same per step", round(a_step * 1e3, 3), unit="ms"),
+    )
+    return Found(
+        "own_phase", {"name": shown, "share": percent(share), "time": duration(a_step)}, evidence, share, saves=saves,
+        error=case.share_error(lambda rank: rank.iterations.of(parts.DECLARED)), where=lines_of_phase(case.metrics, name),
+    )  # fmt: skip
+
+
+def part_of_share(
+    loop: Loop, share: float, taken: tuple[str, ...] = (), kept: float = 0.0, sure: bool = True
+) -> Saving:
+    """Return a part of a share of the loop: what a repair saves if no model tells how much.
+
+    Args:
+        loop: the loop.
+        share: the share of the time that is lost.
+        taken: activities that it is taken from.
+        kept: share of the time that a healthy loop may spend on it.
+        sure: it was measured directly.
+    """
+    least, value = limits.PART_SAVED if sure else limits.PART_SAVED_INDIRECT
+    share = min(max(float(np.nan_to_num(share)), 0.0), 1.0)
+    certain = max(min(least * share, share - kept), 0.0) / max(value * share, 1e-12)
+    return Saving(loop.now * share * value, least / value, 1 / value, taken, certain=certain)
+
+
+# --- small steps ----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Launches:
+    """Operators of a typical step and their cost, however little they compute.
+
+    Attributes:
+        operators: operators a step.
+        fixed: seconds an operator takes at least on this machine.
+        step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
+        eager: Python launches all of them, in a framework that compiles steps.
+    """
+
+    operators: float
+    fixed: float
+    step: float | None = None
+    eager: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a step that do not depend on the size of the batch."""
+        return self.operators * self.fixed
+
+
+def launches_of(case: Case) -> Launches | None:
+    """Return the operators that the hook counted and the cost that it calibrated; None without a complete record.
+
+    Of the counted steps it is the one in the middle, the cheaper one of two: a step in which the script does more, now and
+    then, is none that a larger batch makes cheaper.
+    """
+    records = case.metrics.records.get(event_names.OPERATORS)
+    found = []
+    for record in records.longest if records else ():
+        count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
+        if count > 0 and fixed_us > 0 and "call_us" not in record.args:
+            step = number(record.args.get("step_us")) / 1e6 or None
+            found.append(Launches(count, fixed_us / 1e6, step, record.args.get("eager") is True))
+    if not found:
+        return None
+    usual = sorted(found, key=lambda one: one.seconds)[(len(found) - 1) // 2]
+    steps = [one.step for one in found if one.step]
+    return attrs.evolve(usual, step=float(np.median(steps)) if steps else None)
+
+
+def launches_unknown(case: Case) -> bool:
+    """Return whether steps are short enough that launches may dominate them, while operators were not counted."""
+    short = bool(case.ranks) and case.typical("length") < limits.SMALL_STEP_S
+    return short and not case.metrics.gpus and launches_of(case) is None
+
+
+def tiny_step(case: Case) -> float:
+    """Return the seconds below which launching dominates a step: less if its phases are calls of compiled functions."""
+    phases = case.mean(lambda rank: sum(rank.share_of_iterations(part.key) for part in parts.phases()))
+    compiled = case.mean(lambda rank: rank.share_of_iterations("compiled"))
+    if not 0 < limits.MAJORITY * phases <= compiled:
+        return limits.TINY_STEP_S
+    return limits.TINY_STEP_S / (3 if case.stack.one_by_one else 8)
+
+
+def host(case: Case) -> Found | None:
+    """Find steps dominated by Python and operator launches, and GPUs that the host does not keep busy."""
+    if not case.ranks:
+        return None
+    idle = _idle_in_phases(case)
+    too_small = idle if idle is not None and idle.text in OF_BATCH else None
+    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
+
+
+def _launches(case: Case) -> Found | None:
+    gpu = case.gpu_mean
+    if gpu is not None and gpu > thresholds.GPU_NEVER and case.gpu_spare < limits.USUAL:
+        return None
+    launches = launches_of(case)
+    if launches is None:
+        return _tiny_steps(case)
+    return _measured_launches(case, launches) or _loop_of_python(case, launches)
+
+
+def _in_training(case: Case) -> float:
+    """Return the share of the loop that is not evaluation."""
+    return max(1 - case.metrics.average_share("evaluation"), 0.0)
+
+
+def _measured_launches(case: Case, launches: Launches) -> Found | None:
+    """Find steps in which the fixed cost of the operators takes much of the time."""
+    step = launches.step or case.typical("length")
+    share = min(launches.seconds / step, 1.0) if step > 0 else 0.0
+    if share < limits.NOTICEABLE / (1 if step > limits.TINY_STEP_S else 1.6):  # in tiny steps, all else is Python, too
+        return None
+    mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
+    usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
+    words = {
+        "share": percent(share),
+        "step": duration(step),
+        "operators": f"{launches.operators:,.0f}",
+        "each": duration(launches.fixed),
+        "why": FRAGMENTS["without_tf_function" if launches.eager else "however_little"],
+        "first": f"{case.stack.compiles_steps} " if launches.eager else "",
+    }
+    evidence = (
+        Evidence("fixed cost of the operators of a typical step", round(share, 4), unit="share"),
+        Evidence("operators a step", round(launches.operators)),
+        Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
+    )
+    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share))
+
+
+def _loop_of_python(case: Case, launches: Launches) -> Found | None:
+    """Find tiny steps of which the loop's own Python, outside the phases, takes much.
+
+    It is a fraction of a millisecond, and so nothing that could be logged or written less often. Steps that are one call
+    of a compiled function are judged by their operators alone.
+    """
+    step, own = case.typical("length"), _models_own(case, _update_by_hand(case))
+    share, spent = outside_share(case) * own[1], case.typical("outside") * own[1]
+    tiny, of_trainer = tiny_step(case), _is_small_for_trainer(case)
+    if tiny < limits.TINY_STEP_S or share < own[0] + limits.FLOOR or step <= 0:
+        return None
+    if not of_trainer and (step > tiny or spent >= limits.HANDOVER_S):
+        return None
+    launching = min(launches.seconds / (launches.step or step), 1.0)
+    words = {
+        "step": duration(step),
+        "share": percent(share),
+        "whose": FRAGMENTS["of_trainer" if of_trainer else "of_loop"],
+        "operators": f"{launches.operators:,.0f}",
+        "launching": percent(launching),
+        "first": "",
+    }
+    evidence = (
+        Evidence("typical iteration of the loop", round(step * 1e3, 3), tiny * 1e3, unit="ms", held="good from"),
+        Evidence("time of a training step outside its phases", round(share, 4), unit="share"),
+        Evidence("fixed cost of the operators of a typical step", round(launching, 4), unit="share"),
+    )
+    total = min(share + launching, 1.0) * _in_training(case)
+    doubt = "Python and operators are not told apart"
+    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt))
+
+
+def _tiny_steps(case: Case) -> Found | None:
+    """Find steps so short that launches dominate them on any machine, if operators were not counted."""
+    step, tiny = case.typical("length"), tiny_step(case)
+    spent = case.typical("outside") * (1 - _gradients_by_hand(case))
+    if step > tiny or case.typical("wait") >= limits.COLLATING_S or spent >= limits.HANDOVER_S:
+        return None
+    if waits_unseen(case) >= limits.USUAL:  # steps end long before they have run
+        return None
+    rate = case.metrics.steps_per_second or 1 / max(step, 1e-9)
+    lost = 1 - case.mean(lambda rank: rank.share_of_iterations("backward"))
+    evidence = (
+        Evidence("typical iteration of the loop", round(step * 1e3, 3), tiny * 1e3, unit="ms", held="good from"),
+        Evidence("steps per second", round(rate, 1)),
+    )
+    words, doubt = {"step": duration(step), "first": ""}, "operators were not counted"
+    share = min(max(lost, 0.3), 0.9) * _in_training(case)
+    return _small_steps(case, Found("tiny_steps", words, evidence, share, "small_steps", doubt=doubt))
+
+
+def _small_steps(case: Case, found: Found) -> Found:
+    """Return the finding with its repair, a larger batch."""
+    return attrs.evolve(found, saves=partial(_larger_batch, case, found), larger_batch=True)
+
+
+def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
+    """Spread what a step costs however large it is over more samples.
+
+    Loading and arithmetic grow with the batch. The optimizer and Python do not, nor do operators without arithmetic.
+    """
+    gpu = case.gpu_mean
+    share = {key: loop.share(key) for key in (WAIT, "forward", "backward", EVALUATION)}
+    passes = share["forward"] + share["backward"]
+    if gpu is not None:  # kernels of a small batch fill a part of the device
+        grows = [gpu / 100 * part for part in (0.3, 0.7, 1.0)]
+    else:
+        counted = launches_of(case) is not None
+        launches = [min(found.share * more, passes) if counted else 0.0 for more in (1.5, 1.3, 1.1)]
+        grows = [(passes - own) * part for own, part in zip(launches, (0.0, 0.3, 1.0), strict=True)]
+    wanted = [
+        max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
+        for loads, computes in zip((0.4, 0.7, 1.0), grows, strict=True)
+    ]
+    high, value, low = wanted
+    if value <= 0:
+        return Saving(loop.length * 0.0)
+    measured = 1.0 if not found.doubt else limits.PART_SAVED_INDIRECT[0]
+    certain = min(low, found.share * (1 - 1 / limits.BATCH_LARGER) * measured) / value
+    taken = ("forward", "backward", "optimizer", *REST, WAIT)
+    return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain)
+
+
+def _launches_may_explain(case: Case) -> bool:
+    """Return whether launching operators may take the time in which the GPU is idle; True if they were not counted.
+
+    CUDA's launch, the optimizer and modules take eight times the calibrated cost of an operator at most (H100: 3.5 to 6).
+    """
+    launches = launches_of(case)
+    return launches is None or launches.seconds * 8 >= case.gpu_spare * case.typical("length")
+
+
+OF_BATCH = ("batch_too_small", "batch_does_not_fit")
+
+
+def _idle_in_phases(case: Case) -> Found | None:
+    """Find GPUs that are idle although the loop is nearly always in its phases."""
+    gpu, idle = case.gpu_mean, case.gpu_idle
+    if gpu is None or idle is None or case.wait >= limits.HEALTHY or outside_share(case) >= limits.HEALTHY:
+        return None
+    if gpu >= limits.IDLE_GPU and idle < limits.USUAL:
+        return None
+    best: dict[str, float] = {}
+    for device in case.metrics.gpus:
+        if np.isfinite(device.mean):
+            best[device.node] = max(best.get(device.node, 0.0), device.mean)
+    busiest = mean_or_none(list(best.values()))
+    if busiest is not None and busiest >= limits.BUSY:
+        return None  # one GPU is kept busy, so the load is unbalanced
+    bottleneck = max(case.busy_cores, case.rule_share("IOBottleneck"))
+    if not case.waits_known and bottleneck >= limits.MAJORITY:
+        return None  # an input problem
+    evidence = [
+        Evidence("mean GPU use in the loop", round(gpu, 1), limits.IDLE_GPU, unit="percent", held="good from"),
+        Evidence("GPU samples below 10 %", round(idle, 4), unit="share"),
+    ]
+    explained = _launches_may_explain(case)
+    fullest = [device.memory_max for device in case.metrics.gpus if np.isfinite(device.memory_max)]
+    memory = max(fullest, default=None)
+    text = "idle_gpu_launches" if explained else "idle_gpu_host"
+    words = {"gpu": f"{gpu:.0f}", "first": "", "times": 1, "memory": 0.0}
+    advice = "idle_gpu_host" if not explained else "idle_gpu_check"
+    has_room = memory is not None and memory <= limits.HALF_EMPTY and explained
+    if memory is not None:
+        evidence.append(Evidence("most GPU memory in use", round(memory, 1), limits.HALF_EMPTY, unit="percent"))
+        words |= {"memory": memory, "times": int(90 / max(memory, 1.0))}
+    if has_room:
+        text = advice = "batch_too_small"
+        if case.metrics.batch_size:
+            evidence.append(Evidence("batch size", case.metrics.batch_size))
+    elif memory is not None and memory >= 100 * limits.MOST and explained:
+        text = advice = "batch_does_not_fit"
+    low = "" if has_room else "what the host does meanwhile is unknown"
+    found = Found(text, words, tuple(evidence), 1 - gpu / 100, advice, low=low)
+    return _small_steps(case, found) if has_room else found
+
+
+def _never_used(case: Case) -> Found | None:
+    gpu = case.gpu_mean
+    if gpu is None or gpu > thresholds.GPU_NEVER:
+        return None
+    evidence = Evidence(
+        "mean GPU use in the loop", round(gpu, 2), thresholds.GPU_NEVER, unit="percent", held="used from"
+    )
+    return Found("gpu_never_used", {}, (evidence,), 0.95, certain=True)
+
+
+# --- JAX ------------------------------------------------------------------------------------------------------------
+
+# Innermost functions while JAX launches operations; all other functions of JAX wait for results, compile or call back.
+_DISPATCH = re.compile(
+    r"(?:jax\._src\.(?:core|dispatch|pjit|traceback_util|interpreters|lax|numpy|nn|scipy|linear_util|custom_derivatives|random|"
+    r"prng|ad_util|ad_checkpoint|api_util|tree_util|util|dtypes|config|typing|op_shardings|sharding_impls|named_sharding|mesh)"
+    r"|optax|chex)\b"
+)
+
+
+def _uncompiled(case: Case) -> tuple[float, float, float] | None:
+    """Return the operations of a gradient function that is not compiled, the seconds of each, and the part of a call they are."""
+    records = case.metrics.records.get(event_names.OPERATORS)
+    found = []
+    for record in records.longest if records else ():
+        count, fixed, call = (number(record.args.get(name)) for name in ("operators", "fixed_us", "call_us"))
+        if count > 0 and fixed > 0 and call > 0:
+            found.append((count, fixed / 1e6, min(count * fixed / call, 1.0)))
+    if not found:
+        return None
+    count, fixed, part = map(float, np.median(found, axis=0))
+    return count, fixed, part
+
+
+def _one_by_one(case: Case) -> Found | None:
+    """Find operations outside compiled functions: a step without jax.jit, or one of which a part is compiled."""
+    gpu = case.gpu_mean
+    if case.stack.compiler != "jax.jit" or (gpu is not None and gpu >= limits.BUSY):
+        return None
+    calls = _uncompiled(case)
+    compiled = case.mean(lambda rank: rank.share_of_iterations("compiled", without_stalls=True))
+    sampled, count = _dispatched(case)
+    share = min((compiled * calls[2] if calls else 0.0) + sampled, 1.0)
+    if share < limits.NOTICEABLE:
+        return None
+    # compiling fuses what the operations compute, too
+    most = min(compiled + sampled, 1.0) / share if calls else 1.0
+    evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
+    cost, error = FRAGMENTS["besides_compiled"], share * (max(1 - share, 0.0) / max(count, 1)) ** 0.5
+    if calls:
+        cost = FRAGMENTS["gradients_one_by_one"].format(operations=f"{calls[0]:,.0f}", each=duration(calls[1]))
+        evidence += [
+            Evidence("operations of the gradients", round(calls[0])),
+            Evidence("fixed cost of such an operation on this machine", round(calls[1] * 1e3, 5), unit="ms"),
+        ]
+        error = 0.15 * share
+    if sampled > 0:
+        evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
+
+    def saves(loop: Loop) -> Saving:
+        saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
+        return attrs.evolve(saving, high=saving.high * max(most, 1.0))
+
+    return Found(
+        "one_by_one", {"share": percent(share), "step": duration(case.typical("length")), "cost": cost}, tuple(evidence), share,
+        "one_by_one" if calls else "partly_compiled", saves, "" if calls else "inferred from samples", error,
+        lines_of_samples(case.metrics, lambda one: _dispatches(one, inside=calls is not None)),
+    )  # fmt: skip
+
+
+def _dispatches(one: Sampled, *, inside: bool) -> bool:
+    in_part = one.phase in BESIDE_THE_PHASES or (inside and one.phase == "compiled")
+    return in_part and not one.long and _DISPATCH.match(one.leaf) is not None
+
+
+def _dispatched(case: Case) -> tuple[float, int]:
+    """Return the share of usual steps in which operations are launched outside compiled functions, and the samples of it."""
+    stacks = [
+        one for one in case.metrics.samples.stacks
+        if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING
+    ]  # fmt: skip
+    count = sum(one.count for one in stacks)
+    if count < limits.SAMPLES:
+        return 0.0, count
+
+    def of(rank: Rank) -> float:
+        spent = sum(one.seconds for one in stacks if one.process == rank.name)
+        usual = float(rank.iterations.length[~rank.stalls.long].sum()) * rank.scale
+        return min(spent / usual, 1.0) if usual > 0 else 0.0
+
+    return case.mean(of), count
+
+
+# Waits for results that the hook cannot see: numpy reads an array of JAX in C, and on a CPU waits there for it.
+_CONVERTS = re.compile(r"\b(?:np|onp|numpy)\.(?:as\w*array|ascontiguousarray|array|copyto|float\d+)\b|\bmemoryview\(")
+_READING = ("outside", "between", "end")
+
+
+def long_steps_may_wait(rank: Rank, case: Case) -> bool:
+    """Return whether the long steps of a process are those that wait, unseen, for what the steps before them compute.
+
+    Their samples lie in lines that hand arrays to numpy, and no wait for results was recorded in them: after one, nothing is
+    left to wait for.
+    """
+    if not _may_wait(rank, case) or not rank.stalls.count:
+        return False
+    rows = np.flatnonzero(rank.train)
+    places = rank.iterations.place[rank.stalls.long]
+    results = rank.steps.seconds(RESULTS)[rows[places[places < len(rows)]]]
+    if len(results) and float((results > 0).mean()) >= limits.MAJORITY:
+        return False
+    long = [one for one in case.metrics.samples.stacks if one.process == rank.name and one.places and one.long]
+    taken = sum(one.seconds for one in long if one.phase in _READING)
+    return taken > 0 and sum(one.seconds for one in long if _converts(one, case)) >= limits.MAJORITY * taken
+
+
+def waits_unseen(case: Case) -> float:
+    """Return the share of the loop in lines that hand arrays of JAX to numpy, outside the phases; the least of the ranks."""
+
+    def of(rank: Rank) -> float:
+        if not _may_wait(rank, case) or rank.loop <= 0:
+            return 0.0
+        own = (one for one in case.metrics.samples.stacks if one.process == rank.name and one.places)
+        return min(sum(one.seconds for one in own if _converts(one, case)) / rank.loop, 1.0)
+
+    return min((of(rank) for rank in case.ranks), default=0.0)
+
+
+def _may_wait(rank: Rank, case: Case) -> bool:
+    """Return whether a process computes with JAX, and not on a GPU: from there arrays are copied, which the hook sees."""
+    frameworks = {str(one.get("framework")) for one in case.metrics.metadata}
+    return frameworks == {"jax"} and not case.metrics.gpus and not rank.on_device
+
+
+def _converts(one: Sampled, case: Case) -> bool:
+    """Return whether a stack ends in a line that hands an array to numpy, or in JAX, which does so for a tree."""
+    in_tree = not one.leaf or "tree" in one.leaf
+    source = case.metrics.samples.source(one.places[-1])
+    return in_tree and one.phase in _READING and _CONVERTS.search(source) is not None
+
+
+# --- the optimizer and copies ---------------------------------------------------------------------------------------
+
+
+def optimizer(case: Case) -> Found | None:
+    """Find an optimizer that takes longer than a fused one."""
+    share = case.mean(lambda rank: rank.share_of_iterations("optimizer"))
+    launches = launches_of(case)
+    if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
+        return None  # launches its operators from Python, as all of the step
+    # in steps of a millisecond or two, launching the optimizer usually takes a third
+    kept = limits.HEALTHY_PHASE * (1.5 if case.typical("length") <= tiny_step(case) else 1.0)
+
+    def saves(loop: Loop) -> Saving:
+        """All but what a fused optimizer takes of a step."""
+        spent = loop.usual("optimizer")
+        return all_but(spent, float((loop.training - spent).sum()), (kept, 0.06, 0.02), ("optimizer",))
+
+    spent = case.typical("optimizer")
+    evidence = (
+        Evidence("time in optimizer.step()", round(share, 4), unit="share"),
+        Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
+    )
+    return Found(
+        "optimizer", {"share": percent(share), "time": duration(spent)}, evidence, share, saves=saves,
+        error=case.share_error(lambda rank: rank.iterations.of("optimizer")), where=lines_of_phase(case.metrics, "optimizer"),
+    )  # fmt: skip
+
+
+def transfer(case: Case) -> Found | None:
+    """Find copies to the device that the training thread waits for, from its sampled lines."""
+    if not case.metrics.gpus or not case.ranks:
+        return None
+    samples = case.metrics.samples
+
+    def copies(one: Sampled) -> bool:
+        source = samples.source(one.places[-1]) if one.places else ""
+        return one.phase not in BESIDE_THE_LOOP and COPIES.search(source) is not None
+
+    total = sum(one.seconds for one in samples.stacks if one.phase not in BESIDE_THE_LOOP)
+    found = [one for one in samples.stacks if copies(one)]
+    share, count = (
+        sum(one.seconds for one in found) / total if total > 0 else 0.0,
+        sum(one.count for one in found),
+    )
+    if count < limits.SAMPLES:
+        return None
+    pinned = case.metrics.loader.pin_memory
+    evidence = [
+        Evidence("time of the training thread in copies to the device", round(share, 4), unit="share"),
+        Evidence("samples in them", count, limits.SAMPLES, held="judged from"),
+    ]
+    if pinned >= 0:
+        evidence.append(Evidence("pin_memory of the DataLoader", "on" if pinned else "off"))
+    words = {"share": percent(share), "pageable": FRAGMENTS["pageable"] if pinned == 0 else ""}
+    doubt = "" if pinned == 0 else "inferred from samples"
+    return Found(
+        "transfer", words, tuple(evidence), share, saves=lambda loop: part_of_share(loop, share, (COPYING,), sure=not doubt),
+        doubt=doubt, where=lines_of_samples(case.metrics, copies),
+    )  # fmt: skip

@@ -1,0 +1,667 @@
+"""The job around its training steps: a slow start, idle time, growing memory, and trainings that stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.model import Evidence, Location
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.ledger import rows_of_rank
+from sm_profiler.diagnosis.profile.lines import FIRST_STEPS, IMPORT, MAX_LOCATIONS, START, lines_of_samples
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.words import FRAGMENTS
+from sm_profiler.formats import event_names
+from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
+from sm_profiler.formats.process_end import CRASHED, RUNNING
+from sm_profiler.formatting import duration, percent, plural, shorten, size
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.ends import RankEnd
+from sm_profiler.metrics.hang import Hang, find_hang
+from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.sample_fold import Sampled
+from sm_profiler.metrics.startup import (
+    BUILDING,
+    COMPILING,
+    IMPORTS,
+    INSIDE_LOOP,
+    StartPart,
+    before_profile,
+    importing,
+    in_first_steps,
+    largest,
+    start_parts,
+)
+from sm_profiler.printable import printable
+
+Span = tuple[float, float]
+
+
+def start_allowance(metrics: JobMetrics) -> float:
+    """Return the seconds before the first step that are normal.
+
+    If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
+    a slow or busy machine. Otherwise starting Python and importing torch takes up to 5 s, and CUDA 6 s more.
+    """
+    device = 6.0 if metrics.gpus else 0.0
+    if metrics.loading is None:
+        return 5.0 + device
+    loading = metrics.loading + importing(metrics)  # frameworks import parts of themselves when they are first used
+    return min(loading, limits.IMPORTS_S) + _model_allowance(metrics) + device
+
+
+def _model_allowance(metrics: JobMetrics) -> float:
+    """Return the seconds that building a model, or starting loader workers in the first steps, may take."""
+    return max(min(metrics.loading or 0.0, limits.IMPORTS_S), 2.0)
+
+
+@attrs.frozen
+class Beginning:
+    """The start of a job, until training runs at full speed; seconds.
+
+    Attributes:
+        parts: what is known about it, without what is not paid.
+        before: until the first step.
+        late: how much of that is not normal.
+        first_steps: how much of what the first steps take beyond usual ones is not normal.
+        allowance: what is normal before the first step.
+        judged: the job, for the share.
+        whole: the job.
+    """
+
+    parts: tuple[StartPart, ...]
+    before: float
+    late: float
+    first_steps: float
+    allowance: float
+    judged: float
+    whole: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all of it."""
+        return self.before + (in_first_steps(self.parts) if self.first_steps > 0 else 0.0)
+
+    @property
+    def excess(self) -> float:
+        """Seconds that are not normal."""
+        return self.late + self.first_steps
+
+
+def beginning_of(metrics: JobMetrics) -> Beginning | None:
+    """Return the start of a job; None if it is not known."""
+    inside, whole = metrics.initialization, metrics.duration
+    if inside is None or whole <= 0:
+        return None
+    parts = tuple(part for part in start_parts(metrics) if part.paid)
+    earlier, imports = before_profile(metrics)
+    before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
+    first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
+    if _compiles_in_vain(metrics, parts):  # no model is built meanwhile, and a short job consists of its start anyway
+        first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
+    return Beginning(parts, before, max(before - allowance, 0.0), first_steps, allowance, judged, whole)
+
+
+def _compiles_in_vain(metrics: JobMetrics, parts: Sequence[StartPart]) -> bool:
+    """Return whether compiling in the first steps takes longer than all of the loop but the first steps' excess."""
+    compiling = sum(part.seconds for part in parts if part.key == COMPILING)
+    if metrics.loop is None or metrics.running or compiling < 1.0:
+        return False
+    start, end = metrics.loop
+    return compiling > max(end - start - in_first_steps(parts), 0.0)
+
+
+def start(case: Case) -> Found | None:
+    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
+    metrics = case.metrics
+    found = beginning_of(metrics)
+    if found is None or found.excess < limits.USUAL * found.judged:
+        return None
+    late, share = found.late, found.seconds / found.whole
+    # what is normal is no cause
+    main = largest(found.parts if late else [part for part in found.parts if part.key in INSIDE_LOOP])
+    if main is not None and main.seconds < 0.4 * (found.seconds if late else found.first_steps):
+        main = None
+    most = ""
+    if main is not None:
+        what = FRAGMENTS["most_of_start" if late else "most_of_excess"]
+        most = what.format(part=main.label, time=duration(main.seconds))
+    evidence = (
+        Evidence("job time before the first step", round(share, 4), limits.USUAL, unit="share"),
+        Evidence("initialization", round(found.seconds, 2), found.allowance if late else None, unit="s"),
+        *(
+            Evidence(part.label, round(part.seconds, 2), unit="s")
+            for part in sorted(found.parts, key=lambda part: -part.seconds)
+            if part.seconds >= limits.SHOWN * found.seconds
+        ),
+    )
+    words = {
+        "ready": FRAGMENTS["full_speed" if found.first_steps > 0 else "first_step"],
+        "time": duration(found.seconds),
+        "share": percent(share),
+        "most": most,
+    }
+    clear = found.excess >= 1.5 * limits.USUAL * found.judged and not metrics.running
+    return Found(
+        "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
+        doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
+    )  # fmt: skip
+
+
+def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Location, ...]:
+    """Return the lines of a part of the start, or of all of it."""
+
+    def belongs(one: Sampled) -> bool:
+        if one.phase not in {START, FIRST_STEPS} or part is None:
+            return one.phase in {START, FIRST_STEPS}
+        if part.key in INSIDE_LOOP:
+            return one.phase == FIRST_STEPS
+        return one.phase == START and part.key == (IMPORTS if one.leaf == IMPORT else BUILDING)
+
+    return lines_of_samples(metrics, belongs)
+
+
+# --- idle -----------------------------------------------------------------------------------------------------------
+
+
+def idle(case: Case) -> Found | None:
+    """Find a long idle end of the job, and idle pauses between its steps."""
+    metrics = case.metrics
+    if metrics.loop is None or metrics.duration <= 0 or HANG in metrics.records:
+        return None
+    tail, pauses = _tail(metrics, metrics.loop[1]), idle_pauses(metrics)
+    paused = sum(end - begin for begin, end in pauses)
+    share = (tail + paused) / metrics.duration
+    beyond = (max(tail - start_allowance(metrics), 0.0) + paused) / metrics.duration  # a usual end is in each job
+    if beyond < limits.NOTICEABLE:
+        return None
+    where, evidence = [], [Evidence("idle time of the job", round(share, 4), limits.NOTICEABLE, unit="share")]
+    if tail:
+        where.append(FRAGMENTS["idle_tail"].format(time=duration(tail)))
+        evidence.append(Evidence("idle after the last step", round(tail, 2), start_allowance(metrics), unit="s"))
+    if pauses:
+        where.append(FRAGMENTS["idle_pauses"].format(time=duration(paused), pauses=plural(len(pauses), "pause")))
+        longest = max(end - begin for begin, end in pauses)
+        evidence.append(Evidence("longest idle pause between steps", round(longest, 2), unit="s"))
+    cores = _cores(metrics, (metrics.loop[1], metrics.end) if tail >= paused else pauses[0])
+    if cores is not None:
+        evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), limits.IDLE_CORES))
+    advice = "idle_pauses" if tail < paused else "idle_running" if metrics.running else "idle_tail"
+    clear = beyond >= 1.5 * limits.NOTICEABLE and cores is not None
+    return Found(
+        "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
+        partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
+        lines_of_samples(metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"),
+        of="job",
+    )  # fmt: skip
+
+
+def _without_pauses(case: Case, pauses: Sequence[Span], loop: Loop) -> Saving:
+    """Leave out the pauses between steps: nothing works in them."""
+    found = np.zeros(len(loop.index))
+    for rank in case.ranks[:1]:
+        rows = rows_of_rank(rank)
+        at = np.searchsorted(rows.start, [begin for begin, _ in pauses], side="right") - 1
+        for row, (begin, end) in zip(at.tolist(), pauses, strict=True):
+            if row >= 0:
+                found += loop.placed(rows.index[row : row + 1], np.asarray([end - begin]))
+    return Saving(np.minimum(found, loop.now))
+
+
+def _tail(metrics: JobMetrics, last_step: float) -> float:
+    """Return the seconds after the last step if nothing happens in them, beyond a usual end."""
+    span = last_step, metrics.end
+    length = span[1] - span[0]
+    if length <= start_allowance(metrics):
+        return 0.0
+    used = _within(metrics, "gpu", span)
+    if used is not None:
+        return length if used < thresholds.SAMPLE_IDLE else 0.0
+    return length if _is_idle(metrics, span) else 0.0
+
+
+def idle_pauses(metrics: JobMetrics) -> list[Span]:
+    """Return the long spans between two steps in which no process works."""
+    rank = metrics.ranks[0]
+    if len(rank.iterations) < thresholds.MIN_STEPS or rank.stalls.period is not None:
+        return []
+    usual = float(np.median(rank.iterations.length))
+    ends = rank.steps.end[:-1] / 1e6
+    starts = rank.steps.start[1:] / 1e6 - rank.steps.seconds("wait")[1:]
+    gaps = starts - ends
+    gaps[np.asarray(rank.attempts.breaks, np.int64) - 1] = 0.0  # downtime between attempts
+    if rank.judged is not None:
+        ends, starts = rank.judged.pauses
+        gaps = starts - ends
+    # logging, validation and checkpoints take less than twenty steps, or are recorded by name
+    rows = np.flatnonzero(gaps > 20 * usual)
+    rows = rows[np.argsort(-gaps[rows])][:1_000]
+    spans = [(float(ends[row]), float(starts[row])) for row in rows]
+    return [span for span in spans if not _is_recorded(metrics, span) and _is_idle(metrics, span)]
+
+
+def _is_recorded(metrics: JobMetrics, span: Span) -> bool:
+    """Return whether something is known to have happened in a span: a checkpoint, a compilation, a window."""
+    found = (
+        one
+        for kind in (SAVE, LOG, COMPILE, PROFILING)
+        if kind in metrics.records
+        for one in metrics.records[kind].longest
+    )
+    known = sum(max(min(one.end, span[1]) - max(one.start, span[0]), 0.0) for one in found)
+    return known >= limits.MAJORITY * (span[1] - span[0])
+
+
+def _is_idle(metrics: JobMetrics, span: Span) -> bool:
+    """Return whether neither a GPU nor a training process works in a span; False if that is not known."""
+    used = _within(metrics, "gpu", span)
+    if used is not None and used >= thresholds.SAMPLE_IDLE:
+        return False
+    cores = _cores(metrics, span)
+    if cores is not None:
+        return cores < limits.IDLE_CORES
+    cpu = _within(metrics, "cpu", span)
+    if cpu is None:
+        return False
+    used_cores = cpu / 100 * max(metrics.system.cores.values(), default=1)
+    return cpu < thresholds.SAMPLE_IDLE and used_cores < 2 * limits.IDLE_CORES
+
+
+def _cores(metrics: JobMetrics, span: Span) -> float | None:
+    """Return the CPU cores that the busiest training process occupies in a span; None if samples cover too little of it."""
+    used = [
+        cores for usage in metrics.usage.values()
+        if usage.covered(*span) >= limits.MAJORITY and (cores := usage.cores(*span)) is not None
+    ]  # fmt: skip
+    return max(used, default=None)
+
+
+def _within(metrics: JobMetrics, metric: str, span: Span) -> float | None:
+    """Return the mean of a system metric in a span; None without samples in it."""
+    means = []
+    for data in metrics.system.of(metric).values():
+        inside = (data.count > 0) & (data.seconds >= span[0]) & (data.seconds <= span[1])
+        if inside.any():
+            means.append(float(data.total[inside].sum() / data.count[inside].sum()))
+    return float(np.mean(means)) if means else None
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Growth:
+    """A line fitted to memory over time.
+
+    Attributes:
+        start, end: memory at both ends of the line.
+        slope: growth a second.
+        error: standard error of the slope.
+        late: slope of the second half.
+    """
+
+    start: float
+    end: float
+    slope: float
+    error: float
+    late: float
+
+    @property
+    def gained(self) -> float:
+        """Growth from start to end."""
+        return self.end - self.start
+
+    @property
+    def is_significant(self) -> bool:
+        """True if the slope is not a chance of the samples."""
+        return self.slope > limits.BEYOND_CHANCE * self.error
+
+    @property
+    def is_steady(self) -> bool:
+        """True if memory grows significantly, and still does in the second half."""
+        return self.is_significant and self.late >= limits.MAJORITY * self.slope
+
+
+def fit_growth(seconds: Floats, values: Floats) -> Growth | None:
+    """Fit a line to memory samples without the warm-up, a tenth of them; None with too few samples.
+
+    The error takes the correlation of neighbouring residuals into account.
+    """
+    if not len(seconds):
+        return None
+    keep = seconds >= seconds[0] + 0.1 * (seconds[-1] - seconds[0])
+    x, y = seconds[keep] - seconds[0], values[keep]
+    if len(x) < 4 or np.ptp(x) <= 0:
+        return None
+    slope, at_zero = np.polyfit(x, y, 1)
+    rest = y - (slope * x + at_zero)
+    spread = float((rest**2).sum())
+    correlation = max(float((rest[1:] * rest[:-1]).sum() / spread), 0.0) if spread > 0 else 0.0
+    repeats = (1 + correlation) / (1 - min(correlation, 0.95))  # samples that count as one
+    error = float(np.sqrt(spread / (len(x) - 2) / ((x - x.mean()) ** 2).sum() * repeats))
+    half = len(x) // 2
+    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= 5 else float(slope)
+    return Growth(float(slope * x[0] + at_zero), float(slope * x[-1] + at_zero), float(slope), error, late)
+
+
+def memory(case: Case) -> Found | None:
+    """Find steadily growing memory of a process, a GPU or a node."""
+    return _process_memory(case) or _gpu_memory(case) or _host_memory(case)
+
+
+def _inside_loop(case: Case, seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
+    span = case.metrics.loop
+    if span is None:
+        return seconds, values
+    rows = (seconds >= span[0]) & (seconds <= span[1])
+    return seconds[rows], values[rows]
+
+
+def _process_memory(case: Case) -> Found | None:
+    worst: tuple[Growth, str] | None = None
+    for name, (seconds, values) in case.metrics.memory.items():
+        settled = seconds >= _compiled_at(case, name)
+        growth = fit_growth(*_inside_loop(case, seconds[settled], values[settled]))
+        if growth is None or not growth.is_steady or growth.gained < max(limits.GROWTH_BYTES, 0.15 * growth.start):
+            continue
+        if growth.late < 0.8 * growth.slope and _keeps_nothing(_objects(case, name)):
+            continue  # caches of libraries, which fill
+        if worst is None or growth.slope > worst[0].slope:
+            worst = growth, name
+    if worst is None:
+        return None
+    growth, name = worst
+    rate, speed, left = growth.slope * 60, case.metrics.steps_per_second, _exhaustion(case, growth)
+    evidence = [
+        Evidence("resident memory gained in the loop", round(growth.gained), limits.GROWTH_BYTES, name, "bytes"),
+        Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
+    ]
+    if speed:
+        evidence.append(Evidence("growth per step", round(growth.slope / speed), None, name, "bytes"))
+    if left:
+        evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
+    objects = _objects(case, name)
+    evidence += _grown_objects(objects[-1] if objects else {}, name)
+    words = {
+        "rate": size(rate),
+        "error": size(growth.error * 60),
+        "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
+    }
+    clear = growth.slope >= 1.5 * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
+    return _grows(
+        "memory_of_process", words, evidence, left, "" if clear else "memory varies much", _growing_lines(objects)
+    )
+
+
+def _grows(
+    text: str,
+    words: dict[str, Any],
+    evidence: Sequence[Evidence],
+    left: float | None,
+    doubt: str,
+    where: tuple[Location, ...] = (),
+) -> Found:
+    """Return the finding about memory: it costs no time until the job dies, which leads only if it is about to."""
+    fatal = left is not None and left < 900.0
+    share = 1.0 if fatal else limits.HEALTHY
+    return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
+
+
+def _compiled_at(case: Case, process: str) -> float:
+    """Return when the last function of a process was compiled for the first time, in seconds since the epoch.
+
+    Until then memory grows because graphs, kernels and buffers are made, not because a step keeps something.
+    """
+    found = case.metrics.records.get(event_names.COMPILE)
+    first = [one.end for one in found.of(process) if one.args.get("again") is False] if found else []
+    return max(first, default=0.0)
+
+
+def _exhaustion(case: Case, growth: Growth) -> float | None:
+    """Return the seconds until the node's memory is full; None if its size or use is unknown."""
+    total = next((float(one["memory_total"]) for one in case.metrics.metadata if one.get("memory_total")), None)
+    used = case.metrics.mean_of("memory")
+    if total is None or used is None or growth.slope <= 0:
+        return None
+    return max(total * (1 - used / 100), 0.0) / growth.slope
+
+
+def _objects(case: Case, process: str) -> list[dict[str, Any]]:
+    """Return what the hook counted of the objects of a process, in time order."""
+    found = case.metrics.records.get(event_names.OBJECTS)
+    return [dict(one.args) for one in found.of(process)] if found else []
+
+
+MANY_OBJECTS = 50  # of a type; fewer are the state of libraries, not what a loop collects
+
+
+def _grown_objects(args: dict[str, Any], process: str) -> list[Evidence]:
+    """Return which objects a process has more of than when its memory began to grow."""
+    evidence = []
+    container, bytes_gained, graphs, types = (
+        args.get(name) for name in ("container", "tensor_bytes", "tensors_in_graphs", "types")
+    )
+    if isinstance(container, str):
+        evidence.append(Evidence("container that grows most", container, None, process))
+    if isinstance(bytes_gained, int) and bytes_gained >= limits.GROWTH_BYTES:
+        evidence.append(Evidence("tensors gained", bytes_gained, None, process, "bytes"))
+    if isinstance(graphs, int) and graphs >= MANY_OBJECTS:
+        evidence.append(Evidence("tensors gained that keep a graph", graphs, None, process))
+    counts = types.items() if isinstance(types, dict) else ()
+    gained = [f"{kind} +{count:,}" for kind, count in counts if isinstance(count, int) and count >= MANY_OBJECTS]
+    if gained:
+        evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
+    return evidence
+
+
+def _keeps_nothing(objects: Sequence[dict[str, Any]]) -> bool:
+    """Return whether objects were counted while a process grew, and none of the script's are more than before.
+
+    Then libraries grow: allocators, and caches of kernels for each new shape, which fill and stop.
+    """
+    if not objects:
+        return False
+    types = objects[-1].get("types")
+    counts = [objects[-1].get("tensors_in_graphs"), *(types.values() if isinstance(types, dict) else ())]
+    bytes_gained = objects[-1].get("tensor_bytes")
+    many = any(isinstance(count, int) and count >= MANY_OBJECTS for count in counts)
+    return not many and not (isinstance(bytes_gained, int) and bytes_gained >= limits.GROWTH_BYTES)
+
+
+def _growing_lines(objects: Sequence[dict[str, Any]]) -> tuple[Location, ...]:
+    """Return the lines that add to the container that grows most."""
+    lists = (one.get("lines") for one in reversed(objects))
+    lines: list[object] = next((one for one in lists if isinstance(one, list)), [])
+    places = [one for one in lines[:MAX_LOCATIONS] if isinstance(one, list) and list(map(type, one)) == [str, int, str]]
+    return tuple(
+        Location(printable(file), line, printable(function), 1 / len(places)) for file, line, function in places
+    )
+
+
+def _gpu_memory(case: Case) -> Found | None:
+    for (node, device), data in case.metrics.system.of("gpu_memory").items():
+        filled = data.count > 0
+        seconds, values = _inside_loop(case, data.seconds[filled], data.mean[filled])
+        growth = fit_growth(seconds, values)
+        if growth is None or growth.gained < 3 * limits.HOST_GROWTH or not growth.is_significant:
+            continue
+        if float(np.mean(values[-max(len(values) // 10, 1) :])) < growth.start + 3 * limits.HOST_GROWTH:
+            continue  # it was given back
+        name = "GPU memory gained in the loop"
+        gained = Evidence(name, round(growth.gained, 1), 3 * limits.HOST_GROWTH, f"{node} {device}", "percent")
+        return _in_percent(
+            "memory_of_gpu", f"{device} on {node}", growth, gained,
+            "" if growth.gained >= 4 * limits.HOST_GROWTH else "memory varies much",
+        )  # fmt: skip
+    return None
+
+
+def _host_memory(case: Case) -> Found | None:
+    for (node, _), data in case.metrics.system.of("memory").items():
+        filled = data.count > 0
+        growth = fit_growth(*_inside_loop(case, data.seconds[filled], data.mean[filled]))
+        if growth is None or not growth.is_steady or growth.gained < limits.HOST_GROWTH:
+            continue
+        if case.metrics.loader.num_workers <= 0 and _grown_by_others(case, node, growth):
+            continue
+        name = "memory gained in the loop"
+        gained = Evidence(name, round(growth.gained, 1), limits.HOST_GROWTH, node, "percent")
+        return _in_percent("memory_of_node", node, growth, gained, "other processes of the node may grow")
+    return None
+
+
+def _grown_by_others(case: Case, node: str, growth: Growth) -> bool:
+    """Return whether the job's processes, whose own memory is known, gained only a small part of what the node did."""
+    metrics = case.metrics
+    total = next((float(one["memory_total"]) for one in metrics.metadata if one.get("memory_total")), None)
+    own = [
+        fit_growth(*_inside_loop(case, *metrics.memory[rank.name]))
+        for rank in metrics.ranks
+        if rank.node == node and rank.name in metrics.memory
+    ]
+    if not total or not own:
+        return False
+    gained = 100 * sum(max(one.gained, 0.0) for one in own if one is not None) / total
+    return gained < limits.MAJORITY * growth.gained
+
+
+def _in_percent(advice: str, holder: str, growth: Growth, gained: Evidence, doubt: str) -> Found:
+    """Return the finding for memory measured in percent."""
+    left, where = max(100 - growth.end, 0.0) / growth.slope, gained.where
+    evidence = (
+        gained,
+        Evidence("growth per minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), where, "percent", "±"),
+        Evidence("time to exhaustion", round(left), None, where, "s"),
+    )
+    words = {"holder": holder, "rate": f"{growth.slope * 60:.2g}", "left": duration(left)}
+    return attrs.evolve(_grows("memory_in_percent", words, evidence, left, doubt), advice=advice)
+
+
+# --- trainings that stopped -----------------------------------------------------------------------------------------
+
+MAX_ERROR = 120  # characters, of an exception
+
+
+def hang(case: Case) -> Found | None:
+    """Find processes whose steps stopped and did not go on."""
+    metrics = case.metrics
+    found = find_hang(metrics)
+    if found is None:
+        return None
+    first, longest = found.first, found.first.number("longest")
+    where = [Location(*one.place, share=1.0, rank=one.name) for one in found.stopped if one.place is not None][
+        :MAX_LOCATIONS
+    ]
+    evidence = (
+        Evidence("time without a step", round(found.seconds, 1), round(longest, 1) or None, first.name, "s", "usually up to"),
+        Evidence("last step", "none" if first.before_first_step else first.record.step, None, first.name),
+        Evidence("CPU use of the process meanwhile", round(100 * first.number("cpu"), 1), None, first.name, "percent"),
+    )  # fmt: skip
+    sure = first.is_sure and (not first.waits_for_ranks or found.gone or found.disagree)
+    doubt = FRAGMENTS["rank_unrecorded" if first.waits_for_ranks else "threads_busy"]
+    text, words = _about_hang(found)
+    return Found(
+        text, words, evidence, min(found.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
+        _advice_of_hang(found), doubt="" if sure else doubt, where=tuple(where), of="job", certain=bool(sure),
+    )  # fmt: skip
+
+
+def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
+    first = hang.first
+    others = sum(one.waits_for_ranks for one in hang.stopped if one is not first)
+    lines = [f"{one.name} at {one.line}" for one in hang.stopped if one.place is not None]
+    alone = first.waits_for in ("a queue", "a lock or a thread") and len(first.stacks) == 1
+    words = {
+        "name": first.name,
+        "time": duration(hang.seconds),
+        "at": f"{first.line} in {first.place[2]}" if first.place else "an unknown line",
+        "gone": (hang.gone[0] if len(hang.gone) == 1 else f"{len(hang.gone)} ranks") if hang.gone else "",
+        "lines": ", ".join(lines[:MAX_LOCATIONS]),
+        "waits": f", waiting for {first.waits_for}" if first.waits_for else "",
+        "others": "",
+        "after": plural(first.record.step + 1, "training step"),
+        "dead": _dead(hang),
+        "nobody": FRAGMENTS["nobody"].format(name=first.name) if alone else "",
+    }
+    if others and not first.waits_for_ranks:
+        words["others"] = f"; {others} other{'s wait' if others > 1 else ' waits'} for it"
+    if hang.gone:
+        return "hang_gone", words
+    if hang.disagree:
+        return "hang_disagree", words
+    return ("hang_before" if first.before_first_step else "hang"), words
+
+
+def _dead(hang: Hang) -> str:
+    """Return a sentence about the thread that ended last; "" if none did."""
+    found = next(((one, one.dead[0]) for one in hang.stopped if one.dead), None)
+    if found is None:
+        return ""
+    one, thread = found
+    return FRAGMENTS["dead_thread"].format(
+        name=one.name,
+        thread=f"thread {thread.name}" if thread.name else "a thread",
+        when=f" {duration(thread.before)} before that" if thread.before > 60 else "",
+        error=shorten(thread.error, MAX_ERROR),
+        place=f" ({thread.where})" if thread.where else "",
+    )
+
+
+def _advice_of_hang(hang: Hang) -> str:
+    if any(one.dead for one in hang.stopped) and not hang.gone:
+        return "hang_dead_thread"
+    if hang.gone:
+        return "hang_gone"
+    if hang.first.waits_for_ranks:
+        return "hang_start" if hang.before_first_step else "hang_collective"
+    return "hang"
+
+
+def dead_rank(case: Case) -> Found | None:
+    """Find a rank that failed before its peers did."""
+    ending = case.metrics.ending
+    rank = ending.dead
+    if rank is None:
+        return None
+    words = {
+        "sentence": rank.sentence,
+        "running": " The job is still running." if ending.state == RUNNING else "",
+        "name": rank.name,
+        "code": rank.exit_code,
+    }
+    left = rank.state == CRASHED and not rank.error
+    return Found(
+        "dead_rank", words, _furthest(case, rank), _after(case, rank), "dead_rank_left" if left else f"dead_rank_{rank.state}",
+        of="job", certain=True,
+    )  # fmt: skip
+
+
+def unequal_steps(case: Case) -> Found | None:
+    """Find a rank that ended by itself while its peers needed it for their next steps."""
+    rank = case.metrics.ending.short
+    if rank is None:
+        return None
+    others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    other = max(others, key=lambda one: (one.step, one.name))
+    went_on = shorten(other.how, MAX_ERROR) if other.state else f"went on to step {other.step:,}"
+    words = {"steps": plural(rank.step, "training step"), "name": rank.name, "others": f"{other.name} {went_on}"}
+    return Found("unequal_steps", words, _furthest(case, rank), _after(case, rank), of="job", certain=True)
+
+
+def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
+    """Return how far the peers of a rank came; its own steps are in the headline."""
+    others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    furthest = min(others, key=lambda one: (-one.step, one.name))
+    return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
+
+
+def _after(case: Case, rank: RankEnd) -> float:
+    """Return the share of the job after the end of a rank."""
+    metrics = case.metrics
+    return min(max((metrics.end - rank.at) / metrics.duration, 0.0), 1.0) if metrics.duration > 0 else 0.0

@@ -1,0 +1,531 @@
+"""The ledger of a profile's training loop: every second of each of its steps, in exactly one activity.
+
+A step has parts: waiting, in a pass, outside. What was recorded by itself (a save, a log
+line, a callback, a compilation, a collection), or seen in samples, is taken out of the part in which it happened: the
+innermost wins. Only this module decides which is which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from functools import reduce
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger, RankTotals, Totals
+from sm_profiler.formats import event_names
+from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.formatting import shorten
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.covered import Covered, without_inner
+from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.record_fold import Record
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.step_fold import TRAIN
+
+BETWEEN, EVALUATION, OUTSIDE = "between", "evaluation", "outside"  # keys of derived parts
+WAIT, COLLECTING = "waiting for data", "garbage collection"
+SAVING, LOGGING, CALLBACKS = "saving", "logging", "callbacks"
+COMPILING, AGAIN = "compiling", "compiling again"
+MAKING, COPYING = "making batches", "copies to the device"
+RUNNING = "waiting for results"  # of compiled functions, which run while the script goes on
+OTHER = "other code"
+PHASE = "phase "  # start of the names of the script's own phases
+# Activities that have causes of their own: what is long in some steps is long elsewhere.
+NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION)
+_NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
+
+# Phase of a record → its activity, and the parts that it may have interrupted, the likeliest first.
+_BESIDE = (OUTSIDE, EVALUATION, parts.DECLARED, BETWEEN, "wait", "compiled", "forward", "backward", "optimizer")
+_INSIDE = ("compiled", "forward", "backward", "optimizer", BETWEEN, OUTSIDE, EVALUATION, "wait")
+RECORDED = {
+    event_names.SAVE: (SAVING, _BESIDE),
+    event_names.LOG: (LOGGING, _BESIDE),
+    event_names.CALLBACK: (CALLBACKS, _BESIDE),
+    event_names.COMPILE: (COMPILING, _INSIDE),
+}
+# What samples beside the phases show of code that no record times: the innermost function of a library, then the text of
+# the script's line for functions without a frame of their own.
+_LEAVES = (
+    (SAVING, re.compile(r"^(PIL\.(Image|ImageFile|\w+ImagePlugin)\.(Image\.)?(save|_save|_encode\w*|_write\w*|_crc32|_safe_\w+)|torch\.serialization|"
+                        r"safetensors|h5py|numpy\.lib\.\w*npyio|matplotlib\.(figure|backends)\.|imageio|soundfile|pyarrow\.\w*write)")),
+    (LOGGING, re.compile(r"^(logging|json\.(encoder|dumps?|_default)|csv)\b|tensorboard|wandb|mlflow")),
+)  # fmt: skip
+_LINES = (
+    (SAVING, re.compile(r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(""")),
+    (LOGGING, re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")),
+)
+COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
+_NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
+_CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
+_LAUNCH = "jax._src.dispatch.apply_primitive"  # waits for what runs; its Python takes as long as launching itself
+_READ = re.compile(r"^jax\._src\.(array\.ArrayImpl\._value|api\.block_until_ready)")
+_STEPS = ("forward", "backward", "optimizer", "compiled")
+_SHORT_STEPS = ("between",)  # of which no sample fell into a phase
+FLUSHES = ("os.fsync", "os.fdatasync")
+LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
+_CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
+BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
+
+
+def ledger_of(metrics: JobMetrics, ranks: Sequence[Rank] | None = None) -> Ledger:
+    """Return the ledger of the training steps after the warm-up; of some ranks, by default all."""
+    chosen = [rank for rank in (metrics.ranks if ranks is None else ranks) if rank.loop > 0 and len(rank.iterations)]
+    return Ledger(tuple(_Rows.of(rank, metrics).ledger for rank in chosen), source=metrics.name)
+
+
+def totals_of(metrics: JobMetrics) -> Totals | None:
+    """Return the sums of a profile's whole training loops; None without one."""
+    ranks = [_totals(rank, metrics) for rank in metrics.ranks if rank.loop > 0]
+    return Totals(tuple(ranks)) if ranks else None
+
+
+def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
+    """Divide a rank's loop: its parts are those of all steps, and what was taken out of each is in proportion to the rows."""
+    seconds: dict[str, float] = {}
+
+    def add(name: str, spent: float) -> None:
+        if spent > 0:
+            seconds[name] = seconds.get(name, 0.0) + spent
+
+    rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
+    declared = sum(rank.declared.values())
+    for part in parts.PARTS:
+        left = rank.slices[part.key]
+        if part.key == "gc":
+            add(COLLECTING, left)
+            continue
+        whole = rows.base(part.key) if rows else 0.0
+        for (name, key), row in rows.taken.items() if rows and whole > 0 else ():
+            if key == part.key and name != COLLECTING:
+                share = min(float(row.sum()) / whole, 1.0)
+                add(name, rank.slices[key] * share)
+                left -= rank.slices[key] * share
+        left = max(left, 0.0)
+        if part.key == parts.DECLARED and declared > 0:
+            for name, spent in rank.declared.items():
+                add(f"{PHASE}{shorten(name, 40)}", left * spent / declared)
+        elif part.key in (BETWEEN, OUTSIDE):
+            add(OTHER if _sampled(rank, metrics.samples) else UNSEEN, left)
+        else:
+            add(_NAMES.get(part.key, part.key), left)
+    return RankTotals(rank.name, rank.train_steps, seconds)
+
+
+def _sampled(rank: Rank, samples: Samples) -> bool:
+    return any(one.process == rank.name for one in samples.stacks)
+
+
+@attrs.frozen
+class _Recorded:
+    """A record, its activity, the parts that it may have interrupted, and how much longer all like it took together."""
+
+    record: Record
+    name: str
+    from_parts: tuple[str, ...]
+    scale: float
+
+    @property
+    def start(self) -> float:
+        """Start, seconds since the epoch."""
+        return self.record.start
+
+
+@attrs.define(eq=False)
+class _Rows:
+    """The rows of one rank, each from the end of a training step to the end of the next, while they are divided.
+
+    Attributes:
+        rank: the rank.
+        steps: number of the training step that ends each row.
+        start: seconds since the epoch.
+        left: part → seconds of each row that nothing has been taken out of yet.
+        taken: (activity, part) → seconds of each row that were taken out of the part.
+        other: activity of what is left beside the phases.
+        timed: file and line of the calls that were recorded one by one.
+    """
+
+    rank: Rank
+    steps: Ints
+    start: Floats
+    left: dict[str, Floats]
+    taken: dict[tuple[str, str], Floats] = attrs.field(factory=dict)
+    other: str = OTHER
+    timed: set[tuple[str, int]] = attrs.field(factory=set)
+
+    @classmethod
+    def of(cls, rank: Rank, metrics: JobMetrics, *, warm: bool = True) -> _Rows:
+        found = rows_of_rank(rank, warm=warm)
+        left = {key: found.seconds[at].copy() for at, key in enumerate(row_keys())}
+        rows = cls(rank, found.index, found.start, left)
+        rows.other = OTHER if _sampled(rank, metrics.samples) else UNSEEN
+        rows._take_collections()
+        seen = SeenCode.of(metrics)
+        rows._take_records(metrics, seen.writers())
+        rows._take_samples(seen)
+        return rows
+
+    @property
+    def ledger(self) -> RankLedger:
+        """The division as a ledger."""
+        seconds: dict[str, Floats] = {}
+        named = {key: _NAMES.get(key, key) for key in self.left}
+        named |= dict.fromkeys((BETWEEN, OUTSIDE), self.other)
+        declared = next(iter(self.rank.declared), "")
+        named[parts.DECLARED] = f"{PHASE}{shorten(declared, 40)}" if declared else parts.DECLARED
+        for name, spent in [*((named[key], row) for key, row in self.left.items()),
+                            *((name, row) for (name, _), row in self.taken.items())]:  # fmt: skip
+            seconds[name] = seconds[name] + spent if name in seconds else spent
+        length = np.sum(list(seconds.values()), axis=0) if seconds else np.zeros(len(self.steps))
+        return RankLedger.of(self.rank.name, self.steps, length, seconds)
+
+    def base(self, key: str) -> float:
+        """Return the seconds of a part, without collections, before anything else was taken out of it."""
+        if key not in self.left:
+            return 0.0
+        more = sum(float(row.sum()) for (name, part), row in self.taken.items() if part == key and name != COLLECTING)
+        return float(self.left[key].sum()) + more
+
+    def _take(self, name: str, wanted: Floats, from_parts: Sequence[str]) -> None:
+        """Take seconds of each row out of parts, as far as these have them."""
+        wanted = np.maximum(np.nan_to_num(wanted), 0.0)
+        for key in from_parts:
+            found = np.minimum(self.left[key], wanted)
+            if found.any():
+                self.left[key] = self.left[key] - found
+                wanted = wanted - found
+                before = self.taken.get((name, key))
+                self.taken[name, key] = found if before is None else before + found
+
+    def _take_collections(self) -> None:
+        iterations = self.rank.iterations
+        collected = self._placed(iterations.index, iterations.gc)
+        if not collected.any():
+            return
+        waits = self.rank.gc_in_wait / self.rank.gc if self.rank.gc > 0 else 0.0
+        self._take(COLLECTING, collected * min(waits, 1.0), ("wait",))
+        missing = collected - sum(
+            (row for (name, _), row in self.taken.items() if name == COLLECTING), np.zeros(len(collected))
+        )
+        self._take(COLLECTING, missing, (OUTSIDE, BETWEEN, parts.DECLARED, "backward", "forward", "optimizer", "compiled", EVALUATION, "wait"))  # fmt: skip
+
+    def _placed(self, index: Ints, values: Floats) -> Floats:
+        found = np.zeros(len(self.steps))
+        at = np.minimum(np.searchsorted(self.steps, index), len(self.steps) - 1)
+        known = self.steps[at] == index
+        np.add.at(found, at[known], np.maximum(np.nan_to_num(values[known]), 0.0))
+        return found
+
+    def _take_records(self, metrics: JobMetrics, writers: Collection[tuple[str, str]]) -> None:
+        found = self._recorded(metrics, writers)
+        calls = sorted(
+            (one for one in found if one.record.calls == 1), key=lambda one: (one.start, -one.record.seconds)
+        )
+        spent = self._own_times(calls)
+        starts = np.asarray([one.start for one in calls], np.float64)
+        row = np.searchsorted(self.start, starts, side="right") - 1
+        inside = (row >= 0) & (starts <= (self.start + self.length)[np.maximum(row, 0)] + _CLOCK)
+        for kind in dict.fromkeys((one.name, one.from_parts) for one in calls):
+            wanted = np.zeros(len(self.steps))
+            mine = np.asarray([(one.name, one.from_parts) == kind for one in calls]) & inside
+            np.add.at(wanted, row[mine], spent[mine])
+            self._take(kind[0], wanted, kind[1])
+        for kind in dict.fromkeys((one.name, one.from_parts) for one in found):
+            summed = sum(
+                one.record.seconds * one.scale
+                for one in found
+                if one.record.calls > 1 and (one.name, one.from_parts) == kind
+            )
+            self._take(kind[0], self._spread(summed, kind[1]), kind[1])
+
+    def _recorded(self, metrics: JobMetrics, writers: Collection[tuple[str, str]]) -> list[_Recorded]:
+        """Return what was recorded by itself while the rank was in its loop."""
+        rank, found = self.rank, []
+        for phase, (name, from_parts) in RECORDED.items():
+            records = metrics.records.get(phase)
+            own = records.of(rank.name) if records else ()
+            kept = sum(one.seconds for one in own)
+            scale = max(records.seconds.get(rank.name, kept) / kept, 1.0) if records and kept > 0 else 1.0
+            for one in own:
+                known = isinstance(one.args.get("file"), str) and isinstance(one.args.get("line"), int)
+                if known and name in (SAVING, LOGGING):
+                    self.timed.add((str(one.args["file"]), int(one.args["line"])))
+                if one.seconds > 0 and rank.start <= one.start <= rank.end and not one.args.get("imported"):
+                    again = phase == event_names.COMPILE and one.args.get("again") is True
+                    kind = AGAIN if again else LOGGING if flushes(one, writers) else name
+                    found.append(_Recorded(one, kind, from_parts, scale))
+        return found
+
+    def _own_times(self, calls: Sequence[_Recorded]) -> Floats:
+        """Return the seconds of calls without those inside them; evaluation in a callback is evaluation."""
+        if not calls:
+            return np.zeros(0)
+        start = np.asarray([one.start for one in calls], np.float64)
+        end = np.asarray([one.record.end for one in calls], np.float64)
+        spent = without_inner(start, end)
+        rows, called = (
+            self.rank.steps[self.rank.steps.mode != TRAIN],
+            np.asarray([one.name == CALLBACKS for one in calls]),
+        )
+        if len(rows) and called.any():
+            begin = rows.start / 1e6 - rows.seconds("wait")
+            evaluated = Covered.by(begin, np.maximum(rows.end / 1e6, begin)).within(start, end)
+            spent = np.where(called, np.maximum(spent - evaluated, 0.0), spent)
+        return np.asarray(spent * [one.scale for one in calls])
+
+    @property
+    def length(self) -> Floats:
+        """Seconds of each row."""
+        taken = list(self.taken.values())
+        return np.asarray(np.sum([*self.left.values(), *taken], axis=0))
+
+    def _spread(self, seconds: float, from_parts: Sequence[str]) -> Floats:
+        """Return the seconds of each row of many short calls, of which only the sum is known."""
+        weight = np.zeros(len(self.steps))
+        for key in from_parts:  # the first of the parts that hold all of it
+            weight = weight + self.left[key]
+            if weight.sum() >= seconds:
+                break
+        total = float(weight.sum())
+        return weight * (min(seconds / max(self.rank.scale, 1.0), total) / total) if total > 0 else weight
+
+    def _take_samples(self, seen: SeenCode) -> None:
+        """Take out what samples beside the phases show, in proportion to the time that the rows have there."""
+        keys, found = (OUTSIDE, EVALUATION, BETWEEN), dict[str, float]()
+        for one in seen.samples.stacks:
+            if one.process == self.rank.name and one.phase in BESIDE_THE_PHASES:
+                name = seen.activity(one)
+                timed = self.timed if name in (SAVING, LOGGING) else ()
+                if name and not is_timed(one.places[-1] if one.places else None, timed):
+                    found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
+        held = sum(float(self.left[key].sum()) for key in keys)
+        fits = min(held / max(sum(found.values()), 1e-12), 1.0)
+        for name, seconds in found.items():
+            whole = sum(float(self.left[key].sum()) for key in keys)
+            for key in keys if whole > 0 else ():
+                self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
+
+
+@attrs.frozen(eq=False)
+class SeenCode:
+    """Meaning of samples in lines beside the phases of a step, whose calls no record times.
+
+    Attributes:
+        samples: all samples.
+        has_device: the job has GPUs, so that copies to them are worth a name.
+        loops: file and function of the training loops whose own iterators make their batches; empty if a loader is watched.
+        blocked: lines in which JAX launches an operation and waits: hardly any of their time is its Python, and they take
+            longer than hundreds of launches.
+        has_callbacks: callbacks are timed, so that samples of them are known already.
+    """
+
+    samples: Samples
+    has_device: bool = False
+    loops: frozenset[tuple[str, str]] = frozenset()
+    blocked: frozenset[Place] = frozenset()
+    has_callbacks: bool = False
+
+    @classmethod
+    def of(cls, metrics: JobMetrics) -> SeenCode:
+        """Return what the samples of a job are read with."""
+        stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
+        if not any(rank.has_waits for rank in metrics.ranks):
+            phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
+            loops = frozenset(
+                (one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places
+            )
+        steps = sum(rank.train_steps for rank in metrics.ranks)
+        lines: dict[Place, list[float]] = {}
+        for one in stacks:
+            if one.places and one.phase in BESIDE_THE_PHASES:
+                spent = lines.setdefault(one.places[-1], [0.0, 0.0])
+                spent[one.leaf == _LAUNCH] += one.seconds
+        blocked = frozenset(
+            place for place, (python, launch) in lines.items()
+            if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
+        )  # fmt: skip
+        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, event_names.CALLBACK in metrics.records)
+
+    def maker(self, one: Sampled) -> Place | None:
+        """Return the function from which the loop's header gets its next batch, if the stack is in one."""
+        for caller, callee in zip(one.places, one.places[1:], strict=False):
+            if (caller.file, caller.function) in self.loops and _NEXT_BATCH.search(self.samples.source(caller)):
+                return callee
+        return None
+
+    def activity(self, one: Sampled) -> str:
+        """Return the activity that a stack shows; "" if it shows none."""
+        if self.loops and not one.long and self.maker(one) is not None:
+            return MAKING
+        if _READ.search(one.leaf) or (one.leaf == _LAUNCH and one.places[-1:] and one.places[-1] in self.blocked):
+            return RUNNING
+        for name, pattern in _LEAVES:
+            if pattern.search(one.leaf):
+                return name
+        source = self.samples.source(one.places[-1]) if one.places else ""
+        if LOOPS.search(source):
+            return ""
+        if self.has_device and COPIES.search(source):
+            return COPYING
+        name = next((name for name, pattern in _LINES if pattern.search(source)), "")
+        return name or (CALLBACKS if self.callback(one) is not None else "")
+
+    def callback(self, one: Sampled) -> Place | None:
+        """Return the method of a trainer's callback that a stack is in; None if it is in none, or callbacks are timed."""
+        if self.has_callbacks:
+            return None
+        return next((place for place in one.places if _CALLBACK.search(place.function)), None)
+
+    def writers(self) -> frozenset[tuple[str, str]]:
+        """Return the name of the file and the function of lines that write text: to flush it is no checkpoint."""
+        places = [one.places[-1] for one in self.samples.stacks if one.places and one.phase in BESIDE_THE_PHASES and self.activity(one) == LOGGING]  # fmt: skip
+        return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
+
+
+def flushes(one: Record, writers: Collection[tuple[str, str]]) -> bool:
+    """Return whether a record is the disk that a function waits for after it wrote text."""
+    file = str(one.args.get("file", "")).rpartition("/")[2]
+    return one.name in FLUSHES and (file, str(one.args.get("function", "")).rpartition(".")[2]) in writers
+
+
+def is_timed(place: Place | None, timed: Collection[tuple[str, int]]) -> bool:
+    """Return whether a line's call was timed; samples may name files relative to the folder of the job."""
+    return place is not None and any(
+        place.line == line and (file == place.file or file.endswith(f"/{place.file}")) for file, line in timed
+    )
+
+
+def row_keys() -> tuple[str, ...]:
+    """Return the parts of a row: those of an iteration, what is left of its step, and evaluation before it."""
+    return (*parts.iteration_keys(), BETWEEN, EVALUATION)
+
+
+AFTER = np.iinfo(np.int64).max  # in place of the number of a step: the row after the last one
+
+
+@attrs.frozen(eq=False)
+class LoopTable:
+    """The loop after its warm-up, averaged over ranks.
+
+    A row lasts from the end of a training step to the end of the next, with any evaluation between them. A last row
+    holds what follows the last training step.
+
+    Attributes:
+        index: number of the training step that ends each row, ascending; AFTER for the last row.
+        seconds: shape (parts, rows), in the order of `row_keys()`; never negative.
+        loop: seconds of the whole loop with its warm-up.
+    """
+
+    index: Ints
+    seconds: Floats
+    loop: float
+
+    @property
+    def steps(self) -> int:
+        """Training steps among the rows."""
+        return len(self.index) - 1
+
+    def of(self, key: str) -> Floats:
+        """Return the seconds of one part."""
+        return np.asarray(self.seconds[row_keys().index(key)])
+
+    @property
+    def length(self) -> Floats:
+        """Seconds of each row."""
+        return np.asarray(self.seconds.sum(axis=0))
+
+    @property
+    def training(self) -> Floats:
+        """Seconds of each row without evaluation."""
+        return self.length - self.of(EVALUATION)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all rows."""
+        return float(self.seconds.sum())
+
+
+@attrs.frozen(eq=False)
+class RankRows:
+    """The rows of one rank.
+
+    Attributes:
+        index: number of the training step that ends each row, ascending; AFTER for the last row.
+        start: seconds since the epoch.
+        seconds: shape (parts, rows), in the order of `row_keys()`.
+    """
+
+    index: Ints
+    start: Floats
+    seconds: Floats
+
+
+def loop_table(ranks: Sequence[Rank]) -> LoopTable | None:
+    """Return the table of some ranks; None with too few training steps."""
+    found = [rows_of_rank(rank) for rank in ranks if len(rank.iterations) >= thresholds.MIN_STEPS and rank.loop > 0]
+    if not found:
+        return None
+    common = reduce(np.intersect1d, [rows.index for rows in found])
+    if len(common) <= thresholds.MIN_STEPS:
+        return None
+    whole = np.zeros((len(row_keys()), len(common)))
+    for rows in found:
+        whole += rows.seconds[:, np.searchsorted(rows.index, common)] / len(found)
+    if whole.sum() <= 0:
+        return None
+    return LoopTable(common, whole, float(np.mean([rank.loop for rank in ranks if rank.loop > 0])))
+
+
+def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
+    """Return the rows of one rank, by default without those of the warm-up."""
+    keys, iterations = row_keys(), rank.iterations
+    rows = np.flatnonzero(rank.train)
+    ends = np.nan_to_num(rank.steps.end / 1e6)
+    length = np.maximum(np.diff(ends[rows]), 0.0)
+    length[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    whole_step = np.zeros(len(length), np.bool_)
+    whole_step[iterations.place - 1] = True
+    evaluated = ~whole_step & (np.diff(rows) > 1)
+    table, measured = _recorded(rank, length)
+    total = float(table.sum())
+    usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
+    training = np.where(evaluated, np.minimum(length, float(np.median(iterations.length))), length)
+    table[:, ~measured] = usual[:, None] * training[~measured]
+    attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
+    # rows that are neither are steps that are not judged
+    keep = (
+        (whole_step | evaluated)
+        & (attempt[1:] == attempt[:-1])
+        & (np.arange(1, len(rows)) >= (thresholds.WARM_UP_STEPS if warm else 0))
+    )
+    beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
+    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
+    table[keys.index(EVALUATION)] += beside * share
+    table[keys.index(OUTSIDE)] += beside * (1 - share)
+    waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)
+    waited = np.clip(np.nan_to_num(waited), 0.0, table[keys.index(OUTSIDE)])  # for the first batch after an evaluation
+    table[keys.index("wait")] += waited
+    table[keys.index(OUTSIDE)] -= waited
+    last = np.zeros((len(keys), 1))
+    last[keys.index(EVALUATION)] = after * share
+    index = np.flatnonzero(keep) + 1
+    index = np.append(index if rank.judged is None else rank.judged.index[rows][index], AFTER)
+    return RankRows(index, ends[rows][np.append(keep, True)], np.concatenate([table[:, keep], last], axis=1))
+
+
+def _recorded(rank: Rank, length: Floats) -> tuple[Floats, Mask]:
+    """Return the recorded parts of each row, cut to its length, and which rows have any."""
+    iterations, keys = rank.iterations, row_keys()
+    table, measured = np.zeros((len(keys), len(length))), np.zeros(len(length), np.bool_)
+    place = iterations.place[iterations.known] - 1
+    for number, key in enumerate(parts.iteration_keys()):
+        table[number, place] = np.maximum(np.nan_to_num(iterations.of(key)[iterations.known]), 0.0)
+    measured[place] = True
+    spent = table.sum(axis=0)
+    table *= np.where(spent > length, length / np.maximum(spent, 1e-12), 1.0)
+    table[keys.index(BETWEEN)] = np.where(measured, np.maximum(length - table.sum(axis=0), 0.0), 0.0)
+    return table, measured

@@ -1,0 +1,272 @@
+"""A training loop as seconds by activity and step, and what repairs save of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.ledger import Ledger
+from sm_profiler.diagnosis.whatif import Interval
+from sm_profiler.formats.columns import Floats, Ints, Mask
+
+EVALUATION = "evaluation"
+MAX_BLOCKS = 2_000  # bounds the time for long jobs
+SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
+
+
+@attrs.frozen(eq=False)
+class Saving:
+    """Seconds that a repair saves.
+
+    Attributes:
+        seconds: of each row of the loop.
+        low, high: factors of the saving if the repair works less well, or better, than usual; low <= 1 <= high.
+        taken: activities that the seconds are taken from, in this order; none: from all in proportion.
+        strict: take them from these activities only.
+        certain: factor of what is saved in any case; default: `low`.
+    """
+
+    seconds: Floats
+    low: float = 1.0
+    high: float = 1.0
+    taken: tuple[str, ...] = ()
+    strict: bool = False
+    certain: float | None = None
+
+    def at_most(self, seconds: float) -> Saving:
+        """Return the saving with no more seconds in all than these, in any case."""
+        total = float(self.seconds.sum())
+        if total <= 0 or total * self.high <= seconds:
+            return self
+        part = min(max(seconds, 0.0) / total, 1.0)
+        value = total * part
+        low = min(self.low * total / value, 1.0) if value > 0 else 1.0
+        return attrs.evolve(
+            self, seconds=self.seconds * part, low=low, high=max(seconds / value, 1.0) if value > 0 else 1.0
+        )
+
+    @classmethod
+    def of_scenarios(cls, scenarios: Sequence[Floats], taken: tuple[str, ...]) -> Saving:
+        """Return the saving of a model's scenarios: at least, usually, and at most, from these activities only."""
+        low, value, high = (np.maximum(one, 0.0) for one in scenarios)
+        total = float(value.sum())
+        if total <= 0:
+            return cls(value, taken=taken, strict=True)
+        return cls(value, min(float(low.sum()) / total, 1.0), max(float(high.sum()) / total, 1.0), taken, strict=True)
+
+
+def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[str, ...]) -> Saving:
+    """Return what is saved of an activity that keeps a part of a step, at worst, usually and at best.
+
+    Args:
+        spent: seconds of each row.
+        others: seconds of all rows without the activity.
+        kept: share of the step that the activity still takes after the repair.
+        taken: names of the activity.
+    """
+    total = max(float(spent.sum()), 1e-12)
+    return Saving.of_scenarios([spent * max(1 - part / (1 - part) * others / total, 0.0) for part in kept], taken)
+
+
+@attrs.frozen(eq=False)
+class Loop:
+    """The steps of a loop, averaged over ranks, as they are or after some repairs.
+
+    Attributes:
+        index: number of the training step that ends each row; the last row holds what follows the last step.
+        left: activity → seconds of each row.
+        length: seconds of each row before any repair.
+        whole: seconds of the whole loop.
+        idle: seconds in which the device is idle; nothing that the host does beside its work costs more.
+        saved: share of the loop that the repairs so far save.
+        long: rows that are rare exceptions; what they take beyond usual rows is no property of an activity.
+        slow: rows since the steps became slower; the same.
+        least: activity → seconds of each row on the rank that spends least on it, if ranks delay each other.
+    """
+
+    index: Ints
+    left: Mapping[str, Floats]
+    length: Floats
+    whole: float
+    idle: float = math.inf
+    saved: float = 0.0
+    long: Mask | None = None
+    slow: Mask | None = None
+    least: Mapping[str, Floats] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None) -> Loop | None:
+        """Return the loop of a ledger; None with too few common steps.
+
+        Args:
+            ledger: the ledger.
+            idle: share of the time in which the device is idle.
+            whole: seconds of the whole loop, if the ledger lacks some of its steps.
+        """
+        if len(ledger.common_steps) <= limits.MIN_STEPS:
+            return None
+        names = [name for name in ledger.totals.activities if name]
+        left = {name: ledger.table(name).mean(axis=0) for name in names}
+        length = np.asarray(np.sum(list(left.values()), axis=0))
+        total = float(length.sum())
+        if total <= 0:
+            return None
+        found = cls(ledger.common_steps, left, length, total if whole is None else whole)
+        return attrs.evolve(found, idle=idle * total if idle < 1 else math.inf)
+
+    @property
+    def steps(self) -> int:
+        """Training steps among the rows."""
+        return len(self.index) - 1
+
+    def of_activity(self, *names: str) -> Floats:
+        """Return the seconds of some activities in each row."""
+        rows = [self.left[name] for name in names if name in self.left]
+        return np.asarray(np.sum(rows, axis=0)) if rows else np.zeros(len(self.index))
+
+    def usual(self, *names: str) -> Floats:
+        """Return the seconds of some activities as all steps and ranks have them: without what is an exception."""
+        seconds = self.of_activity(*names)
+        if any(name in self.least for name in names):
+            seconds = np.minimum(seconds, np.sum([self.least[name] for name in names if name in self.least], axis=0))
+        for rows in (self.long, self.slow):
+            if rows is not None and rows.any() and not rows.all():
+                seconds = np.where(rows, np.minimum(seconds, np.median(seconds[~rows])), seconds)
+        return seconds
+
+    @cached_property
+    def now(self) -> Floats:
+        """Seconds of each row."""
+        return np.asarray(np.sum(list(self.left.values()), axis=0))
+
+    @property
+    def training(self) -> Floats:
+        """Seconds of each row without evaluation."""
+        return self.now - self.of_activity(EVALUATION)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all rows."""
+        return float(self.now.sum())
+
+    def share(self, *names: str) -> float:
+        """Return the share that some activities have of the loop as it was."""
+        return float(self.of_activity(*names).sum() / self.length.sum())
+
+    def named(self, part: str) -> tuple[str, ...]:
+        """Return the activities of a part of a step."""
+        if part == "declared":
+            return tuple(name for name in self.left if name.startswith("phase "))
+        return {
+            "wait": ("waiting for data",),
+            "outside": ("other code", "unseen"),
+            "between": ("other code", "unseen"),
+        }.get(part, (part,))
+
+    def placed(self, index: Ints, values: Floats) -> Floats:
+        """Return values of numbered steps at their rows, 0 elsewhere and for what is not finite and positive."""
+        found = np.zeros(len(self.index))
+        at = np.minimum(np.searchsorted(self.index, index), len(self.index) - 1)
+        known = self.index[at] == index
+        found[at[known]] = np.maximum(np.nan_to_num(values[known]), 0.0)
+        return found
+
+    def without(self, saving: Saving) -> tuple[Loop, Floats]:
+        """Return the loop after a repair, and the seconds of each row that it saves: no second is saved twice."""
+        left, missing = dict(self.left), np.maximum(np.nan_to_num(saving.seconds), 0.0)
+        held = np.zeros(len(missing))
+        for name in saving.taken:
+            row = left.get(name)
+            if row is not None:
+                found = np.minimum(row * limits.MOST_SAVED, missing)
+                left[name], missing, held = row - found, missing - found, held + found
+        if not saving.strict:  # what these activities never held lies in others
+            rest = np.asarray(
+                np.sum([row for name, row in left.items() if name not in saving.taken] or [held * 0], axis=0)
+            )
+            share = np.where(rest > 0, np.minimum(missing / np.where(rest > 0, rest, 1.0), limits.MOST_SAVED), 0.0)
+            left |= {name: row * (1 - share) for name, row in left.items() if name not in saving.taken}
+            held = held + rest * share
+        saved = float(held.sum() / self.length.sum())
+        idle = max(self.idle - float(held.sum()), 0.0)
+        return attrs.evolve(self, left=left, idle=idle, saved=self.saved + saved), held
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Blocks of the rows as they were."""
+        return Blocks.of(self.length)
+
+    def gain(self, saving: Saving) -> tuple[Loop, Interval, float]:
+        """Return the loop after a repair, the share of the loop that it saves, and the share that it certainly saves.
+
+        The interval covers what another run of the training would show; the certain share is a matter of this run alone.
+        """
+        after, rows = self.without(saving)
+        seconds, whole = self.blocks.sums(rows), self.blocks.seconds
+        total = float(whole.sum())
+        value = float(seconds.sum()) / total
+        certain = value * (saving.low if saving.certain is None else saving.certain)
+        # This run is as it was; the repaired one has other draws of what is left of each step.
+        below, above = self.blocks.error_of_mean(whole - seconds)
+        mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
+        low = value - math.hypot(above / mean, noise, value * (1 - saving.low))
+        high = value + math.hypot(below / mean, noise, value * (saving.high - 1))
+        most = max(limits.MOST_SAVED - self.saved, value)
+        return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
+
+    @cached_property
+    def spread(self) -> float:
+        """Difference of the median step between segments of the loop, as a share: drift and other load."""
+        rows = self.length[: self.steps] - self.of_activity(EVALUATION)[: self.steps]
+        if len(rows) < SEGMENTS:
+            return limits.REPEAT
+        medians = np.asarray([np.median(one) for one in np.array_split(rows, SEGMENTS)])
+        mean = float(medians.mean())
+        found = float(medians.std()) / mean if mean > 0 else 0.0
+        return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
+
+
+@attrs.frozen(eq=False)
+class Blocks:
+    """Blocks of consecutive rows of a loop.
+
+    Attributes:
+        starts: first row of each block.
+        sizes: number of rows of each block.
+        seconds: seconds of each block.
+        weights: how often each block is drawn in each round; shape (rounds, blocks).
+    """
+
+    starts: Ints
+    sizes: Floats
+    seconds: Floats
+    weights: Floats
+
+    @classmethod
+    def of(cls, lengths: Floats) -> Blocks:
+        """Cut rows into blocks of about the cube root of their number, because neighbours resemble each other."""
+        count = len(lengths)
+        size = max(round(count ** (1 / 3)), -(-count // MAX_BLOCKS), 1)
+        starts = np.arange(0, count, size, dtype=np.int64)
+        draw = np.random.default_rng(limits.SEED)
+        weights = draw.multinomial(len(starts), np.full(len(starts), 1 / len(starts)), limits.ROUNDS)
+        sizes = np.diff(starts, append=count).astype(np.float64)
+        return cls(starts, sizes, np.add.reduceat(lengths, starts), weights.astype(np.float64))
+
+    def sums(self, rows: Floats) -> Floats:
+        """Return sums over the rows of each block; rows are the last axis."""
+        return np.asarray(np.add.reduceat(rows, self.starts, axis=-1))
+
+    def error_of_mean(self, seconds: Floats) -> tuple[float, float]:
+        """Return how far below and above its value the mean of a row may lie, of some seconds of each block."""
+        drawn = self.weights @ self.sizes
+        means = (self.weights @ seconds) / np.maximum(drawn, 1.0)
+        value = float(seconds.sum() / self.sizes.sum())
+        tail = (1 - limits.INTERVAL) / 2
+        low, high = np.quantile(means, (tail, 1 - tail))
+        return max(value - float(low), 0.0), max(float(high) - value, 0.0)

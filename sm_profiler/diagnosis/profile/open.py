@@ -1,0 +1,119 @@
+"""Verdicts on profiles that hold too little to judge, and what could not be judged."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.damage import disk_failure
+from sm_profiler.diagnosis.model import Evidence, Finding
+from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
+from sm_profiler.formatting import plural
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.unrecorded import how_to_record, why_no_steps
+
+MAX_GPUS = 4  # in a sentence
+
+
+def inconclusive(case: Case) -> Finding:
+    """Return why nothing can be said, and what to do about it."""
+    metrics = case.metrics
+    steps = sum(int(rank.train.sum()) for rank in metrics.ranks)
+    evidence = [Evidence("training steps recorded", steps, thresholds.MIN_STEPS, held="judged from")]
+    gpu, cpu = case.gpu_mean, metrics.mean_of("cpu")
+    if gpu is not None:
+        evidence.append(Evidence("mean GPU use", round(gpu, 1), limits.BUSY, unit="percent", held="good from"))
+    if cpu is not None:
+        evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
+    if metrics.ranks:
+        text, advice = _too_few(case, steps)
+    elif metrics.ending.first_file_s is not None and not metrics.metadata:
+        text = "Nothing is recorded as a whole yet: the job is still running."
+        advice = (
+            f"The first file closes in {metrics.ending.first_file_s:.0f} s. 'sm-profiler watch' and 'sm-profiler serve' read open files, "
+            "and 'sm-profiler report --follow' waits for them."
+        )
+    elif failure := disk_failure(metrics.metadata):
+        text = f"The hook was on, but no training step could be stored: {failure}."
+        advice = (
+            "Free space on the disk of LocalPath, or name another one. SM_PROFILER_LOCAL_MAX limits what a profile keeps "
+            "there."
+        )
+    elif metrics.metadata:
+        text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
+        advice = (
+            "Look into the script's output for an error in its first step. Steps that the hook does not recognize can be marked "
+            "with 'with hook.step():'."
+        )
+    elif metrics.system.rows and metrics.ending.launched:
+        text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
+        advice = (
+            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
+        )
+        if metrics.running:
+            text = "No training step has been seen so far; the job is still running."
+            advice = "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin."
+    elif metrics.system.rows:
+        seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
+        why, advice = why_no_steps(metrics)
+        text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for. {why}".rstrip()
+    else:
+        text = "There is no data to judge: neither system metrics nor training steps were found."
+        advice = (
+            "Check that the profiler was on (profiler_config of the estimator, or 'sm-profiler run') and that SOURCE is its "
+            "output."
+        )
+    return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
+
+
+def _too_few(case: Case, recorded: int) -> tuple[str, str]:
+    """Return the headline and the advice for a loop that is too short."""
+    metrics = case.metrics
+    judged = max((len(rank.iterations) for rank in metrics.ranks), default=0)
+    if not recorded:
+        text = "No training step was recorded, only evaluation."
+    else:
+        text = (
+            f"Too few training steps to judge: {thresholds.MIN_STEPS:.0f} steps from one to the next are needed, and of "
+            f"{plural(recorded, 'recorded step')} {judged} can be judged."
+        )
+    if metrics.running:
+        return (
+            text,
+            "The job is still running: 'sm-profiler watch' and 'sm-profiler report --follow' keep the report current.",
+        )
+    if metrics.ending.failed:
+        return text, "Repair the failure first: the job's log has the whole error. Then run at least 100 steps."
+    more = "at least 100 steps, for example by a higher limit of steps or more epochs"
+    windows = "; detailed windows, which are not judged, can begin later (--config)" if judged < recorded - 1 else ""
+    return text, f"Run {more}{windows}."
+
+
+def not_judged(case: Case) -> list[tuple[str, str]]:
+    """Return what could not be judged, each with the reason or what to switch on."""
+    metrics, missing = case.metrics, []
+    if not metrics.ranks:
+        missing.append(("the training loop", f"no steps recorded; {how_to_record(metrics)}"))
+    elif not case.waits_known:
+        why = "recorded in the dataloader window only; sm-profiler's hook records it for the whole loop"
+        missing.append(("waiting for data over the whole loop", NO_LOADER if metrics.metadata else why))
+    if metrics.others_gpus:
+        names = ", ".join(f"{device} of {node}" for node, device in metrics.others_gpus[:MAX_GPUS])
+        more = " and others" if len(metrics.others_gpus) > MAX_GPUS else ""
+        missing.append(("GPU use", f"the training used no GPU; other programs kept {names}{more} busy"))
+    elif not metrics.gpus:
+        missing.append(("GPU use", "no GPU metrics; a CPU instance, or the monitor found no driver"))
+    if len(metrics.ranks) > 1 and not any(rank.communication for rank in metrics.ranks):
+        missing.append(
+            (
+                "communication",
+                "no collectives recorded; they need a detailed window, or the timeline of Horovod or SMDDP",
+            )
+        )
+    if not metrics.system.rows:
+        missing.append(("system metrics", "none recorded; run the monitor with the job"))
+    if not metrics.memory and not np.isfinite(metrics.mean_of("memory") or np.nan):
+        missing.append(("memory growth", "no memory samples"))
+    return missing

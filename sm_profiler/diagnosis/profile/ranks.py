@@ -1,0 +1,368 @@
+"""Ranks that delay each other: one, each in turn, by collections at different steps, by communication, by unequal GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
+from sm_profiler.diagnosis.profile.computing import REST, part_of_share
+from sm_profiler.diagnosis.profile.ledger import COLLECTING
+from sm_profiler.diagnosis.profile.lines import (
+    in_loop,
+    lines_of_collections,
+    lines_of_collectives,
+    lines_of_rank,
+    lines_of_samples,
+)
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.formatting import duration, percent
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.step_fold import COMMUNICATION
+
+MEETINGS = ("backward", "optimizer", "outside")  # parts in which ranks wait for each other, the most usual one first
+
+
+def in_step(ranks: Sequence[Rank]) -> bool:
+    """Return whether the ranks wait for each other, so that their iterations are equally long; independent ones differ."""
+    lengths = np.asarray([rank.iterations.length.mean() for rank in ranks])
+    return bool(np.ptp(lengths) <= 0.15 * lengths.mean())
+
+
+def straggler(case: Case) -> Found | None:
+    """Find the rank that the others wait for: it has more work and waits less than they do."""
+    ranks = case.ranks
+    if len(ranks) <= 1 or not in_step(ranks):
+        return None
+    iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
+    work = [key for key in parts.iteration_keys() if key not in MEETINGS] + list(reversed(MEETINGS))
+    means = {key: np.asarray([rank.mean(key, without_stalls=False) for rank in ranks]) for key in work}
+    least = (
+        limits.SURELY * limits.FLOOR * iteration
+    )  # the jitter of a machine makes one of two ranks late by half as much
+    best: tuple[float, int, str, str] | None = None
+    for meeting in MEETINGS:
+        for part in work:
+            if part == meeting or part in MEETINGS[: MEETINGS.index(meeting)]:
+                continue
+            slowest = int(means[part].argmax())
+            excess = means[part][slowest] - _of_others(means[part], slowest)
+            waited = _of_others(means[meeting], slowest) - means[meeting][slowest]
+            lost = min(excess, waited)
+            if waited >= limits.MAJORITY * excess and (best is None or lost > best[0]):
+                best = lost, slowest, part, meeting
+        if best is not None and best[0] >= least:
+            break
+    if best is None or best[0] < least:
+        return None
+    lost, slowest, part, meeting = best
+    rank, share = ranks[slowest], lost / iteration
+    waits = np.asarray([case.core_wait_of(one) for one in ranks])
+    usual_wait = _of_others(waits, slowest)
+    without_core = float(waits[slowest] - usual_wait)
+    own, theirs = means[part][slowest], _of_others(means[part], slowest)
+    met, they_met = means[meeting][slowest], _of_others(means[meeting], slowest)
+    evidence = [
+        Evidence("time the other ranks wait for this one", round(share, 4), None, rank.name, "share"),
+        Evidence(f"mean time per step {parts.during(part)}", round(own * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms", "others"),
+        Evidence(
+            f"mean time per step {parts.during(meeting)}, where ranks meet", round(met * 1e3, 3), round(they_met * 1e3, 3),
+            rank.name, "ms", "others",
+        ),
+    ]  # fmt: skip
+    if without_core >= limits.FLOOR:
+        waited = round(float(waits[slowest]), 4), round(usual_wait, 4)
+        evidence.append(Evidence("time waiting for a core", *waited, rank.name, "share", "others"))
+    words = {
+        "rank": rank.name,
+        "own": duration(own),
+        "during": parts.during(part),
+        "theirs": duration(theirs),
+        "share": percent(share),
+        "process": f"node {rank.node}, process {rank.name}",
+    }
+    advice = {"wait": "straggler_input", "outside": "straggler_outside"}.get(part, "straggler_work")
+    # other processes on the machine may hit any rank, and another one the next time
+    low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else shared(case, share)
+    return Found(
+        "straggler", words, tuple(evidence), share, advice, partial(_as_others, case, slowest, share),
+        where=lines_of_rank(case.metrics, rank.name), ranks=(rank.name,), low=low,
+    )  # fmt: skip
+
+
+def shared(case: Case, share: float) -> str:
+    """Return why ranks may differ by chance: other programs keep them waiting for a core as long as they differ."""
+    return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
+
+
+def _of_others(values: Floats, which: int) -> float:
+    """Return the median of all ranks but one."""
+    return float(np.median(np.delete(values, which)))
+
+
+def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
+    """Replay the steps with a straggler that works like the median of the others."""
+    ranks = case.ranks
+    count = min((len(rank.iterations) for rank in ranks), default=0)
+    others = [number for number in range(len(ranks)) if number != slow]
+
+    def waited(key: str) -> float:
+        means = np.asarray([rank.mean(key, without_stalls=False) for rank in ranks])
+        return _of_others(means, slow) - float(means[slow])
+
+    meeting = max(MEETINGS, key=waited)
+    rows = _same_steps(ranks, count)
+    meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
+    work = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)]) - meet
+    work = np.maximum(np.nan_to_num(work), 0.0)
+    now = work.max(axis=0)
+    work[slow] = np.median(work[others], axis=0)
+    saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
+    length = float(ranks[slow].iterations.length[rows[slow]].sum())
+    replayed = float(saved.sum()) / length if length > 0 else 0.0
+    whole = loop.placed(ranks[slow].iterations.index[rows[slow]], saved)
+    if whole.sum() <= 0 or replayed <= 0:
+        return None
+    recorded = min(max(share / replayed, 0.5), 1.5)
+    grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
+    return Saving(whole, min(recorded, 1.0), max(recorded, 1.0), (*loop.named(grown), *loop.named(meeting)))
+
+
+def _same_steps(ranks: Sequence[Rank], count: int) -> list[Any]:
+    """Return the rows of the same iterations in all ranks: the first ones, or of samples the common ones."""
+    if all(rank.judged is None for rank in ranks):
+        return [slice(count)] * len(ranks)
+    common = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    return [np.searchsorted(rank.iterations.index, common) for rank in ranks]
+
+
+# --- in turn --------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(eq=False)
+class Delays:
+    """Time that the ranks of a job wait for the slowest one of each step, beyond what a rank that is always slow costs.
+
+    Attributes:
+        lost: seconds of each step.
+        slowest: number of the rank that each step waits for.
+        iteration: mean seconds of a step.
+        part: part of the step in which the slowest ranks do more than the others.
+        agreement: correlation of what a rank works more than the others with what it waits less, over all steps.
+    """
+
+    lost: Floats
+    slowest: Ints
+    iteration: float
+    part: str
+    agreement: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Lost time as a share of the steps."""
+        return float(self.lost.mean()) / self.iteration
+
+    @property
+    def usual_share(self) -> float:
+        """The same without the worst steps, which a busy machine has, too."""
+        kept = np.sort(self.lost)[: max(int(len(self.lost) * (1 - thresholds.RARE)), 1)]
+        return float(kept.mean()) / self.iteration
+
+    def by_rank(self, count: int) -> Floats:
+        """Return the share of the lost time that each rank causes."""
+        causes = np.bincount(self.slowest, self.lost, count)
+        return np.asarray(causes / max(float(causes.sum()), 1e-12))
+
+
+def shared_steps(ranks: Sequence[Rank]) -> Ints:
+    """Return the numbers of the steps whose phases all ranks recorded, without the warm-up."""
+    known = [rank.iterations.index[rank.iterations.known] for rank in ranks]
+    common: Ints = reduce(np.intersect1d, known)
+    return common[common >= thresholds.WARM_UP_STEPS]
+
+
+def find_delays(ranks: Sequence[Rank]) -> Delays | None:
+    """Compare the ranks step by step; None if they share too few steps.
+
+    The work of a rank is what it does from one meeting of the ranks to the next; each rank's usual work is subtracted. A
+    delay counts as far as the others wait at the meeting. Collections are left out.
+    """
+    steps = shared_steps(ranks)
+    if len(steps) <= thresholds.MIN_STEPS:
+        return None
+    order = ("outside", *(key for key in parts.iteration_keys() if key != "outside"))  # from the end of the step before
+    rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
+    table = np.asarray([[rank.iterations.of(key)[own] for key in order] for rank, own in zip(ranks, rows, strict=True)])
+    gc = np.asarray([rank.iterations.gc[own] for rank, own in zip(ranks, rows, strict=True)])
+    iteration = float(np.mean([rank.iterations.length[own].mean() for rank, own in zip(ranks, rows, strict=True)]))
+    if iteration <= 0:
+        return None
+    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in MEETINGS]
+    return max(found, key=lambda delays: delays.share)
+
+
+def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, iteration: float) -> Delays:
+    """Return the delays if the ranks meet in one part; `table` has the shape (ranks, parts, steps)."""
+    by_part = np.concatenate([table[:, :meeting, 1:], table[:, meeting + 1 :, :-1]], axis=1)
+    names = (*order[:meeting], *order[meeting + 1 :])
+    work = np.maximum(by_part.sum(axis=1) - gc[:, 1:], 0.0)
+    work -= work.mean(axis=1, keepdims=True)
+    met = table[:, meeting, 1:] - table[:, meeting, 1:].mean(axis=1, keepdims=True)
+    slowest = work.argmax(axis=0)
+    lost = np.clip(np.minimum(_beyond_others(work, slowest), -_beyond_others(met, slowest)), 0.0, None)
+    weight = lost / max(float(lost.sum()), 1e-12)
+    grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
+    return Delays(lost, slowest, iteration, names[int(np.argmax(grown))], _agreement(work, met))
+
+
+def _agreement(work: Floats, met: Floats) -> float:
+    """Return how well the ranks' work explains their waiting; shape (ranks, steps)."""
+    work, met = (np.nan_to_num(values - values.mean(axis=0)).ravel() for values in (work, met))
+    scale = float(np.sqrt((work @ work) * (met @ met)))
+    return -float(work @ met) / scale if scale > 0 else 0.0
+
+
+def _beyond_others(values: Floats, which: Ints) -> Floats:
+    """Return by how much one rank of each step exceeds the median of the others; shape (ranks, steps)."""
+    steps = np.arange(values.shape[1])
+    values = np.nan_to_num(values)
+    others = values.copy()
+    others[which, steps] = np.nan
+    return np.asarray(values[which, steps] - np.nanmedian(others, axis=0))
+
+
+def turns(case: Case) -> Found | None:
+    """Find steps in which the ranks wait for a slow one that is another each time."""
+    ranks = case.ranks
+    if len(ranks) <= 1 or not in_step(ranks):
+        return None
+    delays = find_delays(ranks)
+    # evenly divided work leaves half of it with two ranks
+    if delays is None or delays.usual_share < limits.SURELY * limits.FLOOR:
+        return None
+    causes, equal = delays.by_rank(len(ranks)), 1 / len(ranks)
+    most = int(causes.argmax())
+    if delays.agreement < limits.TOGETHER and delays.usual_share < limits.SURELY * limits.FLOOR + limits.REPEAT:
+        return None  # other load on the machine makes ranks late, too, but not those that work more
+    if causes[most] > equal + limits.MAJORITY * (1 - equal):
+        return None  # a single rank is at fault
+
+    def saves(loop: Loop) -> Saving | None:
+        """Spread the work of each step evenly over the ranks; at best, the delay disappears."""
+        lost = loop.placed(shared_steps(ranks)[1:], delays.lost)
+        if lost.sum() <= 0:
+            return None
+        lost *= delays.share * float(loop.length.sum()) / lost.sum()  # the phases of some steps were not recorded
+        usual = (2 - equal) / 2
+        return Saving(lost * usual, (1 - equal) / usual, 1 / usual)
+
+    evidence = (
+        Evidence("time the ranks wait for the slowest of a step", round(delays.share, 4), unit="share"),
+        Evidence("the same without the worst tenth of the steps", round(delays.usual_share, 4), unit="share"),
+        Evidence("agreement of work with waiting", round(delays.agreement, 3), unit="correlation"),
+        Evidence("delays caused by the rank that causes most", round(float(causes[most]), 4), None, ranks[most].name, "share"),
+        Evidence("mean delay of a step", round(float(delays.lost.mean()) * 1e3, 3), unit="ms"),
+    )  # fmt: skip
+    advice = {"wait": "turns_input", "outside": "turns_outside"}.get(delays.part, "turns_work")
+    return Found(
+        "turns", {"share": percent(delays.share), "during": parts.during(delays.part)}, evidence, delays.share, advice, saves,
+        where=lines_of_samples(case.metrics, lambda one: in_loop(one) and one.phase != "backward"),  # in which ranks meet
+        low=shared(case, delays.share),
+    )  # fmt: skip
+
+
+def collections_in_turn(case: Case) -> Found | None:
+    """Find garbage collections that hit ranks at different steps, so every rank waits for every collection."""
+    ranks = case.ranks
+    if len(ranks) <= 1 or not in_step(ranks):
+        return None
+    steps: Ints = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    if len(steps) < thresholds.MIN_STEPS:
+        return None
+    rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
+    spent = np.asarray([rank.iterations.gc[own] for rank, own in zip(ranks, rows, strict=True)])
+    length = float(np.mean([rank.iterations.length[own].sum() for rank, own in zip(ranks, rows, strict=True)]))
+    own = float(spent.sum(axis=1).max())
+    # a collection at the edge of a step may count for the next one, so two steps count as one, in either way
+    together = min(_slowest_of_pairs(spent[:, first:]) for first in (0, 1))
+    extra = (together - own) / length if length > 0 else 0.0
+    if extra <= 0:
+        return None
+    # to collect together gains about as much as not to collect
+    leads = extra * length >= limits.MAJORITY * own
+    share = min(together / length, 1.0) if leads else extra
+
+    def saves(loop: Loop) -> Saving | None:
+        """Leave rare collections at the same step of all ranks."""
+        found = [loop.placed(rank.iterations.index, rank.iterations.gc) for rank in ranks]
+        seconds = np.max(found, axis=0)
+        total = float(seconds.sum())
+        if total <= 0:
+            return None
+        least, value, most = limits.SAVED
+        scale = min(share * float(loop.length.sum()) / total, 1.0) * value
+        return Saving(seconds * scale, least / value, most / value, (COLLECTING, *REST, "backward", "optimizer"))
+
+    evidence = (
+        Evidence("time lost because collections differ in their steps", round(extra, 4), unit="share"),
+        Evidence("steps in which some rank collects", round(float((spent > 0).any(axis=0).mean()), 4), unit="share"),
+        Evidence("collections of a single rank, at most", round(own / length, 4), unit="share"),
+        Evidence("longest collection", round(float(spent.max()) * 1e3, 3), unit="ms"),
+    )
+    words = {"share": percent(together / length), "extra": percent(extra)}
+    return Found("gc_turns", words, evidence, share, saves=saves, where=lines_of_collections(case.metrics))
+
+
+def _slowest_of_pairs(spent: Floats) -> float:
+    """Return the sum of the slowest rank's collections over pairs of steps; shape (ranks, steps)."""
+    even = spent[:, : spent.shape[1] // 2 * 2]
+    return float(even.reshape(len(spent), -1, 2).sum(axis=2).max(axis=0).sum())
+
+
+def communication(case: Case) -> Found | None:
+    """Find loops that spend much of their steps in collectives."""
+    shares = []
+    for rank in case.ranks:
+        spent = rank.steps.seconds(COMMUNICATION)
+        rows = (spent > 0) & rank.train
+        if rows.sum() >= thresholds.MIN_STEPS:
+            shares.append(float(spent[rows].sum() / (rank.steps.duration[rows].sum() / 1e6)))
+    share = min(float(np.mean(shares)), 1.0) if shares else 0.0
+    if share < limits.HEALTHY_PHASE:  # they overlap the backward pass up to a third of the step
+        return None
+    evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
+    return Found(
+        "communication", {"share": percent(share)}, (evidence,), share,
+        saves=lambda loop: part_of_share(
+            loop, share, ("backward", "optimizer"), limits.HEALTHY_PHASE, sure=False
+        ),
+        doubt="computation may hide some of it", where=lines_of_collectives(case.metrics),
+    )  # fmt: skip
+
+
+def unbalanced(case: Case) -> Found | None:
+    """Find a node whose GPUs are used unevenly."""
+    by_node: dict[str, list[tuple[float, str]]] = {}
+    for gpu in case.metrics.gpus:
+        if math.isfinite(gpu.mean):
+            by_node.setdefault(gpu.node, []).append((gpu.mean, gpu.name))
+    node = max(by_node, key=lambda name: max(by_node[name])[0] - min(by_node[name])[0], default=None)
+    if node is None:
+        return None
+    (high, most_used), (low, least_used) = max(by_node[node]), min(by_node[node])
+    if high - low < limits.UNEVEN:
+        return None
+    mean = mean_or_none([value for value, _ in by_node[node]]) or 0.0
+    name = "difference between the most-utilized and the least-utilized GPU"
+    evidence = Evidence(name, round(high - low, 1), limits.UNEVEN, node, "percent")
+    words = {"node": node, "most": most_used, "high": f"{high:.0f}", "least": least_used, "low": f"{low:.0f}"}
+    return Found("unbalanced", words, (evidence,), 1 - mean / high if high else 0.0, error=0.0)

@@ -1,0 +1,392 @@
+"""The verdict on a profile: repair the cause that certainly saves most, ask the others again, until nothing is worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from msgspec.structs import astuple, replace
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
+from sm_profiler.diagnosis.confidence import Confidence, few_steps
+from sm_profiler.diagnosis.extensions import more_judges
+from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.causes import CAUSES, ProfileCause
+from sm_profiler.diagnosis.profile.computing import (
+    launches_unknown,
+    outside_share,
+    part_of_share,
+    waits_unseen,
+)
+from sm_profiler.diagnosis.profile.job import beginning_of
+from sm_profiler.diagnosis.profile.ledger import RUNNING, totals_of
+from sm_profiler.diagnosis.profile.lines import (
+    MODULE,
+    Shown,
+    function_of,
+    lines_of_samples,
+    outside_phases_of_loop,
+)
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
+from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
+from sm_profiler.folding.engine import error_line
+from sm_profiler.formatting import percent
+from sm_profiler.metrics import parts
+
+NO_SINGLE_CAUSE = "No single cause"
+SHARED = "Machine shared with other processes"
+NOTHING = Interval(0.0, 0.0, 0.0)
+LATE = (Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE)
+
+
+@attrs.frozen
+class Candidate:
+    """A cause that was recognized, or a finding of another package."""
+
+    cause: ProfileCause
+    found: Found
+    foreign: Finding | None = None
+
+
+@attrs.frozen
+class Ranked:
+    """A finding, and its worth: the share of the job that its repair certainly saves, if it is right."""
+
+    finding: Finding
+    certain: float
+
+
+def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
+    """Find the causes of lost time: of those recognized, the one whose repair certainly saves most leads.
+
+    It is repaired in the ledger, and the others are asked again, until nothing is worth it: symptoms vanish with their cause.
+
+    Args:
+        case: what there is to judge.
+        broken: receives the names of causes that raise, each with one line about the error; default: they may raise.
+    """
+    found = _recognized(case, broken)
+    ranked = rank_by_gain(found, case)
+    if not ranked:
+        busy = next((one.found for one in found if one.cause.kind is Class.COMPUTE_BOUND), None)
+        main = worded(Class.COMPUTE_BOUND, busy, case, Confidence("high" if case.ranks else "medium")) if busy else None
+        ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
+    main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
+    if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
+        main = _not_certain(main, "another finding costs about as much")
+    main, *also = (_after_start(one, case, alone=not also) for one in (main, *also))
+    return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
+
+
+def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
+    """Return all causes that are recognized, but for those of a loop that did not train."""
+    found = []
+    trained = not case.metrics.ranks or any(rank.train_steps for rank in case.metrics.ranks)
+
+    def tried(name: str, find: Callable[[], Candidate | None]) -> None:
+        try:
+            candidate = find()
+        except Exception as error:
+            if broken is None:
+                raise
+            broken[name] = error_line(error)
+            return
+        if candidate is not None and (trained or candidate.found.of == "job"):
+            found.append(candidate)
+
+    for cause in CAUSES:
+        tried(cause.name, lambda cause=cause: _candidate(cause, case))  # type: ignore[misc]
+    for judge in more_judges():
+        tried(judge.__name__, lambda judge=judge: _foreign(judge(case)))  # type: ignore[misc]
+    return found
+
+
+def _candidate(cause: ProfileCause, case: Case) -> Candidate | None:
+    found = cause.find(case)
+    return Candidate(cause, found) if found is not None else None
+
+
+def _foreign(finding: Finding | None) -> Candidate | None:
+    """Return a finding of another package as a candidate: its repair saves the share of the time that it names."""
+    if finding is None:
+        return None
+    found = Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
+    return Candidate(ProfileCause(finding.kind, lambda _: None), found, finding)
+
+
+def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
+    """Return the findings that are worth a repair, the one that certainly saves most first, with their gains."""
+    found = [one for one in found if not one.cause.kind.is_healthy]
+    stopped = [Ranked(_finding(one, case, 1.0), math.inf) for one in found if one.cause.stops]
+    growing = [one for one in found if one.cause.kind is Class.MEMORY_GROWTH]
+    growth = [Ranked(_finding(one, case, one.found.share), one.found.share) for one in growing]
+    others = [one for one in found if not one.cause.stops and one not in growing]
+    idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
+    ranked = [*growth, *_repaired([*idle, *(one for one in others if one.found.of == "loop")], case)]
+    left = case.metrics.duration - sum(one.finding.gain.seconds.value for one in ranked if one.finding.gain)
+    for one in others:
+        if one.found.of == "job":
+            ranked.append(of_job := _of_job(one, case, max(left, 0.0)))
+            left -= of_job.finding.gain.seconds.value if of_job.finding.gain else 0.0
+    return [*stopped, *sorted(ranked, key=lambda one: -one.certain)]
+
+
+def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
+    """Repair the best candidate, ask the others again, until none saves enough."""
+    loop, ranked, left = case.loop, [], list(candidates)
+    if loop is None:  # no steps to repair: the share of the time has to do
+        for one in left:
+            certain = one.found.share * limits.PART_SAVED_INDIRECT[0]
+            if one.found.of == "loop" and certain >= limits.FLOOR:
+                finding = _finding(one, case, certain)
+                ranked.append(Ranked(finding, certain * limits.PROBABILITY[finding.confidence]))
+        return ranked
+    loop = _exceptions(loop, candidates, case)
+    of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
+    while left:
+        tried = []
+        for one in left:
+            after, share, certain = loop.gain(_saving_of(one, case, loop))
+            sure = str(case.confidence(one.found, certain)) if one.foreign is None else one.foreign.confidence
+            tried.append((certain * limits.PROBABILITY[sure], after, share, certain, one))
+        worth, after, share, certain, best = max(tried, key=lambda row: row[0])
+        left.remove(best)
+        if certain < limits.FLOOR:
+            continue
+        if best.found.of == "loop":
+            gain = _gain(_possible(share, best), loop)
+            ranked.append(Ranked(replace(_finding(best, case, certain), gain=gain), worth * of_job))
+        loop = after
+    return ranked
+
+
+def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:
+    """Return the loop with what is known about exceptions: rare long rows, rows that are slower, ranks that are late."""
+    slow = None
+    kinds = {one.cause.kind for one in candidates}
+    if Class.FAIL_SLOW in kinds and (change := largest_slowdown(case)) is not None:
+        slow = slow_since(loop, int(change[1].iterations.index[change[2].at]))
+    least = {}
+    if not kinds.isdisjoint(LATE):
+        least = {name: case.ledger.table(name).min(axis=0) for name in loop.left}
+    return attrs.evolve(loop, long=long_rows(case, loop), slow=slow, least=least)
+
+
+def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
+    """Return what the repair of a candidate saves: on the host, no more than the time in which the device is idle."""
+    saving = one.found.saves(loop) if one.found.saves else None
+    if saving is None:
+        saving = part_of_share(loop, one.found.share, sure=not one.found.doubt)
+    host = one.cause.on_host
+    if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish
+        host = not any(rank.on_device for rank in case.ranks)
+    if not host or not np.isfinite(loop.idle):
+        return saving
+    if one.cause.kind is not Class.HOST_BOUND:  # larger batches fill the GPU
+        saving = saving.at_most(loop.idle + limits.FLOOR * loop.total)  # use is sampled, short pauses count as use
+    total = float(saving.seconds.sum())
+    certain = saving.low if saving.certain is None else saving.certain
+    bound = max(loop.idle - limits.SURELY * limits.FLOOR * float(loop.length.sum()), 0.0) / total if total > 0 else 0.0
+    return attrs.evolve(saving, certain=min(certain, bound))
+
+
+def _possible(share: Any, one: Candidate) -> Interval:
+    """Return what a repair saves: of a larger batch, no more than a step costs for each sample."""
+    most = 1 - 1 / limits.BATCH_LARGER if one.found.larger_batch else 1.0
+    return Interval(*(min(part, most) for part in (share.low, share.value, share.high)))
+
+
+def _gain(found: Interval, loop: Loop) -> Gain:
+    """Return the gain of a repair that saves a share of the loop."""
+    per_step = float(loop.length.sum()) / max(loop.steps, 1)
+    speedup = Interval(*(1 / (1 - part) for part in astuple(found)))
+    return Gain(_times(found, per_step), found, speedup, None, _times(found, loop.whole))
+
+
+def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
+    """Return a finding about the whole job with what its repair saves of it."""
+    whole, share = case.metrics.duration, one.found.share
+    least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
+    if whole <= 0:
+        return Ranked(_finding(one, case, share), share)
+    beyond = whole * share
+    if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
+        beyond, least, value = start.excess, 0.4, 0.7  # caches and streaming still read the first data
+    seconds = Interval(*(min(beyond * factor, left) for factor in (least, value, 1.0)))
+    speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
+    # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
+    certain = max(seconds.low / whole, share * least * limits.MAJORITY)
+    gain = Gain(NOTHING, NOTHING, speedup, None, seconds, "job")
+    return Ranked(replace(_finding(one, case, certain), gain=gain), certain)
+
+
+def _times(interval: Interval, factor: float) -> Interval:
+    return Interval(*(part * factor for part in astuple(interval)))
+
+
+def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
+    """Return the verdict with the price of what each repair saves; `per_hour` are dollars for all nodes, None if unknown."""
+    if per_hour is None or not math.isfinite(per_hour):
+        return verdict
+
+    def of(one: Finding) -> Finding:
+        if one.gain is None:
+            return one
+        return replace(one, gain=replace(one.gain, usd=_times(one.gain.seconds, per_hour / 3600)))
+
+    return attrs.evolve(verdict, main=of(verdict.main), also=tuple(map(of, verdict.also)))
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def _finding(one: Candidate, case: Case, certain: float) -> Finding:
+    """Return a candidate as a finding, without its gain."""
+    if one.foreign is not None:
+        return one.foreign
+    return worded(one.cause.kind, one.found, case, case.confidence(one.found, certain), points=one.cause.points)
+
+
+def worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, points: bool = False) -> Finding:
+    """Return what was found, in words."""
+    words = {**found.words, "stack": case.stack}
+    shown = Shown.of(case.metrics.samples)
+    where = tuple(map(shown.location, found.where))
+    first = _first_place(where) if points else ""
+    return Finding(
+        kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
+        found.share, found.of, confidence, where, ranks=found.ranks,
+        larger_batch=found.larger_batch,
+    )  # fmt: skip
+
+
+def _first_place(where: Sequence[Location]) -> str:
+    """Return the sentence about the function, or the line outside of any, that takes most of the lost time."""
+    shares: dict[tuple[str, str], float] = {}
+    for line in where:
+        shares[function_of(line)] = shares.get(function_of(line), 0.0) + line.share
+    most = max(shares, key=lambda key: shares[key], default=None)
+    if most is None or shares[most] < 0.3:  # one of several
+        return ""
+    first = next(line for line in where if function_of(line) == most)
+    place = f"{first.file.rpartition('/')[2]}:{first.line}"
+    return FRAGMENTS["look_first"].format(place=place if first.function == MODULE else f"{first.function}() ({place})")
+
+
+def _not_certain(finding: Finding, reason: str) -> Finding:
+    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
+
+
+def _after_start(finding: Finding, case: Case, *, alone: bool) -> Finding:
+    """Return a slow start with a healthy loop named as such, and as a trial run's if the job is short."""
+    if finding.kind is not Class.INITIALIZATION_BOUND or not alone:
+        return finding
+    if case.metrics.duration < limits.SHORT_RUN_S:
+        finding = _not_certain(finding, "a short run")
+    healthy = _healthy(case)
+    if healthy is not None and healthy.label == healthy.kind.label:
+        rest = f"{finding.headline[:1].lower()}{finding.headline[1:]}"
+        finding = replace(finding, headline=HEADLINES["healthy_loop"].format(rest=rest))
+    return finding
+
+
+# --- health ---------------------------------------------------------------------------------------------------------
+
+
+def _healthy(case: Case) -> Finding | None:
+    """Return BALANCED if there are enough steps to judge from; it is open if too little of the time is computing."""
+    if not case.ranks:
+        return None
+    totals = totals_of(case.metrics)
+    computing = case.mean(
+        lambda rank: sum(rank.share(key) for key in ("between", *(part.key for part in parts.phases())))
+    )
+    computing += totals.share(RUNNING) if totals else 0.0
+    evaluation, long = (case.mean(lambda rank: rank.share("evaluation")), case.mean(lambda rank: rank.stall_share))
+    unexplained, unseen = 1 - computing - evaluation + long, waits_unseen(case)
+    evidence = [Evidence("time in forward, backward and optimizer", round(computing, 4), unit="share")]
+    if case.waits_known:
+        wait = case.metrics.average_share("wait")
+        evidence.append(Evidence("time in the training loop spent waiting for data", round(wait, 4), unit="share"))
+    if evaluation > 0:
+        evidence.append(Evidence("time in evaluation", round(evaluation, 4), unit="share"))
+    if long >= limits.CLOSE * limits.FLOOR:
+        evidence.append(Evidence("time lost in long steps", round(long, 4), unit="share"))
+    if case.core_wait >= limits.FLOOR:
+        evidence.append(Evidence("time the main thread waits for a core", round(case.core_wait, 4), unit="share"))
+    words: dict[str, Any] = {
+        "computing": percent(computing + evaluation), "unexplained": percent(min(unexplained, 1.0)), "unseen": percent(unseen),
+        "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
+        "stack": case.stack,
+    }  # fmt: skip
+    text, label, where = "healthy", Class.BALANCED.label, ()
+    confidence = _confidence_in_health(case, unexplained)
+    if unexplained >= limits.USUAL:
+        text, label = "no_single_cause", NO_SINGLE_CAUSE
+        where = lines_of_samples(case.metrics, outside_phases_of_loop)
+    if unseen >= limits.USUAL:
+        text = "unseen_waits"
+    headline, advice = HEADLINES[text].format_map(words), ADVICE[text].format_map(words)
+    if case.shared_wait >= limits.MAJORITY:
+        headline, advice = HEADLINES["shared_machine"].format_map(words), ADVICE["shared_machine"]
+        label = SHARED
+    elif case.shared_wait >= limits.NOTICEABLE:
+        headline += FRAGMENTS["shared_besides"].format_map(words)
+        advice = f"{ADVICE['shared_machine']} {advice}"
+    gpu = case.gpu_mean
+    if label == Class.BALANCED.label and gpu is not None and gpu < limits.IDLE_GPU:
+        headline, advice, label = HEADLINES["gpu_mostly_idle"].format_map(words), ADVICE["gpu_mostly_idle"], MOSTLY_IDLE
+        confidence = Confidence("low", "no cause explains it")
+        evidence.append(
+            Evidence("mean GPU use in the loop", round(gpu, 1), limits.BUSY, unit="percent", held="good from")
+        )
+    shown = Shown.of(case.metrics.samples)
+    where = tuple(map(shown.location, where))
+    return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
+
+
+def _why_not_waiting(case: Case) -> str:
+    """Return why waiting for data is not named as the cause although it is long; "" if it is not."""
+    share = case.metrics.average_share("wait")
+    if not case.waits_known or share < limits.HEALTHY:
+        return ""
+    name = "rare_waits" if case.wait < limits.HEALTHY else "hidden_waits"
+    return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait))
+
+
+def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
+    """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained.
+
+    Other programs that take the cores stretch what computes, and so hide what waits.
+    """
+    much = "much of the loop is unexplained"
+    if case.shared_wait >= limits.NOTICEABLE:
+        return Confidence("low", "other programs use the cores")
+    if unexplained >= limits.MAJORITY:
+        return Confidence("low", much)
+    blind = not case.waits_known and not case.metrics.gpus and not any(rank.waits_seen for rank in case.ranks)
+    others = case.shared_wait >= limits.FLOOR or largest_slowdown(case) is not None  # that is none of the script's
+    near = (
+        (case.wait, limits.HEALTHY),
+        (outside_share(case), limits.HEALTHY + limits.FLOOR),
+        (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
+        (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
+        (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
+        (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
+    )
+    reasons = (
+        (case.steps < limits.STEADY_STEPS, few_steps(case.steps)),
+        (blind, "waits for data were not recorded"),
+        (others, "something else slows the steps"),
+        (unexplained >= limits.USUAL, much),
+        (launches_unknown(case), "the cost of launches is unknown"),
+        (any(value >= limits.CLOSE * most for value, most in near), "a part of the loop is close to what is usual"),
+    )
+    return next((Confidence("medium", text) for applies, text in reasons if applies), Confidence("high"))

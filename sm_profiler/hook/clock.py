@@ -1,0 +1,147 @@
+"""The clocks of a profile: monotonic to wall time, this node's offset from true time, the start of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.identity import identity
+from sm_profiler.monitor.host import host_id, shared_mounts
+from sm_profiler.monitor.node_state import PROC, start_time
+
+JUMP_NS = 100_000_000  # more than slewing moves a clock between two checks
+
+
+@attrs.define(eq=False)
+class Timebase:
+    """Offset between the two clocks, measured again only after the wall clock was set.
+
+    Attributes:
+        offset_ns: wall clock minus monotonic clock.
+        jumps: number of times the wall clock was set.
+    """
+
+    wall_ns: Callable[[], int] = time.time_ns
+    monotonic_ns: Callable[[], int] = time.perf_counter_ns
+    offset_ns: int = attrs.field(init=False)
+    jumps: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.offset_ns = self._measure()
+
+    def to_us(self, monotonic_ns: int) -> int:
+        """Convert a monotonic time to microseconds since the epoch."""
+        return (monotonic_ns + self.offset_ns) // 1000
+
+    def now_us(self) -> int:
+        """Return the current time in microseconds since the epoch."""
+        return self.to_us(self.monotonic_ns())
+
+    def has_jumped(self) -> bool:
+        """Return whether the wall clock was set since the last check; if so, measure the offset again."""
+        offset = self._measure()
+        if abs(offset - self.offset_ns) < JUMP_NS:
+            return False
+        self.offset_ns = offset
+        self.jumps += 1
+        return True
+
+    def _measure(self) -> int:
+        """Return the closest of three readings: the process may be preempted between reading the two clocks."""
+        best = (1 << 63, 0)
+        for _ in range(3):
+            before = self.monotonic_ns()
+            wall = self.wall_ns()
+            after = self.monotonic_ns()
+            best = min(best, (after - before, wall - (before + after) // 2))
+        return best[1]
+
+
+UNSYNCHRONISED = 0x40  # STA_UNSYNC
+NANOSECONDS = 0x2000  # STA_NANO: `offset` counts them, not microseconds
+ERROR = 5  # TIME_ERROR
+
+
+class _Timex(ctypes.Structure):
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),  # the kernel fills in more fields than are used here
+    )
+
+
+@attrs.frozen
+class KernelClock:
+    """Offset that the kernel is correcting, and its maximum error, in microseconds."""
+
+    offset_us: float
+    error_us: float
+
+
+def kernel_clock() -> KernelClock | None:
+    """Return the state of the kernel's clock, or None if it is not synchronised."""
+    try:
+        timex = _Timex()
+        state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
+    except (OSError, AttributeError):
+        return None
+    return judge(state, timex.status, timex.offset, timex.maxerror)
+
+
+def judge(state: int, status: int, offset: int, maxerror: int) -> KernelClock | None:
+    """Convert the result of adjtimex to microseconds; return None if the clock is not synchronised."""
+    if state < 0 or state == ERROR or status & UNSYNCHRONISED:
+        return None
+    return KernelClock(offset / 1000 if status & NANOSECONDS else float(offset), float(maxerror))
+
+
+@attrs.frozen
+class Birth:
+    """State of the process and the machine that the hook found.
+
+    Attributes:
+        process_us: start of this process, microseconds since the epoch; None if unknown.
+        container_us: start of the container's first process; None outside a training container.
+        shared_mounts: mount point → type of the file systems that other machines also use.
+        host: identity of the machine, the same in all of its jobs; "" if unknown.
+        identity: user, account, job and so on, as far as the scheduler names them; see `sm_profiler.identity`.
+    """
+
+    process_us: int | None = None
+    container_us: int | None = None
+    shared_mounts: dict[str, str] = attrs.field(factory=dict)
+    host: str = ""
+    identity: dict[str, str] = attrs.field(factory=dict)
+
+
+def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG)) -> Birth:
+    """Return the starts of process and container, as far as /proc shows them; never raises.
+
+    Args:
+        now_us: the time now on the clock of the profile.
+        proc: the process file system.
+        input_config: the folder that every training container has, unlike a machine on which only /opt/ml exists.
+    """
+    try:
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        has_proc = (proc / "self").exists()
+
+        def started(pid: int) -> int | None:
+            ticks = start_time(pid, proc) if has_proc else ""
+            return now_us - int(1e6 * (since_boot - int(ticks) / os.sysconf("SC_CLK_TCK"))) if ticks else None
+
+        inside = input_config.is_dir()
+        host = host_id(in_container=inside, proc=proc)
+        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
+    except Exception:  # fail open; the report does without
+        return Birth()

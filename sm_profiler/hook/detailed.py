@@ -1,0 +1,233 @@
+"""The detailed window: a framework's own profiler over whole steps, whose trace is converted by a separate process.
+
+The profiler starts and stops on the training thread at step boundaries.  What starts and stops it is the framework's:
+`pytorch.detailed`, `tensorflow.adapter` and `jax.adapter` have a `Profiler` each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from sm_profiler.hook import convert
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.own_work import BACKGROUND
+from sm_profiler.hook.patches import Patches
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.modes import ModeKeys
+    from sm_profiler.hook.session import Session
+
+DETAILED = "detailed"
+SESSION = "ProfilerSession"  # TensorFlow's and JAX's class whose objects profile, for the script as well
+MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
+Steps: TypeAlias = list[tuple[int, int]]  # number within the mode, start in microseconds since the epoch; -1 is the end
+
+
+class Profiler:
+    """One framework's profiler; only one may run at a time in a process, the script's or the window's.
+
+    Attributes:
+        framework: name in paths.
+        trace: format of its traces, for the conversion.
+        entry: owner and name of the function that every start of the framework's profiler calls, the script's as well.
+    """
+
+    framework: ClassVar[str]
+    trace: ClassVar[str] = convert.XPLANE
+    entry: tuple[Any, str]
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Prepare for a window that lies ahead; the profiler was started and stopped once."""
+
+    def start(self, folder: Path) -> Any:
+        """Start profiling and return the session; `folder` is for its files."""
+        raise NotImplementedError
+
+    def opened(self) -> None:
+        """Record what the framework's profiler does not: the window is open."""
+
+    def stop(self, session: Any) -> Callable[[Path], object]:
+        """Stop profiling; return what writes the trace to a file, on another thread."""
+        raise NotImplementedError
+
+    def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether the window's own session makes a call of `entry`."""
+        return False
+
+    def forked(self, session: Any) -> None:
+        """Keep the session that ran in the parent, if any, from being freed: that would stop it.
+
+        Its threads do not exist in the child, and their locks may be held for ever.
+        """
+        if session is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+class DetailedWindow(Collector):
+    """Records the operators and kernels of the steps in the window."""
+
+    name = DETAILED
+
+    def __init__(self, session: Session, profiler: Profiler) -> None:
+        self._session = session
+        self._profiler = profiler
+        self._prepared = False
+        self._running: Any = None  # the framework's session, while the window is open
+        self._folder: Path | None = None  # of its files
+        self._first_step = 0
+        self._steps: Steps = []
+        self._patches = Patches(partial(session.guard.failed, DETAILED))
+        self._changing = threading.RLock()  # the script may start to profile on another thread
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._converting: list[tuple[subprocess.Popen[bytes], int]] = []  # and when each began
+
+    @property
+    def is_open(self) -> bool:
+        """True while the profiler runs."""
+        return self._running is not None
+
+    def prepare(self) -> None:
+        """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
+        if self._prepared or self._profiler.is_busy():
+            return
+        self._prepared = True
+        with self._session.work.doing(f"{DETAILED} window is prepared"):
+            folder = _new_folder()
+            try:
+                self._profiler.stop(self._profiler.start(folder))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._profiler.prepare()
+
+    def enter(self, step: int) -> None:
+        """Start the profiler, unless the script profiles."""
+        with self._session.work.doing(f"{DETAILED} window starts"), self._changing:
+            if self._profiler.is_busy():
+                self._session.note(DETAILED, "left out: the script was profiling")
+                self._session.guard.warn("the detailed window is left out: the script is profiling")
+                return
+            self._folder = _new_folder()
+            self._running = self._profiler.start(self._folder)
+            self._first_step, self._steps = step, []
+            self._make_way()
+            self._profiler.opened()
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
+        """Record the start of a step; end a window that is too long."""
+        if not self.is_open:
+            return True
+        session = self._session
+        self._steps.append((session.tracker.number, session.timebase.now_us()))
+        if len(self._steps) > MAX_STEPS:
+            self._end(f"cut after {MAX_STEPS} steps")
+        return False
+
+    def leave(self, step: int) -> None:  # the life cycle's
+        """Stop the profiler, and schedule the conversion of its trace."""
+        with self._session.work.doing(f"{DETAILED} window stops"), self._changing:
+            running, folder = self._take()
+            if running is None or folder is None:
+                return
+            try:
+                write = self._profiler.stop(running)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._steps.append((-1, self._session.timebase.now_us()))
+        self._session.later(partial(self._export, write, folder, self._first_step, self._steps))
+
+    def beat(self) -> None:
+        """Record conversions that have ended: on a machine without a free core, they compete with the training."""
+        for child, start_ns in [entry for entry in self._converting if entry[0].poll() is not None]:
+            self._converting.remove((child, start_ns))
+            work = self._session.work
+            work.record(f"{DETAILED} window is converted", start_ns, perf_counter_ns(), BACKGROUND)
+
+    def forked(self) -> None:
+        """Forget the profiler: it is the parent's, and must not be stopped here."""
+        running, self._running, self._folder = self._running, None, None
+        self._changing = threading.RLock()
+        self._children, self._converting = [], []
+        self._patches.remove()
+        self._profiler.forked(running)
+
+    def failed(self) -> None:
+        """Stop the profiler and discard its trace."""
+        with self._changing:
+            running, folder = self._take()
+            if running is not None:
+                self._profiler.stop(running)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Wait for conversions."""
+        for child in self._children:
+            if not convert.finish(child):
+                self._session.note(DETAILED, "the conversion of the trace took too long")
+
+    # parts
+
+    def _take(self) -> tuple[Any, Path | None]:
+        """Return the session and its folder, once: stopped twice, the framework's session would read what it has freed."""
+        running, folder = self._running, self._folder
+        self._running = self._folder = None
+        self._patches.remove()
+        return running, folder
+
+    def _end(self, reason: str) -> None:
+        self._session.note(DETAILED, reason)
+        self.leave(-1)
+        self._session.schedule.end(DETAILED)
+
+    def _make_way(self) -> None:
+        """Stop when the script starts to profile: two sessions at once are an error in every framework."""
+        owner, name = self._profiler.entry
+        original, running = getattr(owner, name), self._running
+
+        def starts(*args: Any, **kwargs: Any) -> Any:
+            if self._profiler.is_own(running, args):
+                return original(*args, **kwargs)
+            with self._changing:  # no window stops late, or starts, during the start of the script's session
+                try:
+                    self._end("cut short: the script started to profile")
+                except Exception as error:  # fail open
+                    self._session.guard.failed(DETAILED, error)
+                return original(*args, **kwargs)
+
+        self._patches.put(owner, name, starts)
+
+    def _export(self, write: Callable[[Path], object], folder: Path, first: int, steps: Steps) -> None:
+        """Write the trace and start its conversion, on the recorder's thread."""
+        session, profiler, raw = self._session, self._profiler, folder / "raw.trace"
+        with session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
+            try:
+                write(raw)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            order = {
+                "trace": str(raw), "framework": profiler.framework, "root": str(session.root), "source": session.source,
+                "pid": os.getpid(), "first_step": first, "steps": steps, "collector": DETAILED, "process": session.describe(),
+            }  # fmt: skip
+            child = convert.start(profiler.trace, order)
+            self._children.append(child)
+            self._converting.append((child, perf_counter_ns()))
+
+
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="sm-profiler-"))

@@ -1,0 +1,137 @@
+"""The window of TensorFlow's and JAX's profilers: it stops once, on whichever thread, and never in a forked child."""
+
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from sm_profiler.hook.detailed import SESSION, DetailedWindow, Profiler
+
+
+class Running:
+    """A framework's session."""
+
+
+class Fake(Profiler):
+    """Counts how often it stops."""
+
+    framework = "jax"
+
+    def __init__(self):
+        self.module = SimpleNamespace(**{SESSION: Running})
+        self.entry = self.module, SESSION
+        self.stopped, self.folders, self.error = [], [], None
+
+    def is_busy(self):
+        return False
+
+    def start(self, folder):
+        self.folders.append(folder)
+        return Running()
+
+    def stop(self, session):
+        self.stopped.append(session)
+        if self.error is not None:
+            raise self.error
+        return lambda path: path.write_bytes(b"")
+
+
+@pytest.fixture
+def profiler():
+    return Fake()
+
+
+@pytest.fixture
+def window(profiler):
+    tasks = []
+    session = SimpleNamespace(
+        work=SimpleNamespace(doing=lambda *_: nullcontext()),
+        timebase=SimpleNamespace(now_us=lambda: 1),
+        tracker=SimpleNamespace(number=0),
+        schedule=SimpleNamespace(end=lambda _: None),
+        guard=SimpleNamespace(failed=lambda *_: None, warn=lambda _: None),
+        note=lambda *_: None,
+        later=tasks.append,
+        tasks=tasks,
+    )
+    window = DetailedWindow(session, profiler)
+    window.enter(3)
+    return window
+
+
+def test_threads_that_stop_it_at_the_same_time_stop_it_once(window, profiler):
+    gate = threading.Barrier(8)
+
+    def leave():
+        gate.wait()
+        window.leave(-1)
+
+    threads = [threading.Thread(target=leave) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    window.failed()
+    assert len(profiler.stopped) == 1
+    assert getattr(profiler.module, SESSION) is Running
+
+
+def test_the_script_may_profile_on_a_thread_of_its_own(window, profiler):
+    thread = threading.Thread(target=getattr(profiler.module, SESSION))
+    thread.start()
+    thread.join()
+    assert (len(profiler.stopped), window.is_open) == (1, False)
+    assert getattr(profiler.module, SESSION) is Running
+
+
+def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, profiler):
+    stops, goes_on, order = threading.Event(), threading.Event(), []
+
+    class Scripts:
+        def __init__(self):
+            order.append("script starts")
+
+    def stop(_session):
+        stops.set()
+        goes_on.wait(60)
+        order.append("window stopped")
+        return lambda path: path.write_bytes(b"")
+
+    profiler.stop = stop
+    window._patches.remove()
+    setattr(profiler.module, SESSION, Scripts)
+    window._make_way()
+    starts = getattr(profiler.module, SESSION)  # looked up by the script before the window ends
+    leaving = threading.Thread(target=window.leave, args=(-1,))
+    leaving.start()
+    assert stops.wait(60)
+    script = threading.Thread(target=starts)
+    script.start()
+    script.join(0.2)  # it must not get further, however long this takes
+    goes_on.set()
+    leaving.join()
+    script.join()
+    assert order == ["window stopped", "script starts"]
+    assert getattr(profiler.module, SESSION) is Scripts
+
+
+def test_a_forked_child_neither_stops_nor_frees_its_parents_profiler(window, profiler):
+    running = weakref.ref(window._running)
+    window.forked()
+    gc.collect()
+    assert running() is not None
+    window.leave(-1)
+    window.failed()
+    assert (profiler.stopped, window.is_open) == ([], False)
+
+
+def test_a_profiler_that_cannot_be_stopped_leaves_no_folder(window, profiler):
+    profiler.error = RuntimeError("no session")
+    with pytest.raises(RuntimeError):
+        window.leave(-1)
+    assert not profiler.folders[0].exists()
+    assert window._session.tasks == []
+    window.leave(-1)

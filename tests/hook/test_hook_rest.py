@@ -1,0 +1,377 @@
+"""Rest: of steps whose phases are not recorded, only the optimizer's end and the arrival of the batch are noted."""
+
+import copy
+import json
+import os
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+
+from sm_profiler.config import load_profile
+from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.hook import entry
+from sm_profiler.hook.modes import STEP, ModeKeys
+from sm_profiler.hook.other_threads import outwards
+from sm_profiler.hook.pytorch.operators import FIRST_STEP
+from sm_profiler.hook.sampler import phase_of
+from sm_profiler.hook.steps import REGULAR
+
+STEPS = 40
+TRAIN, EVAL = STEP[ModeKeys.TRAIN], STEP[ModeKeys.EVAL]
+BACKWARD_OF_TORCH = torch.autograd.backward
+
+
+class Loop:
+    """A training loop that calls its model several times a step."""
+
+    def __init__(self, session, calls: int = 5) -> None:
+        torch.manual_seed(0)
+        self.session, self.tracker, self.calls = session, session.tracker, calls
+        self.model = torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.records, self.inside = [], lambda: None
+        session.find("pytorch")._operators.due = sys.maxsize  # whose steps are observed
+        self.tracker.every = 1
+        self.step()  # discovery
+        self.tracker.append = self.records.append
+
+    def step(self, x=None) -> None:
+        self.optimizer.zero_grad()
+        self.backward(x)
+        self.optimizer.step()
+
+    def backward(self, x=None) -> None:
+        loss = 0
+        for _ in range(self.calls):
+            loss = loss + self.model(torch.ones(1, 2) if x is None else x[0]).sum()
+            self.inside()
+        loss.backward()
+
+    def hooks(self) -> int:
+        return len(self.model._forward_pre_hooks) + len(self.model._forward_hooks)
+
+    def run(self, every: int, count: int = STEPS) -> None:
+        self.tracker.every = every
+        for _ in range(count):
+            self.step()
+
+    def rest(self) -> None:
+        """Run until the hook rests, for many steps."""
+        self.run(1 << 20, REGULAR + 3)
+        assert self.tracker.rest is not None
+
+    def found(self, name: str) -> list[tuple]:
+        self.tracker.end_step()
+        return [record for record in self.records if record[1] == name or record[0] == name]
+
+    def numbers(self, name: str) -> list[int]:
+        return [record[4] for record in self.found(name)]
+
+
+@pytest.fixture
+def loop(session):
+    yield Loop(session)
+    assert session.guard.failures == {}
+
+
+def loader(batches: int, size: int = 1) -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(batches * size, 2)), size)
+
+
+def test_each_step_is_recorded_and_phases_of_every_nth(loop):
+    loop.run(8)
+    assert loop.numbers(TRAIN) == list(range(loop.found(TRAIN)[0][4], STEPS + 1))
+    last = loop.numbers(FORWARD)[-5:]
+    assert last == [STEPS] * 5
+    assert set(loop.numbers(FORWARD)[-15:]) == {STEPS - 16, STEPS - 8, STEPS}
+    assert loop.numbers(BACKWARD)[-3:] == loop.numbers(OPTIMIZER)[-3:] == [STEPS - 16, STEPS - 8, STEPS]
+
+
+def test_steps_follow_each_other_and_do_not_overlap(loop):
+    loop.run(8)
+    spans = [record[2:4] for record in loop.found(TRAIN)]
+    assert all(start <= end for start, end in spans)
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_at_rest_nothing_is_on_the_path_of_forward_and_backward(loop):
+    seen = []
+    loop.inside = lambda: seen.append((loop.hooks(), torch.autograd.backward is BACKWARD_OF_TORCH))
+    loop.run(16, 50)
+    observed, at_rest = [(2, False)] * 5, [(0, True)] * 5
+    assert {tuple(seen[at : at + 5]) for at in range(0, len(seen), 5)} == {tuple(observed), tuple(at_rest)}
+    assert seen.count(at_rest[0]) > 5 * 30
+    loop.tracker.end_rest()
+    assert (loop.hooks(), torch.autograd.backward is BACKWARD_OF_TORCH) == (2, False)
+
+
+def test_results_are_the_same(loop, session):
+    loop.run(4)
+    other = Loop(session)
+    entry.uninstall()
+    for _ in range(STEPS):
+        other.step()
+    assert all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), other.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 8])
+def test_epochs_of_a_loader(loop, every):
+    loop.tracker.every = every
+    for _ in range(3):
+        for x in loader(25):
+            loop.step(x)
+    assert loop.numbers(TRAIN)[-75:] == list(range(1, 76))
+    waits, starts = loop.numbers(DATALOADER_WAIT), {record[4]: record[2] for record in loop.found(TRAIN)}
+    assert set(loop.numbers(FORWARD)) <= set(waits)
+    ends = {record[4]: record[3] for record in loop.found(DATALOADER_WAIT)}
+    assert all(starts[number] >= end for number, end in ends.items() if number in starts)
+    assert (loop.tracker.rested > 0) == (every > 1)
+
+
+def test_a_batch_without_an_optimizer_step_is_a_step(loop):
+    """The loop begins to accumulate gradients while the hook rests."""
+    loop.tracker.every = 64
+    for number, x in enumerate(loader(60), 1):
+        loop.backward(x)
+        if number <= 30 or number % 3 == 0:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    assert loop.tracker.rested
+    assert loop.numbers(TRAIN)[-60:] == list(range(1, 61))
+
+
+def test_a_loop_that_accumulates_is_observed(loop):
+    loop.tracker.every = 64
+    for number, x in enumerate(loader(60), 1):
+        loop.backward(x)
+        if number % 2 == 0:
+            loop.optimizer.step()
+    assert not loop.tracker.rested
+    assert loop.numbers(TRAIN)[-60:] == list(range(1, 61))
+
+
+def test_a_loop_with_two_optimizers_is_observed(loop):
+    second = torch.optim.SGD(loop.model.parameters(), 0.1)
+    loop.tracker.every = 64
+    for x in loader(40):
+        loop.step(x)
+        second.step()
+    assert not loop.tracker.rested
+    assert loop.numbers(TRAIN)[-40:] == list(range(1, 41))
+
+
+def test_an_optimizer_inside_another_counts_once(loop):
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            return inner.step(closure)
+
+    inner, loop.optimizer = loop.optimizer, Outer(loop.model.parameters(), 0.1)
+    loop.run(16, STEPS)
+    assert loop.tracker.rested
+    assert loop.numbers(TRAIN)[-STEPS:] == list(range(1, STEPS + 1))
+
+
+def test_an_evaluation_with_a_loader_ends_the_rest(loop):
+    loop.tracker.every = 64
+    for x in loader(30):
+        loop.step(x)
+    assert loop.tracker.rested
+    with torch.no_grad():
+        for x in loader(4):
+            loop.model(x[0])
+    loop.run(64, 3)
+    assert loop.numbers(EVAL) == [0, 1, 2, 3]
+
+
+def test_an_evaluation_without_a_loader_ends_the_rest(loop):
+    loop.rest()
+    loop.model.eval()
+    with torch.no_grad():
+        for _ in range(4):
+            loop.model(torch.ones(1, 2))
+    loop.model.train()
+    loop.run(64, 3)
+    assert loop.numbers(EVAL) == [0, 1, 2, 3]
+    assert loop.numbers(TRAIN)[-3:] == list(range(REGULAR + 4, REGULAR + 7))
+
+
+def test_what_the_script_asks_for_ends_the_rest(loop):
+    hook = entry.Hook(loop.session)
+    loop.rest()
+    hook.set_mode(entry.ModeKeys.PREDICT)
+    assert loop.tracker.rest is None
+    hook.set_mode(entry.ModeKeys.TRAIN)
+    loop.rest()
+    with hook.step():
+        assert loop.tracker.rest is None
+
+
+def test_batches_of_a_window_are_observed(loop):
+    ranges = json.dumps({"StartStep": 0, "NumSteps": 25})
+    profile = json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})
+    loop.session.change_profile(load_profile(profile))
+    loop.tracker.every = 64
+    for x in loader(60):
+        loop.step(x)
+    assert len(loop.found(DATALOADER_ITER)) >= 20
+    assert loop.tracker.rested > 20
+
+
+def test_a_change_of_the_collectors_takes_effect_after_the_rest(loop):
+    loop.rest()
+    loop.session.wake()
+    loop.tracker.end_rest()
+    loop.run(1 << 20, 1)
+    assert loop.tracker.settled is ModeKeys.TRAIN
+
+
+def test_operators_are_counted_in_steps_that_are_observed(session):
+    loop = Loop(session)
+    operators = session.find("pytorch")._operators
+    operators.due = FIRST_STEP
+    loop.run(16, 20)
+    assert loop.tracker.rest is None
+    loop.run(16, 10)
+    assert operators.due > FIRST_STEP
+    assert loop.tracker.rest is not None
+
+
+def test_other_threads_know_the_running_step(loop):
+    loop.rest()
+    step, start_ns = loop.tracker.latest
+    assert (step, loop.tracker.train_number) == (REGULAR + 4, REGULAR + 3)
+    loop.step()
+    assert loop.tracker.latest[0] == step + 1
+    assert loop.tracker.progress[1] >= loop.tracker.latest[1] > start_ns
+
+
+def test_the_sampler_sees_phases_on_the_stack(loop):
+    seen = []
+
+    def look(*_):
+        if loop.tracker.rest is not None:
+            seen.append(phase_of(loop.tracker, outwards(sys._getframe())))
+
+    class Sees(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            look()
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            look()
+            return gradient
+
+    class Batches(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):
+            look()
+            return super().__getitem__(index)
+
+    usual = loop.model.forward
+    loop.model.forward, loop.calls = lambda x: Sees.apply(usual(x)), 1
+    loop.optimizer.register_step_pre_hook(look)
+    loop.inside, loop.tracker.every = look, 1 << 20
+    for x in torch.utils.data.DataLoader(Batches(torch.ones(20, 2))):
+        loop.step(x)
+    assert set(seen) - {"between", "outside"} == {"wait", "forward", "backward", "optimizer"}
+
+
+def test_hooks_that_the_script_adds_meanwhile_stay_and_can_be_removed(loop):
+    calls = []
+    loop.rest()
+    handle = loop.model.register_forward_hook(lambda *_: calls.append(1))
+    loop.run(1 << 20, 2)
+    assert len(calls) == 10
+    loop.tracker.end_rest()
+    loop.run(1 << 20, 2)
+    assert len(calls) == 20
+    handle.remove()
+    loop.run(1 << 20, 2)
+    assert len(calls) == 20
+    loop.tracker.end_rest()
+    assert loop.hooks() == 2
+
+
+def test_a_copy_made_meanwhile_has_no_hooks(loop):
+    loop.rest()
+    made = copy.deepcopy(loop.model)
+    loop.tracker.end_rest()
+    assert (len(made._forward_hooks), loop.hooks()) == (0, 2)
+    assert made(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_an_exception_in_a_forward_reaches_the_script(loop):
+    def fails():
+        raise KeyError("mine")
+
+    loop.rest()
+    loop.inside = fails
+    with pytest.raises(KeyError, match="mine"):
+        loop.step()
+    loop.inside = lambda: None
+    loop.run(8, 20)
+    assert loop.hooks() == 2 or loop.tracker.rest is not None
+
+
+def test_an_exception_of_the_loader_reaches_the_script(loop):
+    class Fails(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):
+            if index == 20:
+                raise KeyError("mine")
+            return super().__getitem__(index)
+
+    loop.tracker.every = 1 << 20
+    batches = iter(torch.utils.data.DataLoader(Fails(torch.ones(30, 2))))
+    for _ in range(20):
+        loop.step(next(batches))
+    with pytest.raises(KeyError, match="mine"):
+        next(batches)
+    assert loop.tracker.rested
+    assert (loop.tracker.rest, loop.tracker.in_fetch, loop.hooks()) == (None, 0, 2)
+    assert loop.numbers(TRAIN)[-20:] == list(range(1, 21))
+
+
+def test_without_an_optimizer_every_forward_counts(session):
+    model = torch.nn.Linear(2, 2)
+    session.tracker.every = 64
+    for _ in range(20):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+    assert not session.tracker.rested
+    assert session.guard.failures == {}
+
+
+def test_uninstalling_at_rest_leaves_nothing(loop):
+    loop.rest()
+    entry.uninstall()
+    assert (loop.hooks(), torch.autograd.backward) == (0, BACKWARD_OF_TORCH)
+    loop.run(1, 3)
+
+
+def test_closing_at_rest_records_the_steps_that_have_ended(loop):
+    loop.rest()
+    loop.session.close()
+    assert [record[4] for record in loop.records if record[1] == TRAIN][-REGULAR:] == list(range(4, REGULAR + 4))
+
+
+def test_a_forked_child_is_observed(loop):
+    loop.rest()
+    child = os.fork()
+    if not child:
+        seen = loop.tracker.rest is None and loop.hooks() == 2
+        os._exit(0 if seen else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert loop.tracker.rest is not None
+
+
+def test_global_hooks_of_the_script_see_its_own_modules_only(loop):
+    seen = set()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(id(module)))
+    try:
+        loop.run(1)
+    finally:
+        handle.remove()
+    assert seen == {id(loop.model)}
