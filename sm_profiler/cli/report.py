@@ -19,12 +19,12 @@ from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
-from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_with_open_files
 from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
     from sm_profiler.report import Report
+    from sm_profiler.source import ProfileSource
 
 
 EXAMPLES = """\
@@ -209,6 +209,8 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
     Raises:
         SourceError: it cannot be read, or its run has no complete file yet.
     """
+    from sm_profiler.source import open_source
+
     try:
         return open_source(where, strict=strict)
     except NoProfilerDataError as error:
@@ -325,6 +327,8 @@ class Follower:
         Raises:
             SourceError: it cannot be read, or the run ended without data.
         """
+        from sm_profiler.source import open_source
+
         while True:
             try:
                 return open_source(self.where, strict=self.strict, left_open=False)
@@ -340,6 +344,8 @@ class Follower:
         self.report_state("waiting for the first complete data" if not self.reported else "waiting for the job to end")
         if self.reported or self.preview is None or self.folder is None:
             return
+        from sm_profiler.source import open_source
+
         if self._previewed is None or self.clock() - self._previewed >= PREVIEW_S:
             with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
                 copy = Path(scratch, "profiler-output")

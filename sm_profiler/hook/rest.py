@@ -43,7 +43,7 @@ class Rest:
         return len(self.ends) > self.steps
 
     def phase(self, stack: Sequence[FrameType]) -> str:
-        """Return the phase of a sample; without one on the stack, time tells what follows a step from what is inside one."""
+        """Return the phase of a sample; without one on the stack, the time since decides."""
         waited_ns = perf_counter_ns() - max(self.ends[-1:] + self.arrivals[-1:])
         return self.phase_of(stack) or ("outside" if waited_ns < self.gap_ns else "between")
 

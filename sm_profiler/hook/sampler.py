@@ -272,7 +272,7 @@ class Sampler(Collector):
 
 
 def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
-    """Return what the training thread does now; at rest, its stack shows it."""
+    """Return what the training thread does now; during a rest, its stack shows it."""
     training = tracker.mode is ModeKeys.TRAIN
     if tracker.global_step < 0:
         return "wait" if tracker.in_fetch else "start"

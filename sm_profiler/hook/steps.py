@@ -243,7 +243,7 @@ class StepTracker:
 
     @property
     def latest(self) -> tuple[int, int]:
-        """The latest step and its start; at rest, a step begins with the end of the one before."""
+        """The latest step and its start; during a rest, a step begins with the end of the one before."""
         rest = self.rest
         return (
             (self.global_step, self.step_start) if rest is None else (self.global_step + len(rest.ends), rest.ends[-1])

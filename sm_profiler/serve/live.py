@@ -38,7 +38,7 @@ from sm_profiler.serve.reading import (
     local_folder,
     resume_check_of,
 )
-from sm_profiler.serve.snapshot import Content, Page, Part, SavedVerdict, Snapshot, load, packed_or_none, save
+from sm_profiler.serve.snapshot import Content, Page, Part, Snapshot, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
@@ -307,7 +307,7 @@ class LiveJob:
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-            main=SavedVerdict(content.report.verdict.main.kind, content.report.verdict.main.headline),
+            main=content.report.verdict.main,
             report=None if packed else content.report,
             packed=packed,
             spark=content.spark,

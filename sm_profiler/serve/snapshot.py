@@ -125,10 +125,10 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
-    main: SavedVerdict | Finding | None = None
+    main: Finding | None = None
     report: Report | None = None
     packed: bytes = b""
-    saved: SavedVerdict | Finding | None = None
+    saved: Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -143,24 +143,6 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
-@attrs.frozen
-class SavedVerdict:
-    """Class and headline of a verdict."""
-
-    kind: Class
-    headline: str
-
-    @property
-    def label(self) -> str:
-        """Name of the class on the page."""
-        return self.kind.label
-
-    @property
-    def is_open(self) -> bool:
-        """True if it names neither a problem nor health."""
-        return self.kind is Class.INCONCLUSIVE
-
-
 class Page(msgspec.Struct):
     """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
 
@@ -170,7 +152,7 @@ class Page(msgspec.Struct):
     state: str
     note: str
     parts: dict[str, str]
-    verdict: tuple[str, str] | None
+    verdict: tuple[str, str, str] | None
     spark: tuple[float, ...]
     gpu: tuple[float, ...]
     files: int
@@ -181,7 +163,8 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-        verdict = (snapshot.main.kind.name, snapshot.main.headline) if snapshot.main else None
+        main = snapshot.main
+        verdict = (main.kind.name, main.headline, main.label) if main else None
         return cls(
             __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, verdict, snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
@@ -204,9 +187,12 @@ class Page(msgspec.Struct):
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
     @property
-    def main(self) -> SavedVerdict | None:
-        """The leading finding."""
-        return None if self.verdict is None else SavedVerdict(Class[self.verdict[0]], self.verdict[1])
+    def main(self) -> Finding | None:
+        """The leading finding, without its evidence."""
+        if self.verdict is None:
+            return None
+        kind, headline, label = self.verdict
+        return Finding(Class[kind], headline, label=label)
 
 
 _PAGE = msgspec.msgpack.Decoder(Page)

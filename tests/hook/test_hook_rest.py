@@ -96,13 +96,13 @@ def test_steps_follow_each_other_and_do_not_overlap(loop):
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-def test_at_rest_nothing_is_on_the_path_of_forward_and_backward(loop):
+def test_nothing_is_on_the_path_of_forward_and_backward(loop):
     seen = []
     loop.inside = lambda: seen.append((loop.hooks(), torch.autograd.backward is BACKWARD_OF_TORCH))
     loop.run(16, 50)
-    observed, at_rest = [(2, False)] * 5, [(0, True)] * 5
-    assert {tuple(seen[at : at + 5]) for at in range(0, len(seen), 5)} == {tuple(observed), tuple(at_rest)}
-    assert seen.count(at_rest[0]) > 5 * 30
+    observed, resting = [(2, False)] * 5, [(0, True)] * 5
+    assert {tuple(seen[at : at + 5]) for at in range(0, len(seen), 5)} == {tuple(observed), tuple(resting)}
+    assert seen.count(resting[0]) > 5 * 30
     loop.tracker.end_rest()
     assert (loop.hooks(), torch.autograd.backward is BACKWARD_OF_TORCH) == (2, False)
 
@@ -238,7 +238,7 @@ def test_operators_are_counted_in_steps_that_are_observed(session):
     assert loop.tracker.rest is not None
 
 
-def test_other_threads_know_the_running_step(loop):
+def test_other_threads_see_the_running_step(loop):
     loop.rest()
     step, start_ns = loop.tracker.latest
     assert (step, loop.tracker.train_number) == (REGULAR + 4, REGULAR + 3)
@@ -344,14 +344,14 @@ def test_without_an_optimizer_every_forward_counts(session):
     assert session.guard.failures == {}
 
 
-def test_uninstalling_at_rest_leaves_nothing(loop):
+def test_uninstalling_during_a_rest_leaves_nothing(loop):
     loop.rest()
     entry.uninstall()
     assert (loop.hooks(), torch.autograd.backward) == (0, BACKWARD_OF_TORCH)
     loop.run(1, 3)
 
 
-def test_closing_at_rest_records_the_steps_that_have_ended(loop):
+def test_closing_during_a_rest_records_the_steps_that_have_ended(loop):
     loop.rest()
     loop.session.close()
     assert [record[4] for record in loop.records if record[1] == TRAIN][-REGULAR:] == list(range(4, REGULAR + 4))

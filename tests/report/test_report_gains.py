@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class

@@ -15,8 +15,8 @@ from sm_profiler.folding.engine import LATE_S
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison
+from sm_profiler.report.report_json import to_json
 from sm_profiler.report.traces import report_traces
-from sm_profiler.report.write import to_json
 from sm_profiler.serve import live as live_module
 from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.live import LiveJob
@@ -62,8 +62,10 @@ def test_a_job_that_is_over_is_shown_as_one_that_is_read_here(where):
     assert (there.snapshot.state, there.snapshot.note) == (here.snapshot.state, here.snapshot.note) == ("ended", "")
     assert shown(there.snapshot) == shown(here.snapshot)
     assert there.snapshot.parts["heat"].html
-    for name in ("main", "spark", "gpu", "files", "data_at"):
+    for name in ("spark", "gpu", "files", "data_at"):
         assert getattr(there.snapshot, name) == getattr(here.snapshot, name), name
+    for name in ("kind", "headline", "label"):
+        assert getattr(there.snapshot.main, name) == getattr(here.snapshot.main, name), name
     whole = json.loads(to_json(there.snapshot.whole_report()))
     assert whole["verdict"] == json.loads(to_json(here.snapshot.report))["verdict"]
     assert there.snapshot.report is None

@@ -12,10 +12,10 @@ from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import job_row
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.snapshot import Part, SavedVerdict, Snapshot, load, save
+from sm_profiler.serve.snapshot import Part, Snapshot, load, save
 from tests.support.serving import data_files, make_job
 
-MAIN = SavedVerdict(Class.INPUT_BOUND, "x")
+MAIN = Finding(Class.INPUT_BOUND, "x")
 PARTS = {"verdict": "<p>x</p>", "glance": "", "log": "<p>y</p>"}
 STATE = Snapshot(
     5, "running", "", {key: Part(html, 3, 9.0) for key, html in PARTS.items()}, MAIN, spark=(0.1, 0.2), files=7
@@ -97,7 +97,7 @@ def test_the_oldest_go_first(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "_PAGES", attrs.evolve(snapshot._PAGES, files=3))
     for number in range(5):
         save(f"s3://bucket/job-{number}", STATE)
-    assert len(list(kept_file(tmp_path).parent.glob("*.z"))) == 3
+    assert len(list(kept_file(tmp_path).parent.glob("*.page"))) == 3
 
 
 def test_nothing_is_kept_if_copies_are_switched_off(monkeypatch, job):

@@ -369,7 +369,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 table[handle.id] = hook
 
     def _counting_hook(self, rest: Rest) -> Any:
-        """Return the hook at rest: each object that it touched would cost as much as the rest of it."""
+        """Return the hook of a rest: each object that it touched would cost as much as the rest of it."""
         session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:

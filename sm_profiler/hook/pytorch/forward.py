@@ -328,18 +328,18 @@ class Forwards(Collector):
         self._module.Module.compile = compile
 
     def watch_evaluations(self) -> None:
-        """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported at rest."""
+        """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported during a rest."""
         switch, forwards, session = self._module.Module.eval, self, self._session
 
         @functools.wraps(switch)
-        def eval(module: Any) -> Any:  # replaces a method of this name
+        def evaluates(module: Any) -> Any:
             if session.tracker.rest is not None and threading.get_ident() == forwards.thread:
                 with session.guarded("hook"):
                     session.tracker.end_rest()
             return switch(module)
 
         self._eval = switch
-        self._module.Module.eval = eval
+        self._module.Module.eval = evaluates
 
     def _restore_eval(self) -> None:
         if self._eval is not None:
