@@ -1,6 +1,6 @@
 """The verdict on traces of torch.profiler: where each rank's device spends its time, a row for each cause.
 
-`metrics.gpu.measure.RankTime` divides all of a rank's time; each cause has a part of it, so that no time is claimed twice.
+`gpu_traces.measure.RankTime` divides all of a rank's time; each cause has a part of it, so that no time is claimed twice.
 """
 
 from __future__ import annotations
