@@ -38,11 +38,7 @@ from sm_profiler.serve.reading import (
     local_folder,
     resume_check_of,
 )
-<<<<<<< HEAD
-from sm_profiler.serve.snapshot import Content, Page, Part, Snapshot, load, packed_or_none, save
-=======
 from sm_profiler.serve.snapshot import Content, Page, Part, Snapshot, brief, load, packed_or_none, save
->>>>>>> typed
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
@@ -311,11 +307,7 @@ class LiveJob:
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-<<<<<<< HEAD
-            main=content.report.verdict.main,
-=======
             main=brief(content.report.verdict.main),
->>>>>>> typed
             report=None if packed else content.report,
             packed=packed,
             spark=content.spark,

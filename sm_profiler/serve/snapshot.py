@@ -142,14 +142,11 @@ class Snapshot:
         return {key: part.html for key, part in self.parts.items() if part.version > version}
 
 
-<<<<<<< HEAD
-=======
 def brief(finding: Finding) -> Finding:
     """Return the part of a finding that lists of jobs show."""
     return Finding(finding.kind, finding.headline, label=finding.label)
 
 
->>>>>>> typed
 class Page(msgspec.Struct):
     """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
 
@@ -159,11 +156,7 @@ class Page(msgspec.Struct):
     state: str
     note: str
     parts: dict[str, str]
-<<<<<<< HEAD
-    verdict: tuple[str, str, str] | None
-=======
     main: Finding | None
->>>>>>> typed
     spark: tuple[float, ...]
     gpu: tuple[float, ...]
     files: int
@@ -174,11 +167,6 @@ class Page(msgspec.Struct):
     def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
         """Return the page of a snapshot, without some of its parts."""
         parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-<<<<<<< HEAD
-        main = snapshot.main
-        verdict = (main.kind.name, main.headline, main.label) if main else None
-=======
->>>>>>> typed
         return cls(
             __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, snapshot.main and brief(snapshot.main), snapshot.spark, snapshot.gpu,
             snapshot.files, snapshot.data_at, report,
@@ -200,17 +188,6 @@ class Page(msgspec.Struct):
         """Return the bytes of the page."""
         return zlib.compress(msgspec.msgpack.encode(self), 1)
 
-<<<<<<< HEAD
-    @property
-    def main(self) -> Finding | None:
-        """The leading finding, without its evidence."""
-        if self.verdict is None:
-            return None
-        kind, headline, label = self.verdict
-        return Finding(Class[kind], headline, label=label)
-
-=======
->>>>>>> typed
 
 _PAGE = msgspec.msgpack.Decoder(Page)
 
