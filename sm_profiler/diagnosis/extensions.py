@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from sm_profiler import plugins
-from sm_profiler.diagnosis.causes import Cause, Repair
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Ledger
 from sm_profiler.diagnosis.model import Finding
-from sm_profiler.diagnosis.whatif import Steps
+from sm_profiler.diagnosis.table.causes import Cause, Repair
+from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.printable import logger_for, one_line
 
 log = logger_for("sm_profiler")

@@ -8,7 +8,7 @@ from functools import cached_property
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.operations import Operations
+from sm_profiler.diagnosis.table.operations import Operations
 from sm_profiler.formats.columns import Floats, Ints
 
 UNSEEN = "unseen"  # time that nothing recorded explains

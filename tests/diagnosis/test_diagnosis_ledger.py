@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.diagnosis import Ledger, RankLedger
 from sm_profiler.diagnosis.ledger import STEP, UNSEEN
-from sm_profiler.diagnosis.tables import _painted, _Rows
+from sm_profiler.diagnosis.table.reading import _painted, _Rows
 
 amounts = st.one_of(st.floats(0, 1e6), st.sampled_from([float("nan"), float("inf"), -1.0, 0.0]))
 

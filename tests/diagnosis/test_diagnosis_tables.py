@@ -10,7 +10,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis import CAUSES, Cause, Ledger, RankLedger, Repair, diagnose, is_table, limits, read_table
-from sm_profiler.diagnosis.whatif import Steps
+from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.errors import SourceError
 
 DATA = Path(__file__).parents[1] / "data/tables"

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sm_profiler.diagnosis import read_table, tables
+from sm_profiler.diagnosis import read_table
+from sm_profiler.diagnosis.table import reading as tables
 from sm_profiler.errors import SourceError
 
 PEAK = Path(__file__).parents[1] / "fuzz"

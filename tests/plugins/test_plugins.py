@@ -138,7 +138,7 @@ def test_a_judge_takes_part_in_the_verdict(tmp_path, profile):
 CAUSE = """\
 from functools import partial
 from sm_profiler.diagnosis import Cause
-from sm_profiler.diagnosis.causes import activity
+from sm_profiler.diagnosis.table.causes import activity
 CAUSE = Cause("LOGGING", partial(activity, name="feature store"), "The feature store takes {share:.0%}.", "Cache it.")
 BROKEN = Cause("IDLE", lambda before, ledger: 1 / 0, "", "")
 UNKNOWN = Cause("UNHEARD_OF", lambda before, ledger: None, "", "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import Ledger
-from sm_profiler.diagnosis.whatif import Interval
+from sm_profiler.diagnosis.table.whatif import Interval
 from sm_profiler.formats.columns import Floats, Ints, Mask
 
 EVALUATION = "evaluation"

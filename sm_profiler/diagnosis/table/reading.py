@@ -18,9 +18,7 @@ import numpy as np
 from sm_profiler import plugins
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
-from sm_profiler.diagnosis.naming import activity_of, is_communication
-from sm_profiler.diagnosis.operations import Operations, build_operations
-from sm_profiler.diagnosis.table_files import (
+from sm_profiler.diagnosis.table.files import (
     GZIP,
     Piece,
     TableFile,
@@ -30,6 +28,8 @@ from sm_profiler.diagnosis.table_files import (
     read_parquet,
     stored,
 )
+from sm_profiler.diagnosis.table.naming import activity_of, is_communication
+from sm_profiler.diagnosis.table.operations import Operations, build_operations
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints, Numbering
 from sm_profiler.printable import logger_for, one_line, printable

@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
-from sm_profiler.diagnosis.operations import Operations
+from sm_profiler.diagnosis.table.operations import Operations
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats, Mask

@@ -9,7 +9,7 @@ from functools import cached_property
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.naming import is_communication, is_received, is_sent, runs_backward
+from sm_profiler.diagnosis.table.naming import is_communication, is_received, is_sent, runs_backward
 from sm_profiler.formats.columns import Floats, Ints, Mask
 
 MAX_REPLAYED = 4_000_000  # durations held for a replay: operations of a step times steps; 32 MB

@@ -14,9 +14,9 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, Ledger
-from sm_profiler.diagnosis.naming import activity_of, is_computation, runs_backward
-from sm_profiler.diagnosis.patterns import long_steps, period_of, relative, slow_stretch, within_ranks
-from sm_profiler.diagnosis.whatif import Steps, gain
+from sm_profiler.diagnosis.table.naming import activity_of, is_computation, runs_backward
+from sm_profiler.diagnosis.table.patterns import long_steps, period_of, relative, slow_stretch, within_ranks
+from sm_profiler.diagnosis.table.whatif import Steps, gain
 from sm_profiler.formats.columns import Floats, Ints, Mask
 
 
