@@ -87,7 +87,7 @@ def hang(kind: str, profile: Path, ranks: int = 1, expected: int = 1) -> None:
 
 def verdict(profile: Path) -> dict:
     """Return the verdict of the report."""
-    return build_report(ProfileSource(open_storage(str(profile)))).as_dict()["verdict"]
+    return json.loads(to_json(build_report(ProfileSource(open_storage(str(profile))))))["verdict"]
 
 
 def line_of(kind: str) -> int:
@@ -119,7 +119,7 @@ def test_the_verdict_names_the_line_of_a_hang(kind, tmp_path):
 def test_the_verdict_names_the_thread_that_died(tmp_path):
     profile = tmp_path / "profile"
     hang("dead_producer", profile)
-    found = build_report(ProfileSource(open_storage(str(profile)))).as_dict()
+    found = json.loads(to_json(build_report(ProfileSource(open_storage(str(profile))))))
     line = next(n for n, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "# raises: dead_producer" in text)
     died = {
         "thread": "producer",
@@ -182,7 +182,7 @@ def test_the_verdict_names_the_rank_that_is_elsewhere(kind, expected, rank, text
 def test_a_rank_that_never_joins_is_named_before_the_first_step(tmp_path):
     profile = tmp_path / "profile"
     hang("joining", profile, ranks=2, expected=2)
-    report = build_report(ProfileSource(open_storage(str(profile)))).as_dict()
+    report = json.loads(to_json(build_report(ProfileSource(open_storage(str(profile))))))
     assert report["verdict"]["class"] == "HANG", report["verdict"]["headline"]
     assert "before its first step; 1 other waits for it" in report["verdict"]["headline"]
     found = report["hang"]
