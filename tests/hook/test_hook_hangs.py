@@ -18,6 +18,7 @@ from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.hang import DeadThreads, HangWatch, Work, work_done
 from sm_profiler.report.build import build_report
+from sm_profiler.report.report_json import to_json
 from sm_profiler.settings import JOB
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
