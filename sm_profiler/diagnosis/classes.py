@@ -44,6 +44,7 @@ class Class(str, Enum):
     STRAGGLER = "STRAGGLER", "One rank delays the others"
     MOVING_STRAGGLER = "MOVING_STRAGGLER", "Alternating stragglers"
     SEQUENCE_IMBALANCE = "SEQUENCE_IMBALANCE", "Sequences divided unevenly"
+    PADDING_WASTE = "PADDING_WASTE", "Computing on padding"
     STAGE_IMBALANCE = "STAGE_IMBALANCE", "Unequal pipeline stages"
     GC_OUT_OF_PHASE = "GC_OUT_OF_PHASE", "Ranks collect garbage at different steps"
     COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Mostly communicating"

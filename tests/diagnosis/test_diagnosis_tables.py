@@ -1,6 +1,7 @@
 """Tables of times recorded by others: read, judged, reported; answers that others published."""
 
 import gzip
+import itertools
 import json
 import random
 from pathlib import Path
@@ -269,6 +270,22 @@ def test_repairs_never_make_a_step_longer_and_gains_stay_in_order():
 def test_too_few_steps_are_counted():
     verdict = diagnose(ledger_of({"0": np.ones(limits.MIN_STEPS - 1)}))
     assert verdict.reason == "Too few steps to judge: all ranks have 9 in common, 10 are needed."
+
+
+def test_padding_that_the_passes_compute_on_is_found(tmp_path):
+    lines = ["rank,step,operation,seconds,padding"]
+    for rank, step in itertools.product(range(2), range(40)):
+        part = 0.35 + 0.1 * (step % 3)
+        lines += [
+            f"{rank},{step},{name},{spent},{part}"
+            for name, spent in (("forward", 0.1), ("backward", 0.2), ("optimizer", 0.03))
+        ]
+    table = tmp_path / "padded.csv"
+    table.write_text("\n".join(lines))
+    (finding,) = diagnose(read_table(str(table)).ledger).findings
+    assert finding.kind == "PADDING_WASTE"
+    assert finding.gain.low <= 0.45 * 0.3 / 0.33 <= finding.gain.high
+    assert "45% of the tokens" in finding.headline
 
 
 def test_every_number_that_decides_has_a_reason_and_is_used():

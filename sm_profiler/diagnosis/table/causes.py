@@ -252,6 +252,25 @@ def _passes(steps: Steps) -> list[str]:
     return sorted(name for name in names if is_computation(name) or activity_of(name) in ("forward", "backward"))
 
 
+def padding(before: Steps, ledger: Ledger) -> Repair | None:
+    """Take the padding out of batches: what the passes compute on it is not computed, attention least of all."""
+    part = ledger.facts.get("padding")
+    if (
+        part is None
+        or part.shape != (len(before.ranks), len(before.graph.steps))
+        or not 0 <= part.min() <= part.max() <= 1
+    ):
+        return None
+    seconds = before.seconds.copy()
+    for name in _passes(before):
+        for rank in range(len(before.ranks)):
+            rows = before.graph.named(name) & (before.graph.ranks == rank)
+            seconds[rows] *= 1 - part[rank]
+    least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
+    facts = (Fact("padding, of all tokens", float(part.mean()), "share"),)
+    return Repair(before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, facts)
+
+
 def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair pipeline stages of unequal cost: layers move from the expensive ones to the others."""
     if len(before.stages) < 2:
@@ -356,6 +375,11 @@ CAUSES: Sequence[Cause] = (
         "unevenly, and ranks wait for the longest.",
         "Give each rank the same cost, not the same number of sequences: sort by length and deal them out, or pack them so "
         "that the sum of squared lengths is even.",
+    ),
+    Cause(
+        "PADDING_WASTE", padding,
+        "{share:.0%} of the tokens that the passes compute on are padding.",
+        "Batch sequences of similar length, or pack several into one row with a mask between them, so that less is padded.",
     ),
     Cause(
         "STAGE_IMBALANCE", uneven_stages,
