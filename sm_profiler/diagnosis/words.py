@@ -182,7 +182,7 @@ ADVICE: Mapping[str, str] = {
     "dead_rank_out_of_memory": "Give the job more memory or let it use less: fewer loader workers, fewer prefetched batches, no copy of the data set in each rank. Errors of other ranks follow from it.",
     "dead_rank_left": "Find out why {name} left: a call of sys.exit({code}), which raises no error, in the script or in a library; its log may have the reason. Errors of other ranks, and timeouts, follow from it.",
     "unequal_steps": "If {name} was to go on, its log shows why it ended. Give each rank the same number of batches: a DistributedSampler (with drop_last=True), a limit on the steps of an epoch, or DistributedDataParallel's join() for data that cannot be divided evenly.",
-    "hang": "{nobody}Look at that line and at the stacks of the other threads, on the report's page and in report.json (hang). Give waits a timeout, so that an error names the cause the next time.",
+    "hang": "{alone}Look at that line and at the stacks of the other threads, on the report's page and in report.json (hang). Give waits a timeout, so that an error names the cause the next time.",
     "hang_gone": "Read the log of the rank that ended; let a launcher such as torchrun end all ranks when one fails.",
     "hang_start": "All ranks that are recorded wait for each other: check that every rank was started and reaches this line, and that MASTER_ADDR, MASTER_PORT and the network between the nodes are right.",
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective inside a condition that only some ranks meet is the usual cause.",
@@ -253,7 +253,7 @@ FRAGMENTS: Mapping[str, str] = {
     "idle_pauses": "{time} in {pauses} between steps",
     "full_in": "; at this rate, memory is full in {time}",
     "dead_thread": " In {name}, {thread} had ended with an exception{when}: {error}{place}.",
-    "nobody": "No other Python thread is alive in {name} that could end the wait. ",
+    "alone": "No other Python thread is alive in {name} that could end the wait. ",
     "rank_unrecorded": "the rank that is waited for is not recorded",
     "threads_busy": "its threads used the CPU meanwhile",
     # healthy, and open

@@ -55,7 +55,7 @@ class Found:
         of: `loop` or `job`.
         ranks: ranks that cause it.
         larger_batch: its repair is a larger batch.
-        certain: set if the data leave no doubt whatever the numbers are.
+        certain: the data leave no doubt, even if the numbers are small.
         low: why the confidence is low in any case; "" if it need not be.
     """
 

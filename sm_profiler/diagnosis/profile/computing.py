@@ -226,7 +226,7 @@ def own_phase(case: Case) -> Found | None:
 def part_of_share(
     loop: Loop, share: float, taken: tuple[str, ...] = (), kept: float = 0.0, sure: bool = True
 ) -> Saving:
-    """Return a part of a share of the loop: what a repair saves if no model tells how much.
+    """Return a part of a share of the loop: what a repair saves if no model predicts how much.
 
     Args:
         loop: the loop.
@@ -377,7 +377,7 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
         Evidence("fixed cost of the operators of a typical step", round(launching, 4), unit="share"),
     )
     total = min(share + launching, 1.0) * _in_training(case)
-    doubt = "Python and operators are not told apart"
+    doubt = "Python and operators are measured together"
     return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt))
 
 

@@ -47,7 +47,7 @@ def start_allowance(metrics: JobMetrics) -> float:
     """Return the seconds before the first step that are normal.
 
     If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
-    a slow or busy machine. Otherwise starting Python and importing torch takes up to 5 s, and CUDA 6 s more.
+    a slow or busy machine. Otherwise starting Python and importing torch need 5 s at most, and CUDA 6 s more.
     """
     device = 6.0 if metrics.gpus else 0.0
     if metrics.loading is None:
@@ -587,7 +587,7 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
         "others": "",
         "after": plural(first.record.step + 1, "training step"),
         "dead": _dead(hang),
-        "nobody": FRAGMENTS["nobody"].format(name=first.name) if alone else "",
+        "alone": FRAGMENTS["alone"].format(name=first.name) if alone else "",
     }
     if others and not first.waits_for_ranks:
         words["others"] = f"; {others} other{'s wait' if others > 1 else ' waits'} for it"

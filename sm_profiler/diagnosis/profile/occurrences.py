@@ -1,4 +1,4 @@
-"""What was recorded call by call (saves, log lines, callbacks, compilations), and what samples show of the same kinds."""
+"""Saves, log lines, callbacks and compilations, as recorded call by call and as samples show them."""
 
 from __future__ import annotations
 

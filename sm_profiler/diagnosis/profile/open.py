@@ -17,7 +17,7 @@ MAX_GPUS = 4  # in a sentence
 
 
 def inconclusive(case: Case) -> Finding:
-    """Return why nothing can be said, and what to do about it."""
+    """Return why there is no verdict, and what to do about it."""
     metrics = case.metrics
     steps = sum(int(rank.train.sum()) for rank in metrics.ranks)
     evidence = [Evidence("training steps recorded", steps, thresholds.MIN_STEPS, held="judged from")]

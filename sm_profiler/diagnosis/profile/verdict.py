@@ -255,7 +255,7 @@ def _finding(one: Candidate, case: Case, certain: float) -> Finding:
 
 
 def worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, points: bool = False) -> Finding:
-    """Return what was found, in words."""
+    """Return a finding with its sentences."""
     words = {**found.words, "stack": case.stack}
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, found.where))
