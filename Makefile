@@ -31,14 +31,14 @@ demo: $(ENVS)/dev.done $(if $(filter keras,$(FRAMEWORK)),$(ENVS)/frameworks.done
 
 test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks.done ## the test suite
 	@echo "first what measures real time, one test after the other; then everything else, $(WORKERS) at a time"
-	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
+	@$(BIN)/python -m pytest -m 'alone and not long' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl --include='*.py' 'mark\.alone' tests)
 	@$(BIN)/python -m pytest -m 'not alone and not long' -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
 test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done $(ENVS)/launchers.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl 'mark\.alone' tests)
+	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS) $$(grep -rl --include='*.py' 'mark\.alone' tests)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(LONG)
 
 fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
