@@ -46,7 +46,7 @@ def test_every_logger_of_the_package_escapes_its_messages():
         "import logging, pkgutil, importlib, sm_profiler\n"
         "from sm_profiler.printable import _printable_message\n"
         "for name in ('hook.entry', 'hook.guard', 'monitor.agent', 'monitor.uploader', 'rules', 'rules.runner',"
-        " 'analysis.python_profiles', 'launch.clients'):\n"
+        " 'analysis.python_profiles', 'launch.request'):\n"
         "    importlib.import_module(f'sm_profiler.{name}')\n"
         "loggers = {n: l for n, l in logging.Logger.manager.loggerDict.items()"
         " if n.startswith('sm_profiler') and isinstance(l, logging.Logger)}\n"

@@ -8,44 +8,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import attrs
-
 from sm_profiler.debugger import rule_configs
 from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
 )
-from sm_profiler.debugger.sdk_compat import SDK_NAMES, SdkCompatible, is_missing_sdk, sdk_name
+from sm_profiler.debugger import rule_base
+from sm_profiler.debugger.sdk_compat import SDK_NAMES, is_missing_sdk, sdk_name
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE, read_file, settings_path
-
-
-@attrs.define(slots=False, order=True, on_setattr=None)
-class _RuleBase(SdkCompatible):
-    """Image, machine, output and parameters of a rule."""
-
-    name: Any
-    image_uri: Any
-    instance_type: Any
-    container_local_output_path: Any
-    s3_output_path: Any
-    volume_size_in_gb: Any
-    rule_parameters: Any
-
-    @staticmethod
-    def _set_rule_parameters(source: Any, rule_to_invoke: Any, rule_parameters: Any) -> dict[str, Any]:
-        """Return a custom rule's parameters: its source, the rule's name in it, and the user's.
-
-        Raises:
-            ValueError: a source without a rule, or a rule without a source.
-        """
-        if bool(source) ^ bool(rule_to_invoke):
-            raise ValueError("If you provide a source, you must also provide a rule to invoke (and vice versa).")
-        named = {"source_s3_uri": source, "rule_to_invoke": rule_to_invoke}
-        merged = {key: value for key, value in named.items() if value}
-        merged.update(rule_parameters or {})
-        return merged
-
 
 DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
 DETAILED = "DetailedProfilerProcessingJobConfig"
@@ -148,7 +119,7 @@ def get_default_profiler_processing_job(
     return ProfilerRule.sagemaker(config, name=name, instance_type=instance_type, volume_size_in_gb=volume_size_in_gb)
 
 
-class ProfilerRule(_RuleBase):
+class ProfilerRule(rule_base.RuleBase):
     """A rule that evaluates a training job's profile, made by `ProfilerRule.sagemaker` or `ProfilerRule.custom`.
 
     Attributes:

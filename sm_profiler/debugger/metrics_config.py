@@ -135,6 +135,25 @@ class _Collected(MetricsConfigBase):
 
     collector: ClassVar[CollectorSpec]
 
+    def _set_range(
+        self,
+        start_step: int | None,
+        num_steps: int | None,
+        start_unix_time: int | None,
+        duration: float | None,
+        profile_default_steps: bool,  # the order is the SDK's
+    ) -> None:
+        require(isinstance(profile_default_steps, bool), ErrorMessages.INVALID_PROFILE_DEFAULT_STEPS)
+        if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
+            start_step, num_steps = self.collector.start_step, self.collector.num_steps
+        MetricsConfigBase.__init__(self, self.collector.wire, start_step, num_steps, start_unix_time, duration)
+
+
+class DetailedProfilingConfig(_Collected):
+    """Record operators and kernels; by default in step 5."""
+
+    collector: ClassVar[CollectorSpec] = COLLECTORS["detailed"]
+
     def __init__(
         self,
         start_step: int | None = None,
@@ -155,16 +174,7 @@ class _Collected(MetricsConfigBase):
         Raises:
             AssertionError: an argument is invalid, or both kinds of range are given.
         """
-        require(isinstance(profile_default_steps, bool), ErrorMessages.INVALID_PROFILE_DEFAULT_STEPS)
-        if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
-            start_step, num_steps = self.collector.start_step, self.collector.num_steps
-        super().__init__(self.collector.wire, start_step, num_steps, start_unix_time, duration)
-
-
-class DetailedProfilingConfig(_Collected):
-    """Record operators and kernels; by default in step 5."""
-
-    collector: ClassVar[CollectorSpec] = COLLECTORS["detailed"]
+        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
 
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
@@ -200,7 +210,7 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
         Raises:
             AssertionError: an argument is invalid, or both kinds of range are given.
         """
-        super().__init__(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
         require(is_valid_regex(metrics_regex), ErrorMessages.INVALID_METRICS_REGEX)
         self.metrics_regex = metrics_regex
 
@@ -247,7 +257,7 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
         """
         if profile_default_steps is True:
             cprofile_timer = cProfileTimer.DEFAULT
-        super().__init__(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
         require(is_kind(python_profiler, PythonProfiler), ErrorMessages.INVALID_PYTHON_PROFILER)
         require(is_kind(cprofile_timer, cProfileTimer), ErrorMessages.INVALID_CPROFILE_TIMER)
         self.python_profiler = python_profiler
@@ -265,11 +275,55 @@ class HorovodProfilingConfig(_Collected):
 
     collector: ClassVar[CollectorSpec] = COLLECTORS["horovod"]
 
+    def __init__(
+        self,
+        start_step: int | None = None,
+        num_steps: int | None = None,
+        start_unix_time: int | None = None,
+        duration: float | None = None,
+        profile_default_steps: bool = False,  # the SDK's signature
+    ) -> None:
+        """Set the window, by steps or by time.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
+
+        Raises:
+            AssertionError: an argument is invalid, or both kinds of range are given.
+        """
+        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+
 
 class SMDataParallelProfilingConfig(_Collected):
     """Record the timeline of SageMaker's data parallel library; by default in step 15."""
 
     collector: ClassVar[CollectorSpec] = COLLECTORS["smddp"]
+
+    def __init__(
+        self,
+        start_step: int | None = None,
+        num_steps: int | None = None,
+        start_unix_time: int | None = None,
+        duration: float | None = None,
+        profile_default_steps: bool = False,  # the SDK's signature
+    ) -> None:
+        """Set the window, by steps or by time.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
+
+        Raises:
+            AssertionError: an argument is invalid, or both kinds of range are given.
+        """
+        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
 
 
 _CLASSES: tuple[type[MetricsConfigBase], ...] = (

@@ -80,8 +80,8 @@ pytestmark = [pytest.mark.smdebug, pytest.mark.slow]
 def folders(request, tmp_path_factory):
     """The jobs of the tests that are selected."""
     base, chosen = tmp_path_factory.mktemp("jobs"), {"one-process"}
-    chosen |= {item.callspec.params.get("job") for item in request.session.items if hasattr(item, "callspec")}
-    return {name: make_job(base / name, *JOBS[name]) for name in JOBS if name in chosen}
+    named = [item.callspec.params.get("job") for item in request.session.items if hasattr(item, "callspec")]
+    return {name: make_job(base / name, *JOBS[name]) for name in JOBS if name in chosen or name in named}
 
 
 @pytest.fixture(scope="module")

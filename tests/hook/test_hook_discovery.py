@@ -1,7 +1,6 @@
 """Discovery of models, changes of the configuration, and windows that end; torch and its warnings stay as they were."""
 
 import json
-import time
 import warnings
 from itertools import islice
 
@@ -255,19 +254,17 @@ def test_a_dataloader_window_may_be_removed_while_its_workers_run(session):
     assert session.guard.failures == {}
 
 
-def test_an_expensive_metrics_regex_does_not_stall_the_training(session):
-    """A backtracking engine needs hours for this pattern, on the training thread."""
+def test_an_expensive_metrics_regex_opens_no_window(session):
+    """A backtracking engine needs hours for this pattern, on the training thread, so it is refused."""
     ranges = json.dumps({"StartStep": 0, "NumSteps": 1000, "MetricsRegex": "([a-z_.:]+)+!"})
     session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
     records = []
     session.tracker.append = records.append
     model = torch.nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
-    assert session.schedule.windows["dataloader"].range.metrics_regex == "([a-z_.:]+)+!"
-    began = time.perf_counter()
+    assert "dataloader" not in session.schedule.windows
     for (inputs,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(9, 2))):
         model(inputs).sum().backward()
-    assert time.perf_counter() - began < 10
     assert not any(record[0].startswith("DataLoaderIter") for record in records)
     assert session.guard.failures == {}
 

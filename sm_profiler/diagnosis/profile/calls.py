@@ -322,15 +322,13 @@ def evaluation(case: Case) -> Found | None:
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),
     )
-    if share <= 0:
+    if share < limits.USUAL + limits.FLOOR:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Leave what an evaluation usually takes; half as often is the least that 'less often' means."""
+        """Evaluate less often: half as often is the least that this means."""
         seconds = loop.of_activity(EVALUATION)
-        least = 1 - min(limits.USUAL / max(share, 1e-9), 1.0)
-        scenarios = [seconds * part for part in (min(least, 0.5), 0.75, 1.0)]
-        return Saving.of_scenarios(scenarios, (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in (0.5, 0.75, 1.0)], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

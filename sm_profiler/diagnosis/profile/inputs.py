@@ -320,7 +320,7 @@ def _by_system(case: Case) -> Found | None:
     idle, cpu, disk = case.gpu_idle, case.busy_cores, case.rule_share("IOBottleneck")
     share = max(cpu, disk)
     # a GPU that is idle in all samples is unused; it does not wait for data
-    if idle is None or not limits.USUAL <= idle < 1 or share < limits.MAJORITY:
+    if idle is None or not limits.HEALTHY_PHASE <= idle < 1 or share < limits.MAJORITY:
         return None
     cores = "CPU cores are saturated" if cpu >= disk else "CPU cores wait for the disk"
     evidence = (
@@ -330,7 +330,8 @@ def _by_system(case: Case) -> Found | None:
     return Found(
         "idle_gpus_wait", {"cores": cores, "share": percent(share)}, evidence, share,
         "input_cores" if cpu >= disk else "input_disk", lambda loop: part_of_share(loop, share, (WAIT,), sure=False),
-        "inferred from system metrics", where=_lines(case),
+        "inferred from system metrics",
+        low="inferred from system metrics" if share < 1.5 * limits.MAJORITY else "", where=_lines(case),
     )  # fmt: skip
 
 
