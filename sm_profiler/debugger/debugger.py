@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sm_profiler.debugger import rule_configs
+from sm_profiler.debugger import rule_base, rule_configs
 from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
 )
-from sm_profiler.debugger import rule_base
 from sm_profiler.debugger.sdk_compat import SDK_NAMES, is_missing_sdk, sdk_name
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE, read_file, settings_path
