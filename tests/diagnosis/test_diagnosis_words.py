@@ -24,6 +24,6 @@ def test_all_sentences_are_as_stored():
     ):  # fmt: skip
         lines.append(f"== {title}")
         for name, text in table.items():
-            places = defaultdict(str, {key: f"‹{key}›" for _, key, _, _ in Formatter().parse(text) if key}) | PLACES
+            places = defaultdict(str, {key: f"<{key}>" for _, key, _, _ in Formatter().parse(text) if key}) | PLACES
             lines += [name, f"    {text.format_map(places).strip()}"]
     assert_as_stored("\n".join(lines) + "\n", "verdicts")
