@@ -113,7 +113,7 @@ def shorten(text: str, limit: int = 60) -> str:
 # Python's own files, installed packages and the profiler. Kineto shortens a path to what follows its folder in sys.path,
 # so that a library's may begin with its name; "~" is a built-in function of cProfile's.
 _LIBRARY = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|lib/python3[0-9.]*|sm_profiler/hook)/"
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python3[0-9.]*|sm_profiler/hook)/"
     r"|^(?:torch|importlib)/|^runpy\.py|^<(?!ipython-input-|stdin>)|^~"
 )
 

@@ -135,6 +135,8 @@ class NamePattern:
             compiled = re.compile(text, re.IGNORECASE)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"not a regular expression ({error})") from None
+        if "(?#" in text:  # a comment may hide brackets from what follows
+            raise ValueError("comments are not supported")
         if compiled.flags & re.VERBOSE:
             raise ValueError("the flag x is not supported")
         plain = _SINGLE.sub("x", text).replace("(?", "(")

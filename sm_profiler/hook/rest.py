@@ -61,7 +61,7 @@ class Rest:
         if self.stream is None:
             return list(pairwise(self.ends))
         found, ends, at = [], self.ends, 1
-        for start, limit in pairwise([*self.arrivals, ends[-1] + 1]):
+        for start, limit in pairwise([*self.arrivals, max([ends[-1], *self.arrivals[-1:]]) + 1]):
             end = limit
             while at < len(ends) and ends[at] < limit:
                 end, at = ends[at], at + 1

@@ -508,6 +508,7 @@ class StepTracker:
             (self.global_step + 1) % self.every != 0
             and self._regular >= REGULAR
             and self._updates == 1
+            and not (self.streams and self.streams[-1].burst)  # several batches in a step
             and self.settled is _TRAIN
             and not (self.manual or self.optimizer or self.in_backward or self.waits_later)
             and not (self.reports_step_ends or self.reports_forward_ends)
@@ -526,7 +527,14 @@ class StepTracker:
         if rest is None:
             return
         began_ns, self.rest = perf_counter_ns(), None
-        if not rest.is_over:  # the loop may have changed: in a new epoch it has not
+        try:
+            self._record_rest(rest)
+        finally:  # an exception of the script may interrupt it
+            rest.awake()
+        self.own_ns += (perf_counter_ns() - began_ns) // METER_EVERY
+
+    def _record_rest(self, rest: Rest) -> None:
+        if not rest.is_over or rest.stream is None:  # the loop may have changed: in a new epoch it has not
             self._regular = REGULAR - AGAIN
         arrived_ns, name = rest.waiting(), STEP[_TRAIN]
         if arrived_ns is not None and isinstance(rest.stream, Stream):
@@ -541,8 +549,6 @@ class StepTracker:
             self.counts[_TRAIN] = self.number + 1
             self.global_step += len(spans)
             self.rested += len(spans)
-        rest.awake()
-        self.own_ns += (perf_counter_ns() - began_ns) // METER_EVERY
 
     def _is_training(self) -> None:
         """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""

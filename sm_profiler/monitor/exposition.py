@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ RENEW_S, LOST_S = (
     60.0,
     300.0,
 )  # a file with an address is touched this often; an untouched file is that of a killed monitor
+_OURS = re.compile(r"sm-profiler-.+-\d{1,5}\.json")  # a host and its port
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
 _SUFFIXES = {
     "1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": "", "s": "_seconds",
@@ -168,6 +170,8 @@ class Exposition(ThreadingHTTPServer):
             self._write(target)
             renewed = target.stat().st_mtime  # by the clock of the file system
             for other in target.parent.glob("sm-profiler-*.json"):
+                if not _OURS.fullmatch(other.name):
+                    continue
                 with contextlib.suppress(OSError):  # it is gone, or that of another user
                     if renewed - other.lstat().st_mtime > LOST_S:
                         other.unlink()

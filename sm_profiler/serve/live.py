@@ -53,6 +53,7 @@ RESUMED_S = 3.0  # between two checks of a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
 SAVE_S = 60.0  # between two copies of the page for the next start
 WRITTEN_S = 0.1  # between two looks at what a process has written
+OWN_PAGE = 4 << 30  # bytes of a page that our own process wrote, once unpacked
 
 
 _report_lock = threading.Lock()  # one job at a time computes its report
@@ -255,7 +256,7 @@ class LiveJob:
         with contextlib.suppress(FileNotFoundError):
             written = path.stat().st_mtime
             if written != before:
-                page = Page.read(path.read_bytes())
+                page = Page.read(path.read_bytes(), OWN_PAGE)
                 if page.state == "unreadable":
                     raise SourceError(page.note)
                 parts, _ = self._renewed(page.parts, at_once=True)

@@ -173,14 +173,14 @@ class Page(msgspec.Struct):
         )  # fmt: skip
 
     @classmethod
-    def read(cls, data: bytes) -> Page:
-        """Return the page in the bytes of a file.
+    def read(cls, data: bytes, most: int = MAX_BYTES) -> Page:
+        """Return the page in the bytes of a file, of at most so many bytes once unpacked.
 
         Raises:
             ValueError: they are not those of a page.
         """
         try:
-            return _PAGE.decode(zlib.decompressobj().decompress(data, MAX_BYTES))
+            return _PAGE.decode(zlib.decompressobj().decompress(data, most))
         except (zlib.error, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
 

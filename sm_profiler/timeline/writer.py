@@ -301,12 +301,17 @@ COUNTERS = {
     "GPUMemoryUtilization": "GPU memory, %", "MemoryUsedPercent": "memory, %", "ReceiveBytesPerSecond": "network, bytes/s",
     "TransmitBytesPerSecond": "network, bytes/s", "ReadThroughputInBytesPerSecond": "disk, bytes/s",
     "WriteThroughputInBytesPerSecond": "disk, bytes/s", "IOPS": "disk operations/s",
+    "SwapInBytesPerSecond": "swap, bytes/s", "SwapOutBytesPerSecond": "swap, bytes/s",
+    "MajorFaultsPerSecond": "major faults/s", "MemoryPressurePercent": "memory pressure, %",
+    "IOPressurePercent": "I/O pressure, %",
 }  # fmt: skip
 SERIES = {
     "ReceiveBytesPerSecond": "received",
     "TransmitBytesPerSecond": "sent",
     "ReadThroughputInBytesPerSecond": "read",
     "WriteThroughputInBytesPerSecond": "written",
+    "SwapInBytesPerSecond": "in",
+    "SwapOutBytesPerSecond": "out",
 }
 
 

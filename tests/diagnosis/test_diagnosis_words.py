@@ -1,4 +1,4 @@
-"""All sentences of verdicts in one stored file, with numbers in their places, for whoever edits the English."""
+"""All sentences of verdicts in one stored file, with numbers in their places: what an editor of the English sees change."""
 
 from collections import defaultdict
 from string import Formatter

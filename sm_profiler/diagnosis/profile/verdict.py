@@ -75,8 +75,9 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
     found = _recognized(case, broken)
     ranked = rank_by_gain(found, case)
     if not ranked:
-        busy = next((one.found for one in found if one.cause.kind is Class.COMPUTE_BOUND), None)
-        main = worded(Class.COMPUTE_BOUND, busy, case, Confidence("high" if case.ranks else "medium")) if busy else None
+        good = next((one for one in found if one.cause.kind.is_healthy), None)
+        sure = Confidence("high" if case.ranks else "medium")
+        main = good and (good.foreign or worded(good.cause.kind, good.found, case, sure))
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
@@ -110,15 +111,22 @@ def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
 
 def _candidate(cause: ProfileCause, case: Case) -> Candidate | None:
     found = cause.find(case)
-    return Candidate(cause, found) if found is not None else None
+    if found is None:
+        return None
+    worded(cause.kind, found, case, Confidence("low"), points=cause.points)  # a missing word is an error of this cause
+    return Candidate(cause, found)
 
 
 def _foreign(finding: Finding | None) -> Candidate | None:
     """Return a finding of another package as a candidate: its repair saves the share of the time that it names."""
     if finding is None:
         return None
+    if finding.confidence not in limits.PROBABILITY:
+        raise ValueError(f"confidence {finding.confidence!r}")
     found = Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
-    return Candidate(ProfileCause(finding.kind, lambda _: None), found, finding)
+    same = [cause for cause in CAUSES if cause.kind is finding.kind]
+    stops, on_host = any(cause.stops for cause in same), any(cause.on_host for cause in same)
+    return Candidate(ProfileCause(finding.kind, lambda _: None, stops=stops, on_host=on_host), found, finding)
 
 
 def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
@@ -129,7 +137,10 @@ def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     growth = [Ranked(_finding(one, case, one.found.share), one.found.share) for one in growing]
     others = [one for one in found if not one.cause.stops and one not in growing]
     idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
-    ranked = [*growth, *_repaired([*idle, *(one for one in others if one.found.of == "loop")], case)]
+    ranked = [
+        *growth,
+        *_repaired([*idle, *(one for one in others if one.found.of == "loop" and one not in idle)], case),
+    ]
     left = case.metrics.duration - sum(one.finding.gain.seconds.value for one in ranked if one.finding.gain)
     for one in others:
         if one.found.of == "job":

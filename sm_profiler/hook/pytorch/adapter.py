@@ -57,6 +57,8 @@ RUNS_WHILE_TRAINING = tuple(
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
+REST_NS = 1_000_000_000  # a rest ends with the first step after that: pages are live, and a job may be killed
+OTHERS = 4  # steps of other optimizers in a row after which a rest ends
 
 
 def own_code() -> Iterator[CodeType]:
@@ -259,7 +261,7 @@ class PyTorchAdapter(FrameworkAdapter):
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or session.quiet or get_ident() != forwards.thread:
+            if is_compiling() or session.quiet or tracker.rest is not None or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
             if tracker.global_step >= operators.due and not session.is_off(operators.name):
                 session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
@@ -349,11 +351,15 @@ class PyTorchAdapter(FrameworkAdapter):
         due = self._operators.is_due(self.session.tracker.global_step + 1)
         if due or not (self.forwards.may_hide and self.loaders.is_done()):
             return
-        self.forwards.hide()
-        if torch.autograd.backward is self._wrapped_backward:
-            torch.autograd.backward = self._backward
-        rest = self.session.tracker.begin_rest(self._awake, self._phase_of)
-        self._set_hooks((_nothing, self._counting_hook(rest)))
+        try:
+            self.forwards.hide()
+            if torch.autograd.backward is self._wrapped_backward:
+                torch.autograd.backward = self._backward
+            rest = self.session.tracker.begin_rest(self._awake, self._phase_of)
+            self._set_hooks((_nothing, self._counting_hook(rest)))
+        except BaseException:  # a signal's handler raised: half a rest would never end
+            self._awake()
+            raise
 
     def _awake(self) -> None:
         self._set_hooks(self._hooks)
@@ -372,14 +378,26 @@ class PyTorchAdapter(FrameworkAdapter):
         """Return the hook of a rest: each object that it touched would cost as much as the rest of it."""
         session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
 
+        until, others = clock() + REST_NS, 0
+
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            nonlocal others
             if id(optimizer) == key:
-                ends.append(clock())
-                if len(ends) > steps:
-                    try:
-                        session.tracker.end_rest()
-                    except Exception as error:  # fail open
-                        session.fail(error)
+                ends.append(now := clock())
+                others = 0
+                if len(ends) <= steps and now < until:
+                    return
+            else:  # an optimizer inside the other, or the loop goes on with another
+                others += 1
+                if others <= OTHERS:
+                    return
+            try:
+                if session.tracker.rest is rest:
+                    session.tracker.end_rest()
+                else:  # its end was interrupted
+                    self._awake()
+            except Exception as error:  # fail open
+                session.fail(error)
 
         return after
 

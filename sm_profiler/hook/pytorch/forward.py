@@ -338,12 +338,13 @@ class Forwards(Collector):
                     session.tracker.end_rest()
             return switch(module)
 
-        self._eval = switch
+        self._eval = switch, evaluates
         self._module.Module.eval = evaluates
 
     def _restore_eval(self) -> None:
-        if self._eval is not None:
-            self._module.Module.eval, self._eval = self._eval, None
+        if self._eval is not None and self._module.Module.eval is self._eval[1]:  # nobody has replaced it since
+            self._module.Module.eval = self._eval[0]
+        self._eval = None
 
     def watch_wrappers(self, wrapper: Any) -> None:
         """Trace what `torch.compile(model)` returns from its first call on; discovery ends with the first compilation."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 STREAM = "_sm_profiler_stream"
 TIMES = "_sm_profiler_times"
 DATALOADER = "dataloader"
+MOST_AHEAD = 16  # batches of a rest beyond two for each of its steps
 
 
 class LoaderStream(Stream):
@@ -190,11 +191,27 @@ class DataLoaderCollector(Collector):
             except BaseException as error:
                 self._ended_at_rest(rest.stream, exhausted=isinstance(error, StopIteration))
                 raise
-            tracker.in_fetch = 0
-            rest.arrivals.append(perf_counter_ns())
+            self._arrived_at_rest(rest, perf_counter_ns())
             return batch
 
         return __next__
+
+    def _arrived_at_rest(self, rest: Rest, now_ns: int) -> None:
+        tracker = self._session.tracker
+        tracker.in_fetch = 0
+        if tracker.rest is rest:
+            rest.arrivals.append(now_ns)
+            if len(rest.arrivals) <= 2 * rest.steps + MOST_AHEAD:
+                return
+        try:
+            if tracker.rest is rest:  # the optimizer steps no more: gradients are accumulated, or are infinite
+                tracker.end_rest()
+            elif isinstance(rest.stream, Stream) and not self._session.quiet:  # it ended while the batch was fetched
+                tracker.in_fetch = 1
+                tracker.fetch_ends(rest.stream, now_ns, now_ns, got=True, gradients=self._torch.is_grad_enabled())
+        except Exception as error:  # fail open
+            tracker.in_fetch = 0
+            self._session.fail(error)
 
     def _ended_at_rest(self, stream: Any, *, exhausted: bool) -> None:
         """Let the rest end: the loader has no more batches, or has failed."""

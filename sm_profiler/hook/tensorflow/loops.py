@@ -173,7 +173,7 @@ class Loops:
         if tracker.metering:
             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
 
-    def apply_begins(self, optimizer: Any, *_args: Any, **_kwargs: Any) -> Any:
+    def apply_begins(self, optimizer: Any, /, *_args: Any, **_kwargs: Any) -> Any:
         """Begin the optimizer's step with `Optimizer.apply`."""
         if not self._is_loop():
             self._trains()
@@ -187,7 +187,7 @@ class Loops:
         """End the optimizer's step."""
         self._session.tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, perf_counter_ns())
 
-    def layer_begins(self, layer: Any, *_args: Any, **_kwargs: Any) -> Any:
+    def layer_begins(self, layer: Any, /, *_args: Any, **_kwargs: Any) -> Any:
         """Begin an evaluation with the call of a Keras layer outside of any tape, if a batch has arrived."""
         tracker = self._session.tracker
         if (
@@ -212,7 +212,7 @@ class Loops:
         for function in self._calls:
             function.__dict__[TRAINS] = True
 
-    def call_begins(self, function: Any, *args: Any, **kwargs: Any) -> _Call | None:
+    def call_begins(self, function: Any, /, *args: Any, **kwargs: Any) -> _Call | None:
         """Begin a call of a `tf.function`: from Python it is a step, a part of one, or many steps."""
         session, tracker, calls = self._session, self._session.tracker, self._calls
         if calls:
