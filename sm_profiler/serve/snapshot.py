@@ -173,14 +173,14 @@ class Page(msgspec.Struct):
         )  # fmt: skip
 
     @classmethod
-    def read(cls, data: bytes, most: int = MAX_BYTES) -> Page:
-        """Return the page in the bytes of a file, of at most so many bytes once unpacked.
+    def read(cls, data: bytes, most: int | None = None) -> Page:
+        """Return the page in the bytes of a file, of at most so many bytes once unpacked: MAX_BYTES unless given.
 
         Raises:
             ValueError: they are not those of a page.
         """
         try:
-            return _PAGE.decode(zlib.decompressobj().decompress(data, most))
+            return _PAGE.decode(zlib.decompressobj().decompress(data, most or MAX_BYTES))
         except (zlib.error, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
 

@@ -161,7 +161,7 @@ def collective() -> None:
     train(20)
     if rank == 1:
         if kind == "rank_exits":
-            time.sleep(3)  # its records reach the disk
+            time.sleep(1.5)  # its records reach the disk, and it is not yet taken for a hang
             os._exit(0)
         if kind == "rank_sleeps":
             time.sleep(10_000)  # hangs: rank_sleeps

@@ -180,7 +180,7 @@ def test_a_packed_report_is_the_report():
 
 def test_a_report_that_cannot_be_packed_is_made_here(where, monkeypatch):
     original = Page.read
-    monkeypatch.setattr(Page, "read", lambda data: msgspec.structs.replace(original(data), report=b""))
+    monkeypatch.setattr(Page, "read", lambda *of: msgspec.structs.replace(original(*of), report=b""))
     monkeypatch.setattr("sm_profiler.serve.live.packed_or_none", lambda _: b"")
     live = LiveJob(where, use_subprocess=True)
     live.poll()
