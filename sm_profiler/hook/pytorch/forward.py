@@ -342,7 +342,7 @@ class Forwards(Collector):
         self._module.Module.eval = evaluates
 
     def _restore_eval(self) -> None:
-        if self._eval is not None and self._module.Module.eval is self._eval[1]:  # nobody has replaced it since
+        if self._eval is not None and self._module.Module.eval is self._eval[1]:  # not replaced since
             self._module.Module.eval = self._eval[0]
         self._eval = None
 
