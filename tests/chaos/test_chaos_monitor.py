@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+
+from tests.support.monitor import running_monitors
 
 pytestmark = pytest.mark.long
 MARKERS = {"framework/training_job_end.ts", "system/training_job_end.ts"}
@@ -65,15 +66,7 @@ class Job:
 
     def monitors(self):
         """Return the monitors of this job that are running."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes()
-            except OSError:
-                continue
-            if b"sm_profiler.monitor.agent" in line and str(self.root).encode() in line:
-                found.append(int(path.parent.name))
-        return found
+        return running_monitors(self.root)
 
     def wait_until_gone(self, seconds=40.0):
         deadline = time.monotonic() + seconds

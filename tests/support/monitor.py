@@ -25,6 +25,19 @@ print("on", flush=True)
 """
 
 
+def running_monitors(root: Path) -> list[int]:
+    """Return the process ids of the monitors of the job with this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if b"sm_profiler.monitor.agent" in line and str(root).encode() in line:
+            found.append(int(path.parent.name))
+    return found
+
+
 class Job:
     """A job's folder, environment and processes."""
 
@@ -52,15 +65,7 @@ class Job:
 
     def agents(self) -> list[int]:
         """Return the running monitors of this job."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes()
-            except OSError:
-                continue
-            if b"sm_profiler.monitor.agent" in line and str(self.root).encode() in line:
-                found.append(int(path.parent.name))
-        return found
+        return running_monitors(self.root)
 
     def until(self, what, seconds=30.0):
         deadline = time.monotonic() + seconds
