@@ -63,8 +63,9 @@ def server(tmp_path):
 
 def test_a_job_is_one_run_with_verdict_series_and_report(server, tmp_path):
     job = make_job(
-        tmp_path / "my-job" / "profiler-output", "--scenario", "dataloader-slow", "--minutes", "2", "--no-end-marker"
-    )
+        tmp_path / "my-job" / "profiler-output", "--scenario", "dataloader-slow", "--minutes", "2", "--no-end-marker",
+        "--start-epoch", str(int(time.time()) - 120),
+    )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [PYTHON, "-m", "sm_profiler", "export", str(job), "--to", f"mlflow:{server}"]
     for is_over in (False, True):

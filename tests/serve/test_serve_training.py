@@ -85,7 +85,7 @@ def test_a_training_is_watched_from_start_to_end(tmp_path):
             page.locator("#glance", has_text=" steps").wait_for()
             grows(page)
             page.locator("#verdict .badge", has_text="Waiting for data").wait_for()
-            assert "train.py" in page.locator("#verdict").inner_text()
+            page.locator("#verdict", has_text="train.py").wait_for()  # its line, once the sampler has seen it
 
             where = proxy.server_port  # the proxy is killed, and another one started
             proxy.kill()
