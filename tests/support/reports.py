@@ -189,7 +189,7 @@ def cause_found(kind, case):
     found = cause.find(case)
     if found is None:
         return None
-    return worded(cause.kind, found, case, case.confidence(found, found.share), points=cause.points)
+    return Candidate(cause, found, worded(cause, found, case)).with_confidence(case, found.share)
 
 
 def ranked(findings, case):
@@ -198,7 +198,7 @@ def ranked(findings, case):
     for finding in findings:
         cause = next(cause for cause in CAUSES if cause.kind is finding.kind)
         found = cause.find(case) or Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
-        candidates.append(Candidate(cause, found, finding))
+        candidates.append(Candidate(cause, found, finding, foreign=True))
     return rank_by_gain(candidates, case)
 
 

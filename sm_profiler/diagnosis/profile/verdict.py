@@ -48,11 +48,27 @@ LATE = (Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE)
 
 @attrs.frozen
 class Candidate:
-    """A cause that was recognized, or a finding of another package."""
+    """A cause that was recognized.
+
+    Attributes:
+        cause: the row of the table of causes.
+        found: what its repair saves.
+        finding: its sentences.
+        foreign: the finding is another package's, with its own confidence.
+    """
 
     cause: ProfileCause
     found: Found
-    foreign: Finding | None = None
+    finding: Finding
+    foreign: bool = False
+
+    def confidence(self, case: Case, certain: float) -> str:
+        """Return the confidence in a repair that certainly saves a share of the loop."""
+        return self.finding.confidence if self.foreign else case.confidence(self.found, certain)
+
+    def with_confidence(self, case: Case, certain: float) -> Finding:
+        """Return the finding, without its gain, with its confidence."""
+        return self.finding if self.foreign else replace(self.finding, confidence=self.confidence(case, certain))
 
 
 @attrs.frozen
@@ -76,8 +92,8 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
     ranked = rank_by_gain(found, case)
     if not ranked:
         good = next((one for one in found if one.cause.kind.is_healthy), None)
-        sure = Confidence("high" if case.ranks else "medium")
-        main = good and (good.foreign or worded(good.cause.kind, good.found, case, sure))
+        sure = "high" if case.ranks else "medium"
+        main = good and (good.finding if good.foreign else replace(good.finding, confidence=Confidence(sure)))
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
@@ -111,10 +127,7 @@ def _recognized(case: Case, broken: dict[str, str] | None) -> list[Candidate]:
 
 def _candidate(cause: ProfileCause, case: Case) -> Candidate | None:
     found = cause.find(case)
-    if found is None:
-        return None
-    worded(cause.kind, found, case, Confidence("low"), points=cause.points)  # a missing word is an error of this cause
-    return Candidate(cause, found)
+    return Candidate(cause, found, worded(cause, found, case)) if found is not None else None
 
 
 def _foreign(finding: Finding | None) -> Candidate | None:
@@ -126,21 +139,21 @@ def _foreign(finding: Finding | None) -> Candidate | None:
     found = Found("", {}, finding.evidence, finding.share_of_time, of=finding.of)
     same = [cause for cause in CAUSES if cause.kind is finding.kind]
     stops, on_host = any(cause.stops for cause in same), any(cause.on_host for cause in same)
-    return Candidate(ProfileCause(finding.kind, lambda _: None, stops=stops, on_host=on_host), found, finding)
+    return Candidate(
+        ProfileCause(finding.kind, lambda _: None, stops=stops, on_host=on_host), found, finding, foreign=True
+    )
 
 
 def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     """Return the findings that are worth a repair, the one that certainly saves most first, with their gains."""
     found = [one for one in found if not one.cause.kind.is_healthy]
-    stopped = [Ranked(_finding(one, case, 1.0), math.inf) for one in found if one.cause.stops]
+    stopped = [Ranked(one.with_confidence(case, 1.0), math.inf) for one in found if one.cause.stops]
     growing = [one for one in found if one.cause.kind is Class.MEMORY_GROWTH]
-    growth = [Ranked(_finding(one, case, one.found.share), one.found.share) for one in growing]
+    growth = [Ranked(one.with_confidence(case, one.found.share), one.found.share) for one in growing]
     others = [one for one in found if not one.cause.stops and one not in growing]
     idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
-    ranked = [
-        *growth,
-        *_repaired([*idle, *(one for one in others if one.found.of == "loop" and one not in idle)], case),
-    ]
+    in_loop = [one for one in others if one.found.of == "loop" and one not in idle]
+    ranked = [*growth, *_repaired([*idle, *in_loop], case)]
     left = case.metrics.duration - sum(one.finding.gain.seconds.value for one in ranked if one.finding.gain)
     for one in others:
         if one.found.of == "job":
@@ -156,7 +169,7 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         for one in left:
             certain = one.found.share * limits.PART_SAVED_INDIRECT[0]
             if one.found.of == "loop" and certain >= limits.FLOOR:
-                finding = _finding(one, case, certain)
+                finding = one.with_confidence(case, certain)
                 ranked.append(Ranked(finding, certain * limits.PROBABILITY[finding.confidence]))
         return ranked
     loop = _exceptions(loop, candidates, case)
@@ -165,15 +178,15 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         tried = []
         for one in left:
             after, share, certain = loop.gain(_saving_of(one, case, loop))
-            sure = str(case.confidence(one.found, certain)) if one.foreign is None else one.foreign.confidence
-            tried.append((certain * limits.PROBABILITY[sure], after, share, certain, one))
+            sure = limits.PROBABILITY[one.confidence(case, certain)]
+            tried.append((certain * sure, after, share, certain, one))
         worth, after, share, certain, best = max(tried, key=lambda row: row[0])
         left.remove(best)
         if certain < limits.FLOOR:
             continue
         if best.found.of == "loop":
             gain = _gain(_possible(share, best), loop)
-            ranked.append(Ranked(replace(_finding(best, case, certain), gain=gain), worth * of_job))
+            ranked.append(Ranked(replace(best.with_confidence(case, certain), gain=gain), worth * of_job))
         loop = after
     return ranked
 
@@ -226,7 +239,7 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     whole, share = case.metrics.duration, one.found.share
     least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
     if whole <= 0:
-        return Ranked(_finding(one, case, share), share)
+        return Ranked(one.with_confidence(case, share), share)
     beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
         beyond, least, value = start.excess, 0.4, 0.7  # caches and streaming still read the first data
@@ -235,7 +248,7 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
     certain = max(seconds.low / whole, share * least * limits.MAJORITY)
     gain = Gain(NOTHING, NOTHING, speedup, None, seconds, "job")
-    return Ranked(replace(_finding(one, case, certain), gain=gain), certain)
+    return Ranked(replace(one.with_confidence(case, certain), gain=gain), certain)
 
 
 def _times(interval: Interval, factor: float) -> Interval:
@@ -258,22 +271,15 @@ def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _finding(one: Candidate, case: Case, certain: float) -> Finding:
-    """Return a candidate as a finding, without its gain."""
-    if one.foreign is not None:
-        return one.foreign
-    return worded(one.cause.kind, one.found, case, case.confidence(one.found, certain), points=one.cause.points)
-
-
-def worded(kind: Class, found: Found, case: Case, confidence: Confidence, *, points: bool = False) -> Finding:
-    """Return a finding with its sentences."""
+def worded(cause: ProfileCause, found: Found, case: Case) -> Finding:
+    """Return a finding with its sentences; its confidence follows from what its repair saves."""
     words = {**found.words, "stack": case.stack}
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, found.where))
-    first = _first_place(where) if points else ""
+    first = _first_place(where) if cause.points else ""
     return Finding(
-        kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
-        found.share, found.of, confidence, where, ranks=found.ranks,
+        cause.kind, HEADLINES[found.text].format_map(words), found.evidence, f"{first}{ADVICE[found.advice].format_map(words)}".strip(),
+        found.share, found.of, where=where, ranks=found.ranks,
         larger_batch=found.larger_batch,
     )  # fmt: skip
 
