@@ -11,6 +11,7 @@ import sysconfig
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from sm_profiler.formats.event_names import CELL
 
@@ -24,7 +25,7 @@ MAX_PATHS, MAX_ENTRIES = 64, 10_000  # folders of sys.path that are looked into,
 INSTALLED = ".dist-info"
 
 
-def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
+def user_line(frame: FrameType | None = None) -> dict[str, Any]:
     """Return `file`, `line` and `function` of the innermost frame that is not a library's; empty if there is none.
 
     Args:
@@ -41,7 +42,7 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
     return {}
 
 
-def definition(code: CodeType | None) -> dict[str, str | int]:
+def definition(code: CodeType | None) -> dict[str, Any]:
     """Return `file`, `line` and `function` of a function's code; empty if it is a library's."""
     if code is None or is_library(code.co_filename):
         return {}

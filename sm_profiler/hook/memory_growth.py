@@ -28,7 +28,7 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.formats.event_names import OBJECTS
+from sm_profiler.formats import recorded
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.other_threads import current_frames, stack_of, without_collections
@@ -347,16 +347,14 @@ class Objects(Collector):
             text = _describe(grown, holder, first.lengths[id(grown)])
             del grown
         more = Counter({kind: count - first.types.get(kind, 0) for kind, count in found.types.items()})
-        args: dict[str, Any] = {
-            "types": {_name(kind): count for kind, count in more.most_common(MAX_TYPES) if count > 0},
-            "tensor_bytes": found.tensor_bytes - first.tensor_bytes,
-            "tensors_in_graphs": found.tensors_in_graphs - first.tensors_in_graphs,
-        }
-        if text:
-            args["container"] = text
-        if lines:
-            args["lines"] = lines
-        self._append((OBJECTS, "objects", began, self._clock(), -1, args))
+        growth = recorded.Objects(
+            types={_name(kind): count for kind, count in more.most_common(MAX_TYPES) if count > 0},
+            tensor_bytes=found.tensor_bytes - first.tensor_bytes,
+            tensors_in_graphs=found.tensors_in_graphs - first.tensors_in_graphs,
+            container=text or None,
+            lines=tuple(lines) or None,
+        )
+        self._append(growth.span("objects", began, self._clock()))
 
 
 def census(before: dict[int, int]) -> tuple[Census, Any]:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.formats.event_names import CALLBACK, LOG, SAVE
+from sm_profiler.formats import recorded
+from sm_profiler.formats.recorded import Log, Save, TimedCall
 from sm_profiler.hook.caller import definition, user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.guard import pass_on
@@ -63,15 +64,15 @@ class Callback(CallSum):
 
     Attributes:
         name: under which its calls are recorded.
-        args: its file, line and name; empty for a library's.
+        at: its file, line and name; empty for a library's.
     """
 
-    __slots__ = ("args", "name")
+    __slots__ = ("at", "name")
 
     def __init__(self, name: str, code: CodeType | None) -> None:
         super().__init__()
         self.name = name
-        self.args: dict[str, Any] = {**definition(code)}
+        self.at = definition(code)
 
 
 class CallbackTimes:
@@ -93,7 +94,7 @@ class CallbackTimes:
             callback.add(end_ns - start_ns)
         else:
             self._long += 1
-            self._append((CALLBACK, callback.name, start_ns, end_ns, step, {"calls": 1, **callback.args}))
+            self._append(recorded.Callback(calls=1, **callback.at).span(callback.name, start_ns, end_ns, step))
 
     def beat(self, now_ns: int) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
@@ -101,7 +102,8 @@ class CallbackTimes:
         for callback in list(self._callbacks):
             count, total = callback.take()
             if count:
-                self._append((CALLBACK, callback.name, now_ns - total, now_ns, -1, {"calls": count, **callback.args}))
+                short = recorded.Callback(calls=count, **callback.at)
+                self._append(short.span(callback.name, now_ns - total, now_ns))
 
     def forget(self) -> None:
         """Discard the short calls so far."""
@@ -120,37 +122,37 @@ class Target:
     Attributes:
         module: module that defines them.
         names: their names there; `Class.method` for a method.
-        phase: phase under which their calls are recorded.
+        kind: what their calls are recorded as.
         path: position and keyword of the argument with the path, if there is such an argument.
     """
 
     module: str
     names: tuple[str, ...]
-    phase: str
+    kind: type[TimedCall]
     path: tuple[int, str] | None = None
 
 
 TARGETS = (
-    Target("torch", ("save",), SAVE, (1, "f")),
-    Target("torch.jit", ("save",), SAVE, (1, "f")),
-    Target("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), SAVE, (-1, "checkpoint_id")),
-    Target("safetensors.torch", ("save_file", "save_model"), SAVE, (1, "filename")),
-    Target("safetensors.numpy", ("save_file",), SAVE, (1, "filename")),
-    Target("numpy", ("save", "savez", "savez_compressed"), SAVE, (0, "file")),
-    Target("pickle", ("dump",), SAVE),
-    Target("json", ("dump",), SAVE),
-    Target("os", ("fsync", "fdatasync"), SAVE),
-    Target("joblib", ("dump",), SAVE, (1, "filename")),
-    Target("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
-    Target("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
-    Target("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model"), SAVE),
-    Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), SAVE, (1, "save_directory")),
-    Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), SAVE),
-    Target("keras.src.saving.saving_api", ("save_model", "save_weights"), SAVE, (1, "filepath")),
-    Target("tensorflow.python.checkpoint.checkpoint", ("Checkpoint.save", "Checkpoint.write"), SAVE, (1, "file_prefix")),
-    Target("tensorflow.python.checkpoint.checkpoint_management", ("CheckpointManager.save",), SAVE),
-    Target("builtins", ("print",), LOG),
-    Target("logging", ("Logger.handle",), LOG),
+    Target("torch", ("save",), Save, (1, "f")),
+    Target("torch.jit", ("save",), Save, (1, "f")),
+    Target("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), Save, (-1, "checkpoint_id")),
+    Target("safetensors.torch", ("save_file", "save_model"), Save, (1, "filename")),
+    Target("safetensors.numpy", ("save_file",), Save, (1, "filename")),
+    Target("numpy", ("save", "savez", "savez_compressed"), Save, (0, "file")),
+    Target("pickle", ("dump",), Save),
+    Target("json", ("dump",), Save),
+    Target("os", ("fsync", "fdatasync"), Save),
+    Target("joblib", ("dump",), Save, (1, "filename")),
+    Target("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",), Save, (1, "filepath")),
+    Target("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",), Save, (1, "filepath")),
+    Target("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model"), Save),
+    Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), Save, (1, "save_directory")),
+    Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), Save),
+    Target("keras.src.saving.saving_api", ("save_model", "save_weights"), Save, (1, "filepath")),
+    Target("tensorflow.python.checkpoint.checkpoint", ("Checkpoint.save", "Checkpoint.write"), Save, (1, "file_prefix")),
+    Target("tensorflow.python.checkpoint.checkpoint_management", ("CheckpointManager.save",), Save),
+    Target("builtins", ("print",), Log),
+    Target("logging", ("Logger.handle",), Log),
     *(
         Target(
             module,
@@ -161,29 +163,29 @@ TARGETS = (
                     "add_text", "add_embedding", "add_graph", "add_pr_curve", "add_mesh", "add_hparams", "flush",
                 )
             ),
-            LOG,
+            Log,
         )
         for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer")
     ),
-    Target("matplotlib.figure", ("Figure.savefig",), LOG),
-    Target("wandb.sdk.wandb_run", ("Run.log", "Run.log_artifact", "Run.save"), LOG),
+    Target("matplotlib.figure", ("Figure.savefig",), Log),
+    Target("wandb.sdk.wandb_run", ("Run.log", "Run.log_artifact", "Run.save"), Log),
     Target(
         "mlflow.tracking.fluent",
         ("log_metric", "log_metrics", "log_param", "log_params", "log_artifact", "log_artifacts", "log_image", "log_figure"),
-        LOG,
+        Log,
     ),
-    Target("comet_ml.experiment", ("BaseExperiment.log_metric", "BaseExperiment.log_metrics"), LOG),
+    Target("comet_ml.experiment", ("BaseExperiment.log_metric", "BaseExperiment.log_metrics"), Log),
 )  # fmt: skip
 
 
 class _Sum(CallSum):
     """Short calls of one function."""
 
-    __slots__ = ("line", "name", "phase")
+    __slots__ = ("kind", "line", "name")
 
-    def __init__(self, phase: str, name: str) -> None:
+    def __init__(self, kind: type[TimedCall], name: str) -> None:
         super().__init__()
-        self.phase = phase
+        self.kind = kind
         self.name = name
         self.line: dict[str, Any] | None = None  # of the user's code; None: to be found at the next call
 
@@ -225,13 +227,13 @@ class TimedCalls(Collector):
                 if owner is not None:
                     title = name if module == "builtins" else f"{module.partition('.')[0]}.{name}"
                     self._patches.replace(
-                        owner, attribute, functools.partial(self._wrap, phase=target.phase, title=title, path=target.path)
+                        owner, attribute, functools.partial(self._wrap, kind=target.kind, title=title, path=target.path)
                     )  # fmt: skip
 
-    def _wrap(self, original: Any, *, phase: str, title: str, path: tuple[int, str] | None) -> Any:
+    def _wrap(self, original: Any, *, kind: type[TimedCall], title: str, path: tuple[int, str] | None) -> Any:
         session, tracker, clock, get_ident = self._session, self._session.tracker, self._clock, threading.get_ident
         aside = session.aside
-        short = _Sum(phase, title)
+        short = _Sum(kind, title)
         self._sums.append(short)
 
         @functools.wraps(original)
@@ -269,27 +271,24 @@ class TimedCalls(Collector):
             if self._long > MAX_LONG:
                 short.add(length)
             else:
-                self._note(short.phase, short.name, start, start + length, paths + self._paths)
+                self._note(short.kind, short.name, start, start + length, paths + self._paths)
             self._paths.clear()
         except Exception as error:  # fail open
             self._session.switch_off(self, error)
 
-    def _note(self, phase: str, title: str, start: int, end: int, paths: list[str]) -> None:
+    def _note(self, kind: type[TimedCall], title: str, start: int, end: int, paths: list[str]) -> None:
         session = self._session
         if not session.is_recording:
             return
-        args: dict[str, Any] = {"calls": 1, **user_line()}
-        imported = len(sys.modules) - self._modules
-        if imported >= MANY_MODULES:
-            args["imported"] = imported
-        record = (phase, title, start, end, session.tracker.train_number, args)
+        imported, step, line = len(sys.modules) - self._modules, session.tracker.train_number, user_line()
+        call = kind(calls=1, imported=imported if imported >= MANY_MODULES else None, **line)
         if not paths:
-            session.append(record)
+            session.append(call.span(title, start, end, step))
             return
 
         def measure() -> None:
-            args["path"], args["bytes"] = paths[0], sum(size_of(path) for path in dict.fromkeys(paths))
-            session.append(record)
+            size = sum(size_of(path) for path in dict.fromkeys(paths))
+            session.append(attrs.evolve(call, path=paths[0], bytes=size).span(title, start, end, step))
 
         session.later(measure)
 
@@ -306,9 +305,9 @@ class TimedCalls(Collector):
         for short in self._sums:
             count, total = short.take()
             if count:
-                args = {"calls": count, **(short.line or {})}
+                calls = short.kind(calls=count, **(short.line or {}))
                 short.line = None
-                self._session.append((short.phase, short.name, now - total, now, -1, args))
+                self._session.append(calls.span(short.name, now - total, now))
 
     def close(self) -> None:
         """Record the last sums."""

@@ -11,7 +11,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import COMPILED_STEP, EPOCH, RESULTS
+from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
+from sm_profiler.formats.recorded import Epoch
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.keras.inputs import DATALOADER, Inputs
@@ -447,7 +448,7 @@ class KerasAdapter(FrameworkAdapter):
             number, start_ns = self._epoch
             self._epoch = None
             step = self.session.tracker.train_number
-            self.session.append((EPOCH, f"epoch {number}", start_ns, perf_counter_ns(), step, {"epoch": number}))
+            self.session.append(Epoch(epoch=number).span(f"epoch {number}", start_ns, perf_counter_ns(), step))
 
     def _correct(self) -> None:
         """Record the last run of an epoch with the batches that it had: the optimizer counted them."""

@@ -10,7 +10,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.config.profile import NamePattern
-from sm_profiler.formats.event_names import DATALOADER_FETCH, DATALOADER_ITER, DATALOADER_WAIT, INPUT
+from sm_profiler.formats.event_names import DATALOADER_FETCH, DATALOADER_ITER, DATALOADER_WAIT
+from sm_profiler.formats.recorded import Input
 from sm_profiler.hook.caller import definition
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.patches import Patches, timed
@@ -81,8 +82,8 @@ class Inputs(Collector):
         self._session = session
         self._backend = backend
         self._settings: dict[str, Any] = {}
-        self._pending: list[tuple[str, dict[str, Any]]] = []
-        self._seen: set[tuple[Any, ...]] = set()
+        self._pending: list[Input] = []
+        self._seen: set[Input] = set()
         self._times: list[tuple[FetchTimes, dict[int, int]]] = []  # of enqueuers with processes, and what was read
         self._enqueuers: dict[int, FetchTimes] = {}
         self._workers: dict[int, int] = {}  # thread → its number
@@ -116,29 +117,28 @@ class Inputs(Collector):
 
     def _describe(self, adapter: Any) -> None:
         kind = KINDS.get(type(adapter).__name__, type(adapter).__name__)
-        args: dict[str, Any] = {"kind": kind, "backend": self._backend}
+        own: dict[str, Any] = {}
         dataset = getattr(adapter, "py_dataset", None)
         if dataset is not None:
             workers = int(dataset.workers) if getattr(adapter, "enqueuer", None) is not None else 0
-            args |= {"num_workers": workers, "pin_memory": False, "worker_id": -1}
-            code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
-            args |= {"processes": bool(dataset.use_multiprocessing), **definition(code)}
             self._settings = {"num_workers": workers, "pin_memory": False}
+            code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+            own = {**self._settings, "worker_id": -1, "processes": bool(dataset.use_multiprocessing), **definition(code)}
         size = getattr(adapter, "batch_size", None)
         if isinstance(size, int):
             self._session.saw_batch_size(size)
-        key = tuple(sorted(args.items()))
-        if key not in self._seen:
-            self._seen.add(key)
-            self._pending.append((kind, args))
+        found = Input(kind=kind, backend=self._backend, **own)
+        if found not in self._seen:
+            self._seen.add(found)
+            self._pending.append(found)
             self._record_pending()
 
     def _record_pending(self) -> None:
         if self._session.is_recording:
             now = perf_counter_ns()
             while self._pending:
-                kind, args = self._pending.pop(0)
-                self._session.append((INPUT, kind, now, now, -1, args))
+                found = self._pending.pop(0)
+                self._session.append(found.span(found.kind, now, now))
 
     def start(self) -> None:
         """Record what the input is."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.formats.recorded import Compile
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.steps import Record
@@ -80,7 +80,10 @@ class Compilations(Collector):
             for began, ended, step, number, line in done:
                 found = metrics.get(number)
                 name = getattr(found, "co_name", None) or "torch.compile"
-                self._append((COMPILE, name, began, ended, step, _details(found, number) | line))
+                again = number.partition("/")[2].partition("_")[0] not in ("", "0")  # torch numbers them 3/0, 3/1 …
+                reason = getattr(found, "recompile_reason", None)
+                about = Compile(again=again, reason=_line(reason) if reason else None, **line)
+                self._append(about.span(name, began, ended, step))
         self._record_breaks(utils)
 
     def close(self) -> None:
@@ -93,21 +96,12 @@ class Compilations(Collector):
             self._breaks = 0
         for graph_break in known[self._breaks : MAX_BREAKS]:
             now = self._clock()
-            args: dict[str, Any] = {"reason": _line(graph_break.reason)}
+            line: dict[str, Any] = {}
             if graph_break.user_stack:
                 frame = graph_break.user_stack[-1]
-                args |= {"file": frame.filename, "line": frame.lineno, "function": frame.name}
-            self._append((COMPILE, "graph break", now, now, -1, args))
+                line = {"file": frame.filename, "line": frame.lineno, "function": frame.name}
+            self._append(Compile(reason=_line(graph_break.reason), **line).span("graph break", now, now))
         self._breaks = len(known)
-
-
-def _details(found: Any, number: str) -> dict[str, Any]:
-    """Return the arguments of an event; torch numbers the compilations of a function 3/0, 3/1 …."""
-    details: dict[str, Any] = {"again": number.partition("/")[2].partition("_")[0] not in ("", "0")}
-    reason = getattr(found, "recompile_reason", None)
-    if reason:
-        details["reason"] = _line(reason)
-    return details
 
 
 def _line(text: Any) -> str:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
-from sm_profiler.formats.event_names import ALLOCATOR, DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
+from sm_profiler.formats import recorded
+from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS, Record, StepTracker
@@ -469,15 +470,15 @@ class Allocator(Collector):
             return
         self._retries = retries
         now = self._clock()
-        args = {
-            "device": device,
-            "retries": retries,
-            "ooms": stats.get("num_ooms", 0),
-            "reserved_bytes": _all(stats, "reserved_bytes"),
-            "allocated_bytes": _all(stats, "allocated_bytes"),
-            "split_bytes": _all(stats, "inactive_split_bytes"),
-        }
-        self._append((ALLOCATOR, "allocator", now, now, -1, args))
+        counters = recorded.Allocator(
+            device=device,
+            retries=retries,
+            ooms=stats.get("num_ooms", 0),
+            reserved_bytes=_all(stats, "reserved_bytes"),
+            allocated_bytes=_all(stats, "allocated_bytes"),
+            split_bytes=_all(stats, "inactive_split_bytes"),
+        )
+        self._append(counters.span("allocator", now, now))
 
     def forked(self) -> None:
         """Stop: a forked child cannot use its parent's CUDA."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.formats.recorded import Operators
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
 
@@ -89,8 +89,8 @@ class OperatorCount(Collector):
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
-        args = {"operators": self._operators, "fixed_us": round(fixed_us, 3), "step_us": round(step_us, 1)}
-        self._session.append((OPERATORS, "operators", now, now, self._step, args))
+        found = Operators(operators=self._operators, fixed_us=round(fixed_us, 3), step_us=round(step_us, 1))
+        self._session.append(found.span("operators", now, now, self._step))
         self.due = max(self._step, 1) * TIMES
         self._step, self._operators, self._edges = -1, 0, []
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.formats.recorded import Compile
 from sm_profiler.hook.caller import is_library, user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.guard import pass_on
@@ -84,9 +84,9 @@ class Retracing(Collector):
         self._waiting.clear()
         self.held = []
 
-    def compiled(self, name: str, start_ns: int, about: dict[str, Any]) -> None:
+    def compiled(self, name: str, start_ns: int, about: Compile) -> None:
         """Record that a function was compiled without a trace, in a call that began at that time."""
-        self.held.append((COMPILE, name, start_ns, start_ns, self._step(), about))
+        self.held.append(about.span(name, start_ns, start_ns, self._step()))
 
     def forget_compiled(self) -> None:
         """Forget that a function was compiled without a trace in the call that ended."""
@@ -148,27 +148,25 @@ class Retracing(Collector):
 
     def _trace_begins(
         self, function_type: Any, _context: Any, _graph: Any, options: Any, *_args: Any, **_kwargs: Any
-    ) -> tuple[str, int, dict[str, Any] | None]:
+    ) -> tuple[str, int, Compile | None]:
         began, about = self._clock(), None
         if self._depth == 0:
             try:
                 about = self._describe(function_type, options)
             except Exception as error:  # fail open
                 pass_on(error)
-                about = {"compiler": COMPILER, "again": False}
+                about = Compile(compiler=COMPILER, again=False)
         self._depth += 1
         return str(getattr(options, "name", "")) or "tf.function", began, about
 
-    def _trace_ends(
-        self, begun: tuple[str, int, dict[str, Any] | None], made: Any, error: BaseException | None
-    ) -> None:
+    def _trace_ends(self, begun: tuple[str, int, Compile | None], made: Any, error: BaseException | None) -> None:
         name, began, about = begun
         self._depth -= 1
         if about is None:
             return
         if error is None:
             self.traced(made)
-        record = (COMPILE, name, began, self._clock(), self._step(), about)
+        record = about.span(name, began, self._clock(), self._step())
         self.held.append(record) if self.is_called() else self._record(record)
 
     @contextlib.contextmanager
@@ -180,23 +178,21 @@ class Retracing(Collector):
         finally:
             self._depth -= 1
 
-    def _describe(self, function_type: Any, options: Any) -> dict[str, Any]:
-        about: dict[str, Any] = {"compiler": COMPILER, "again": False} | user_line()
+    def _describe(self, function_type: Any, options: Any) -> Compile:
         known = [graph.function_type for graph in options.function_cache.values()] if options.function_cache else []
-        code = code_of(options.python_function)
+        code, reason = code_of(options.python_function), ""
         if known:
             reason = why(function_type, known)
-            if reason or len(known) > 1:  # a function that creates variables is traced twice at its first call
-                about |= {"again": True, "reason": reason or "another context (device, strategy or variables)"}
+            if not reason and len(known) > 1:  # a function that creates variables is traced twice at its first call
+                reason = "another context (device, strategy or variables)"
         elif self.anew:
-            about |= {"again": True, "reason": self.anew}
-            self.anew = ""
+            reason, self.anew = self.anew, ""
         elif code is not None and not is_library(code.co_filename):
             if code in self._codes:
-                about |= {"again": True, "reason": NEW_OBJECT}
+                reason = NEW_OBJECT
             elif len(self._codes) < MAX_NAMES:
                 self._codes.add(code)
-        return about
+        return Compile(compiler=COMPILER, again=bool(reason), reason=reason or None, **user_line())
 
 
 def code_of(function: Any) -> Any:

@@ -13,6 +13,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sm_profiler.formats.recorded import Compile
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
 from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
@@ -289,7 +290,7 @@ class Loops:
                 inside = self._in_graphs.another(start_ns)
                 name, reason = inside if inside and not reason else (name, reason)
             if reason and not self.retracing.held:
-                about = {"compiler": XLA, "again": True, "reason": reason} | user_line()
+                about = Compile(compiler=XLA, again=True, reason=reason, **user_line())
                 self.retracing.compiled(name, start_ns, about)
         except Exception as error:  # fail open; the arguments' own code may have raised it
             self._session.guard.failed(XLA, error)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.formats.recorded import Operators
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches
@@ -155,14 +155,9 @@ class OperatorCount(Collector):
         count, now = eager + inside, perf_counter_ns()
         if count and total > 0:
             step_us = statistics.median(after - before for before, after in pairwise(self._edges)) / 1000
-            args: dict[str, Any] = {
-                "operators": count,
-                "fixed_us": round(total / count, 4),
-                "step_us": round(step_us, 1),
-            }
-            if not nodes:
-                args["eager"] = True
-            self._session.append((OPERATORS, "operators", now, now, self._session.tracker.train_number, args))
+            eager = None if nodes else True
+            found = Operators(operators=count, fixed_us=round(total / count, 4), step_us=round(step_us, 1), eager=eager)
+            self._session.append(found.span("operators", now, now, self._session.tracker.train_number))
 
     def _calibrated(self, *, graphs: bool) -> Costs:
         """Measure in a separate thread, which has none of the scopes that the script has entered."""
