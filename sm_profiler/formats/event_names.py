@@ -49,7 +49,9 @@ COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 OPERATORS = f"{OWN}operators"  # operators of a training step
 CALLBACK = f"{OWN}callback"  # a method of a training callback; name: `Class.method`
-INPUT = f"{OWN}input"  # the input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator)
+INPUT = (
+    f"{OWN}input"  # the input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator)
+)
 EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included
 LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loader; name: "start" or "stop"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type

@@ -19,7 +19,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sm_profiler.hook import convert
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
 

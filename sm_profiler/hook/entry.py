@@ -18,19 +18,17 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
-from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.hang import HangWatch
-from sm_profiler.hook.memory_growth import Objects
+from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.patches import when_loaded
 from sm_profiler.hook.process_end import Leaving
 from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.scheduling import Threads
 from sm_profiler.hook.session import UNSUPPORTED, Session
-from sm_profiler.hook.standby import Standby
+from sm_profiler.hook.settings import Standby, accompany
 from sm_profiler.hook.steps import SCRIPT
 from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.monitor.gpu import why_missing
@@ -168,16 +166,11 @@ def install(framework: Framework | None = None) -> Hook | None:
             return None
         try:
             session = _start()
-        except (ProfilerError, OSError, ValueError) as error:
-            pass_on(error)
-            logger.warning("sm-profiler: the hook is off: %s", error)
-            _refused.append(True)
-            return None
         except Exception as error:  # the training must start regardless
             pass_on(error)
-            logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
-            _refused.append(True)
-            return None
+            kind = "" if isinstance(error, (ProfilerError, OSError, ValueError)) else f"{type(error).__name__}: "
+            logger.warning("sm-profiler: the hook is off: %s%s", kind, error)
+            session = None
         if session is None:
             _refused.append(True)
             return None

@@ -31,9 +31,8 @@ from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import error_line
 from sm_profiler.formats.recorded import ChildProcess, DeadThread, ThreadStack
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
-from sm_profiler.hook.caller import is_library, shown
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import Frames, Stack, current_frames, is_library, shown, stack_of
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.process_end import place_of
 from sm_profiler.hook.secrets import masked
@@ -232,7 +231,10 @@ class HangWatch(Collector):
             children=children() if hangs else None,
             dead=self._dead.latest() if hangs else None,
         )
-        start, args = session.timebase.now_us() - int(waited * 1e6), span_args(os.getpid(), session.tracker.number, found.args())
+        start, args = (
+            session.timebase.now_us() - int(waited * 1e6),
+            span_args(os.getpid(), session.tracker.number, found.args()),
+        )
         session.append_event(TraceEvent(found.phase, "hang", start, int(waited * 1e6), args))
         if hangs:
             wait = (
@@ -340,7 +342,9 @@ def stacks(training: int | None) -> tuple[ThreadStack, ...]:
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = ((shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name) for one in stack_of(ident)[:MAX_FRAMES])
+        frames = (
+            (shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name) for one in stack_of(ident)[:MAX_FRAMES]
+        )
         found.append(ThreadStack(name=name, training=ident == training, frames=tuple(frames)))
     return tuple(sorted(found, key=lambda thread: not thread.training)[:MAX_THREADS])
 
@@ -389,9 +393,7 @@ class DeadThreads:
     def latest(self) -> tuple[DeadThread, ...]:
         """Return the threads, the latest first."""
         now = self._clock()
-        return tuple(
-            attrs.evolve(dead, ago=round(max(now - at, 0.0), 1)) for at, dead in reversed(self._found.copy())
-        )
+        return tuple(attrs.evolve(dead, ago=round(max(now - at, 0.0), 1)) for at, dead in reversed(self._found.copy()))
 
     def _called(self, args: Any) -> None:
         self._record(args.exc_value, args.thread)

@@ -87,3 +87,21 @@ class OwnWork:
     def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
         """Record a span of the hook's work."""
         self._append(Profiling(kind=kind, **more).span(what, start_ns, end_ns))
+
+
+class Aside:
+    """Callbacks, saving and logging on the training thread: what they launch is not the work of the step around them.
+
+    Attributes:
+        depth: calls that run, one inside the other.
+        ns: nanoseconds of the outermost calls that ended.
+    """
+
+    def __init__(self) -> None:
+        self.depth = self.ns = 0
+
+    def leave(self, taken_ns: int) -> None:
+        """Record the end of a call."""
+        self.depth -= 1
+        if self.depth == 0:
+            self.ns += taken_ns

@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats import recorded
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.steps import Record
 from sm_profiler.limits import Limits

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.formats import recorded
-from sm_profiler.formats.recorded import Log, Save, TimedCall
-from sm_profiler.hook.caller import definition, user_line
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats.recorded import AtLine, Callback, Log, Save, TimedCall
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import definition, user_line
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import Record
@@ -38,72 +37,61 @@ MAX_LONG = 200  # between two beats; more are summed up like the short ones
 
 
 class CallSum:
-    """Short calls of one function so far; what times them only adds, and each beat takes the difference."""
+    """Calls of one function; of short ones what times them only adds, and each beat takes the difference.
 
-    __slots__ = ("count", "seen_count", "seen_ns", "total_ns")
+    Attributes:
+        kind: what its calls are recorded as.
+        name: name of the records.
+        at: file, line and function that the records have; None if they are to be found at the next short call.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("at", "count", "kind", "name", "seen_count", "seen_ns", "total_ns")
+
+    def __init__(self, kind: type[AtLine], name: str, at: dict[str, Any] | None = None) -> None:
+        self.kind, self.name, self.at = kind, name, at
         self.count = self.seen_count = 0
         self.total_ns = self.seen_ns = 0
 
     def add(self, length_ns: int) -> None:
-        """Count a call."""
+        """Count a short call."""
         self.count += 1
         self.total_ns += length_ns
 
-    def take(self) -> tuple[int, int]:
-        """Return the calls and nanoseconds since the last time."""
-        count, total = self.count, self.total_ns
-        new = count - self.seen_count, total - self.seen_ns
-        self.seen_count, self.seen_ns = count, total
-        return new
-
-
-class Callback(CallSum):
-    """One function of the user's that a framework calls.
-
-    Attributes:
-        name: under which its calls are recorded.
-        at: its file, line and name; empty for a library's.
-    """
-
-    __slots__ = ("at", "name")
-
-    def __init__(self, name: str, code: CodeType | None) -> None:
-        super().__init__()
-        self.name = name
-        self.at = definition(code)
+    def take(self, now_ns: int = 0) -> Record | None:
+        """Return a record of the short calls since the last time; None without any."""
+        count, length_ns = self.count - self.seen_count, self.total_ns - self.seen_ns
+        self.seen_count, self.seen_ns = self.count, self.total_ns
+        calls = self.kind(calls=count, **(self.at or {})) if count else None
+        return calls and calls.span(self.name, now_ns - length_ns, now_ns)
 
 
 class CallbackTimes:
-    """Records the calls of callbacks."""
+    """Records the calls of callbacks: functions of the user's that a framework calls."""
 
     def __init__(self, append: Callable[[Record], None]) -> None:
         self._append = append
-        self._callbacks: list[Callback] = []
+        self._callbacks: list[CallSum] = []
         self._long = 0
 
-    def callback(self, name: str, code: CodeType | None) -> Callback:
+    def callback(self, name: str, code: CodeType | None) -> CallSum:
         """Return a callback whose calls are recorded from now on."""
-        self._callbacks.append(callback := Callback(name, code))
+        self._callbacks.append(callback := CallSum(Callback, name, definition(code)))
         return callback
 
-    def ended(self, callback: Callback, start_ns: int, end_ns: int, step: int) -> None:
+    def ended(self, callback: CallSum, start_ns: int, end_ns: int, step: int) -> None:
         """Record a call."""
         if end_ns - start_ns < LONG_NS or self._long >= MAX_LONG:
             callback.add(end_ns - start_ns)
         else:
             self._long += 1
-            self._append(recorded.Callback(calls=1, **callback.at).span(callback.name, start_ns, end_ns, step))
+            self._append(Callback(calls=1, **(callback.at or {})).span(callback.name, start_ns, end_ns, step))
 
     def beat(self, now_ns: int) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
         self._long = 0
         for callback in list(self._callbacks):
-            count, total = callback.take()
-            if count:
-                short = recorded.Callback(calls=count, **callback.at)
-                self._append(short.span(callback.name, now_ns - total, now_ns))
+            if (record := callback.take(now_ns)) is not None:
+                self._append(record)
 
     def forget(self) -> None:
         """Discard the short calls so far."""
@@ -178,18 +166,6 @@ TARGETS = (
 )  # fmt: skip
 
 
-class _Sum(CallSum):
-    """Short calls of one function."""
-
-    __slots__ = ("kind", "line", "name")
-
-    def __init__(self, kind: type[TimedCall], name: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.name = name
-        self.line: dict[str, Any] | None = None  # of the user's code; None: to be found at the next call
-
-
 class TimedCalls(Collector):
     """Records calls on the training thread; a call inside another is part of it."""
 
@@ -201,7 +177,7 @@ class TimedCalls(Collector):
         self._inside = False
         self._modules = 0  # that were loaded when the call began
         self._thread = session.adapter.training_thread()
-        self._sums: list[_Sum] = []
+        self._sums: list[CallSum] = []
         self._long = 0  # events since the last beat
         self._paths: list[str] = []  # of the calls inside the call that runs
         self._patches = Patches(functools.partial(session.guard.failed, self.name))
@@ -233,7 +209,7 @@ class TimedCalls(Collector):
     def _wrap(self, original: Any, *, kind: type[TimedCall], title: str, path: tuple[int, str] | None) -> Any:
         session, tracker, clock, get_ident = self._session, self._session.tracker, self._clock, threading.get_ident
         aside = session.aside
-        short = _Sum(kind, title)
+        short = CallSum(kind, title)
         self._sums.append(short)
 
         @functools.wraps(original)
@@ -256,25 +232,22 @@ class TimedCalls(Collector):
                 aside.leave(length)
                 if length < LONG_NS:
                     short.add(length)
-                    if short.line is None:
-                        short.line = user_line()
+                    if short.at is None:
+                        short.at = user_line()
                 else:
-                    self._ended(short, start, length, _path(path, args, kwargs))
+                    session.run(self, self._ended, kind, short, start, length, _path(path, args, kwargs))
 
         timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
         return timed
 
-    def _ended(self, short: _Sum, start: int, length: int, paths: list[str]) -> None:
+    def _ended(self, kind: type[TimedCall], short: CallSum, start: int, length: int, paths: list[str]) -> None:
         """Record a long call on its own, unless there are too many of them."""
-        try:
-            self._long += 1
-            if self._long > MAX_LONG:
-                short.add(length)
-            else:
-                self._note(short.kind, short.name, start, start + length, paths + self._paths)
-            self._paths.clear()
-        except Exception as error:  # fail open
-            self._session.switch_off(self, error)
+        self._long += 1
+        if self._long > MAX_LONG:
+            short.add(length)
+        else:
+            self._note(kind, short.name, start, start + length, paths + self._paths)
+        self._paths.clear()
 
     def _note(self, kind: type[TimedCall], title: str, start: int, end: int, paths: list[str]) -> None:
         session = self._session
@@ -303,11 +276,9 @@ class TimedCalls(Collector):
         self._long = 0
         now = self._clock()
         for short in self._sums:
-            count, total = short.take()
-            if count:
-                calls = short.kind(calls=count, **(short.line or {}))
-                short.line = None
-                self._session.append(calls.span(short.name, now - total, now))
+            if (record := short.take(now)) is not None:
+                short.at = None
+                self._session.append(record)
 
     def close(self) -> None:
         """Record the last sums."""

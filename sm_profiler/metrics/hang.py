@@ -175,7 +175,13 @@ class Hang:
     def children(self) -> list[dict[str, str]]:
         """Child processes of all of them, as the kernel reports their state."""
         return [
-            {"rank": one.name, "pid": str(child.pid), "name": child.name, "state": child.state, "waits_in": child.waits_in}
+            {
+                "rank": one.name,
+                "pid": str(child.pid),
+                "name": child.name,
+                "state": child.state,
+                "waits_in": child.waits_in,
+            }
             for one in self.stopped
             for child in one.record.args.children or ()
         ]
@@ -212,7 +218,9 @@ def find_hang(metrics: JobMetrics) -> Hang | None:
     return Hang(tuple(stopped), gone)
 
 
-def _stopped(name: str, records: Sequence[Record[recorded.Hang]], metrics: JobMetrics, *, several: bool) -> Stopped | None:
+def _stopped(
+    name: str, records: Sequence[Record[recorded.Hang]], metrics: JobMetrics, *, several: bool
+) -> Stopped | None:
     """Return what is known of a process whose latest record is that its steps stopped."""
     with_stacks = [record for record in records if record.args.threads]
     if not with_stacks:
@@ -225,12 +233,14 @@ def _stopped(name: str, records: Sequence[Record[recorded.Hang]], metrics: JobMe
     stacks = tuple(_stacks(record.args, name))
     waits_for = _waits_for(stacks[0].frames if stacks else (), several=several)
     never_stepped = record.step < 0 and not metrics.ranks  # what follows no loop was waited for in vain
-    if state == "ended" and not last.args.error and not never_stepped:
-        if not record.args.same or not waiting or waits_for not in OF_A_LOOP:
-            return None  # work after the loop
+    idle = record.args.same and waiting and waits_for in OF_A_LOOP
+    if state == "ended" and not last.args.error and not never_stepped and not idle:
+        return None  # work after the loop
     end = last.end if state == "ended" else _end_of(name, last, metrics)
     seconds = max(end - record.start, 0.0)
-    return Stopped(name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record.args, record.seconds)))
+    return Stopped(
+        name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record.args, record.seconds))
+    )
 
 
 def _end_of(name: str, last: Record[recorded.Hang], metrics: JobMetrics) -> float:

@@ -10,7 +10,7 @@ import torch
 
 from sm_profiler.formats.event_names import OBJECTS
 from sm_profiler.hook import memory_growth
-from sm_profiler.hook.memory_growth import Objects
+from sm_profiler.hook.memory import Objects
 
 history = []
 

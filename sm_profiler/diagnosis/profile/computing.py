@@ -276,7 +276,9 @@ def launches_of(case: Case) -> Launches | None:
     for record in case.metrics.recorded(Operators).longest:
         args = record.args
         if args.operators > 0 and args.fixed_us > 0 and args.call_us is None:
-            found.append(Launches(args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager)))
+            found.append(
+                Launches(args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager))
+            )
     if not found:
         return None
     usual = sorted(found, key=lambda one: one.seconds)[(len(found) - 1) // 2]

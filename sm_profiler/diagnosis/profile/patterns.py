@@ -167,9 +167,7 @@ def outliers(case: Case) -> Found | None:
         return None
     stalls, by_others = rank.stalls, max((_without_core(rank, case) for rank in case.ranks), default=0.0)
     # A longer job has no more first compilations: they belong to its start, as those of its first step do.
-    first = time_in_calls(
-        case, Compile, lambda one: not one.args.again or in_first_steps(one), once=True
-    ).in_long
+    first = time_in_calls(case, Compile, lambda one: not one.args.again or in_first_steps(one), once=True).in_long
     if (
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
         or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them

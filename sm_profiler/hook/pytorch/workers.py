@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import attrs
 
+from sm_profiler.hook.frames import Frames, current_frames, stack_of
 from sm_profiler.hook.guard import pass_on
-from sm_profiler.hook.other_threads import Frames, current_frames, stack_of
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackReader, Tally
 

@@ -13,11 +13,12 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from sm_profiler.formats.recorded import Compile
-from sm_profiler.hook.caller import is_library, user_line
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import is_library, user_line
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import timed
 from sm_profiler.hook.steps import Record
+from sm_profiler.hook.tensorflow.stopwatch import Table
 
 # Traces.
 
@@ -281,7 +282,6 @@ Shape = tuple[int, ...]
 ROWS = 64
 NUMBER, CALL, BEGAN, LENGTHS = range(4)
 MAX_LENGTHS = 16  # of the tensors of a call together
-CPU = "/device:CPU:0"
 NAME = "sm_profiler_shapes"
 
 
@@ -309,15 +309,14 @@ class InGraphs:
 
     def __init__(self, tensorflow: Any, stopwatch: Any) -> None:
         self._tf = tensorflow
-        self._raw: Any = tensorflow.raw_ops
         self._stopwatch = stopwatch
-        self._handles: tuple[Any, Any] | None = None  # of the table and the count of its rows
+        self._table = Table(tensorflow, NAME, ROWS, LENGTHS + MAX_LENGTHS)
         self._calls: list[_Call] = []
         self._seen = 0
 
     def traced(self, name: str, args: Any, kwargs: Any) -> None:
         """Add operators to the graph that is being traced, before a call of a function that XLA compiles."""
-        tf, raw = self._tf, self._raw
+        tf = self._tf
         tensors: list[Any] = []
         ranks: list[int] = []
         for tensor in tf.nest.flatten((args, kwargs), expand_composites=True):
@@ -327,23 +326,23 @@ class InGraphs:
                 ranks.append(rank)
         if not tensors or not self._stopwatch.fetches():
             return
-        self._create()
-        call = tf.constant([float(len(self._calls))], tf.float64)
+        self._table.create()
+        call = float(len(self._calls))
         lengths = tf.concat([tf.shape(tensor) for tensor in tensors], 0)  # where the tensors are; no data is copied
-        with tf.device(CPU):
-            table, count = self._variables()
-            before = raw.ResourceCountUpTo(resource=count, limit=2**62, T=tf.int64)
-            row = [tf.reshape(tf.cast(before + 1, tf.float64), [1]), call, tf.reshape(tf.timestamp(), [1])]
+
+        def row(number: Any) -> Any:
             rest = tf.zeros([MAX_LENGTHS - sum(ranks)], tf.float64)
-            row += [tf.cast(lengths, tf.float64), rest]
-            raw.ResourceScatterUpdate(resource=table, indices=before % ROWS, updates=tf.concat(row, 0))
+            return tf.concat([tf.stack([number, call, tf.timestamp()]), tf.cast(lengths, tf.float64), rest], 0)
+
+        self._table.add(row)
         self._calls.append(_Call(name, ranks, {}))
 
     def another(self, start_ns: int) -> tuple[str, str] | None:
         """Return the function that ran with new shapes since a time, and how they differ; None if there is none."""
-        if self._handles is None:
+        if self._table.handles is None:
             return None
-        table = self._raw.ReadVariableOp(resource=self._handles[0], dtype=self._tf.float64).numpy()
+        tf = self._tf
+        table = tf.raw_ops.ReadVariableOp(resource=self._table.handles[0], dtype=tf.float64).numpy()
         began = (start_ns + time.time_ns() - perf_counter_ns()) / 1e9
         found = None
         for row in sorted(table.tolist()):
@@ -355,26 +354,6 @@ class InGraphs:
             if reason and row[BEGAN] >= began:
                 found = call.name, reason
         return found
-
-    def _variables(self) -> tuple[Any, Any]:
-        """Return the variables by their names: a handle from outside would become an input of the function."""
-        make, tf = self._raw.VarHandleOp, self._tf
-        table, count = f"{NAME}_table", f"{NAME}_count"
-        shape = [ROWS, LENGTHS + MAX_LENGTHS]
-        return (
-            make(dtype=tf.float64, shape=shape, shared_name=table, name=table),
-            make(dtype=tf.int64, shape=[], shared_name=count, name=count),
-        )
-
-    def _create(self) -> None:
-        if self._handles is not None:
-            return
-        tf = self._tf
-        with tf.init_scope(), tf.device(CPU):
-            table, count = self._variables()
-            self._raw.AssignVariableOp(resource=table, value=tf.zeros([ROWS, LENGTHS + MAX_LENGTHS], tf.float64))
-            self._raw.AssignVariableOp(resource=count, value=tf.zeros([], tf.int64))
-            self._handles = table, count
 
 
 def _split(lengths: list[float], ranks: list[int]) -> list[Shape]:

@@ -19,8 +19,8 @@ import attrs
 
 from sm_profiler.formats.event_names import COMPILED_STEP, DATALOADER_ITER, DATALOADER_WAIT
 from sm_profiler.formats.recorded import DataStages, Stage
-from sm_profiler.hook.caller import definition
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import definition
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
 from sm_profiler.hook.tensorflow.compilations import code_of
