@@ -50,9 +50,7 @@ def test_names_what_grows(monkeypatch):
 
 def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     counts, resident = [], [100_000_000]
-    monkeypatch.setattr(
-        memory_growth, "census", lambda before: counts.append(before) or (memory.Census({}, 0, 0, {}), None)
-    )
+    monkeypatch.setattr(memory, "census", lambda before: counts.append(before) or (memory.Census({}, 0, 0, {}), None))
     collector = Objects(lambda _: None, resident=lambda: resident[0])
     monkeypatch.setattr(sys, "getallocatedblocks", lambda: memory.MAX_BLOCKS + 1)
     for _ in range(5):
@@ -132,9 +130,7 @@ def test_counts_although_a_tensor_is_not_defined(monkeypatch):
             raise RuntimeError("cannot call get_autograd_meta() on undefined tensor")
 
     real = memory.of_types
-    monkeypatch.setattr(
-        memory_growth, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds)
-    )
+    monkeypatch.setattr(memory, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds))
     kept = torch.ones(3)
     found, _ = memory.census({})
     assert found.tensors_in_graphs == 0
