@@ -6,7 +6,6 @@ written only if it is known.  A reader gets the default of what a file lacks, as
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import attrs
@@ -28,10 +27,14 @@ class Fields:
         return {name: _plain(value) for name in names(type(self)) if (value := getattr(self, name)) is not None}
 
 
-@cache
 def names(kind: type[Fields]) -> tuple[str, ...]:
     """Return the names of the fields of a class."""
-    return tuple(field.name for field in attrs.fields(kind))
+    if kind not in _names:
+        _names[kind] = tuple(field.name for field in attrs.fields(kind))
+    return _names[kind]
+
+
+_names: dict[type[Fields], tuple[str, ...]] = {}
 
 
 def _plain(value: Any) -> Any:

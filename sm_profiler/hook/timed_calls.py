@@ -61,8 +61,9 @@ class CallSum:
         """Return a record of the short calls since the last time; None without any."""
         count, length_ns = self.count - self.seen_count, self.total_ns - self.seen_ns
         self.seen_count, self.seen_ns = self.count, self.total_ns
-        calls = self.kind(calls=count, **(self.at or {})) if count else None
-        return calls and calls.span(self.name, now_ns - length_ns, now_ns)
+        if not count:
+            return None
+        return self.kind(calls=count, **(self.at or {})).span(self.name, now_ns - length_ns, now_ns)
 
 
 class CallbackTimes:

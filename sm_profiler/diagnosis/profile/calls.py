@@ -80,8 +80,7 @@ def saving(case: Case) -> Found | None:
             Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
             Evidence("speed of saving", round(most.size / max(usual, 1e-6)), None, rank.name, "bytes/s"),
         ]
-        paths = (one.args.get("path") for one in most.single)
-        if path := next((path for path in paths if isinstance(path, str) and path), None):
+        if path := next((one.args.path for one in most.single if one.args.path), None):
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
@@ -89,7 +88,7 @@ def saving(case: Case) -> Found | None:
     return Found("saving", words, tuple(evidence), share, saves=saves, where=timed)
 
 
-def _stop(calls: Calls) -> str:
+def _stop(calls: Calls[Save]) -> str:
     """Return how often and for how long the training stops for some calls."""
     usual, longest = calls.durations
     every = calls.steps_between

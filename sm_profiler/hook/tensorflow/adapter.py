@@ -505,8 +505,12 @@ class OperatorCount(Collector):
         count, now = eager + inside, perf_counter_ns()
         if count and total > 0:
             step_us = statistics.median(after - before for before, after in pairwise(self._edges)) / 1000
-            eager = None if nodes else True
-            found = Operators(operators=count, fixed_us=round(total / count, 4), step_us=round(step_us, 1), eager=eager)
+            found = Operators(
+                operators=count,
+                fixed_us=round(total / count, 4),
+                step_us=round(step_us, 1),
+                eager=None if nodes else True,
+            )
             self._session.append(found.span("operators", now, now, self._session.tracker.train_number))
 
     def _calibrated(self, *, graphs: bool) -> Costs:
