@@ -1,4 +1,4 @@
-"""What the hook records about single occurrences: one class for each phase, whose fields are the arguments of its events.
+"""Single occurrences that the hook records: one class for each phase, whose fields are the arguments of its events.
 
 The hook writes these arguments (`args`) and reports read them (`metrics.record_fold`).  A field whose default is None is
 written only if it is known.  A reader gets the default of what a file lacks, as files of older versions do.
@@ -124,7 +124,7 @@ class Log(TimedCall):
 
 @attrs.frozen(kw_only=True)
 class Callback(AtLine):
-    """A method of a training callback, and where it is defined; the event's name is `Class.method`."""
+    """A method of a training callback, and the line that defines it; the event's name is `Class.method`."""
 
     phase: ClassVar[str] = event_names.CALLBACK
 
@@ -357,7 +357,7 @@ class DataStages(Recorded):
 
 @attrs.frozen(kw_only=True)
 class LoaderWorkers(Recorded):
-    """The worker processes of a PyTorch loader start or stop, as the event's name says."""
+    """The worker processes of a PyTorch loader, which start or stop; the event's name is one of the two."""
 
     phase: ClassVar[str] = event_names.LOADER_WORKERS
     num_workers: int = 0

@@ -1,4 +1,4 @@
-"""What takes part in a session: collectors, and the adapters of frameworks."""
+"""The parts of a session: collectors, and the adapters of frameworks."""
 
 from __future__ import annotations
 

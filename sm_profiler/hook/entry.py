@@ -130,14 +130,12 @@ class Hook:
             duration: seconds.
             args: further arguments of the event.
         """
-        try:
-            session = self.session
+        session = self.session
+        with session.guarded("user events"):
             start_us = session.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
             text = json.dumps(args, default=str) if args else ""
             event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
             session.append_event(event)
-        except Exception as error:  # fail open
-            self.session.guard.failed("user events", error)
 
     def close(self) -> None:
         """End the profile; further calls do nothing."""
@@ -207,7 +205,7 @@ def start(profile: Profile, source: settings.ConfigText, *, here: bool = False) 
 
 def _arm(session: Session, framework: Framework) -> None:
     """Let a framework take part in a session, unless it does already."""
-    try:
+    with session.guarded(framework.title):  # the framework's import must succeed regardless
         if not _installed or _installed[0].session is not session or framework.module in session.armed:
             return
         known = frameworks()
@@ -216,8 +214,6 @@ def _arm(session: Session, framework: Framework) -> None:
         session.armed.append(framework.module)
         module, _, name = framework.adapter.partition(":")
         session.arm(getattr(import_module(module), name)(session), first=first)
-    except Exception as error:  # the framework's import must succeed regardless
-        session.guard.failed(framework.title, error)
 
 
 def uninstall() -> None:

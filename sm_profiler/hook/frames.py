@@ -144,12 +144,7 @@ current_frames: Frames = sys._current_frames  # the only way to another thread's
 
 
 def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
-    """Return the frames of a thread; none if it does not run.
-
-    Args:
-        thread: its id.
-        frames: returns the innermost frame of each thread.
-    """
+    """Return the frames of a thread; none if it does not run."""
     return _followed(map(methodcaller("get", thread), starmap(frames, [()])))
 
 

@@ -210,12 +210,7 @@ PLACES = 256  # batches that several processes may have in flight
 
 
 class Waits:
-    """An iterable of batches whose iterators time each fetch.
-
-    Args:
-        iterable: the batches.
-        time: wraps the function that fetches a batch.
-    """
+    """An iterable of batches whose iterators time each fetch: `time` wraps the function that fetches a batch."""
 
     def __init__(self, iterable: Any, time: Callable[[Any], Any]) -> None:
         self._iterable = iterable

@@ -35,7 +35,7 @@ from sm_profiler.formats.event_names import GARBAGE_COLLECTION
 from sm_profiler.hook import guard
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import current_frames, is_library, stack_of, without_collections
-from sm_profiler.hook.guard import pass_on, uninterrupted
+from sm_profiler.hook.guard import attempt, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
 from sm_profiler.hook.steps import Record
@@ -123,10 +123,8 @@ class GarbageCollector(Collector):
                 self._work.stalled_ns += now - self._began
         self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))
         if self._on_collection is not None and not own:
-            try:
-                self._on_collection(_collecting(), (now - self._began) / 1e9)
-            except Exception as error:  # an extra
-                pass_on(error)
+            on_collection, frame = self._on_collection, _collecting()
+            attempt(lambda: on_collection(frame, (now - self._began) / 1e9))  # an extra
 
 
 def _collecting() -> FrameType | None:
@@ -251,10 +249,7 @@ def _owner(attributes: dict[Any, Any]) -> Any:
 
 
 def _attributes(owner: Any) -> Any:
-    try:
-        return object.__getattribute__(owner, "__dict__")
-    except Exception:  # an object without attributes
-        return None
+    return attempt(lambda: object.__getattribute__(owner, "__dict__"))  # an object may have no attributes
 
 
 def _key_of(held: Any, names: Any) -> str | None:

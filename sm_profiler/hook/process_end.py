@@ -146,11 +146,6 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
     the code, as one byte, to the file with the record.  Other processes of the job convert it to a trace file once this process
     is gone (`formats.trace_recovery`).
 
-    Args:
-        root: the profile's folder.
-        source: name of this process in file names.
-        process: the record.
-
     Raises:
         OSError: the folder cannot be written.
     """
@@ -172,9 +167,8 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
         raise
     library.fdopen.restype = ctypes.c_void_p
     stream = ctypes.c_void_p(library.fdopen(file, b"a"))
-    library.setvbuf(
-        stream, None, _UNBUFFERED, 0
-    )  # a destructor of a C++ library may end the process before buffers are written
+    # A destructor of a C++ library may end the process before buffers are written.
+    library.setvbuf(stream, None, _UNBUFFERED, 0)
     on_exit(fputc, stream)
 
 
@@ -184,7 +178,7 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
 def complete(root: Path, node: str) -> None:
     """Complete the trace files of this node's processes that have ended.
 
-    With the managed service, no monitor of ours runs on the node, so a rank does that when it starts again or ends, and at
+    With the managed service, our monitor does not run on the node, so a rank does that when it starts again or ends, and at
     its end a process that has waited for others, such as torchrun; the service uploads the files.
     """
     recover_traces(root, node, stopped=False)

@@ -1,4 +1,4 @@
-"""What the job asks of this process: its profile, its rank, the monitor of its node, and the start of a hook that was off."""
+"""The job's configuration in this process: profile, rank, the monitor of its node, and the start of a hook that was off."""
 
 from __future__ import annotations
 

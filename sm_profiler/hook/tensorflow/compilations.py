@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sm_profiler.formats.recorded import Compile
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import is_library, user_line
-from sm_profiler.hook.guard import pass_on
+from sm_profiler.hook.guard import attempt, pass_on
 from sm_profiler.hook.patches import timed
 from sm_profiler.hook.steps import Record
 from sm_profiler.hook.tensorflow.stopwatch import Table
@@ -152,11 +152,7 @@ class Retracing(Collector):
     ) -> tuple[str, int, Compile | None]:
         began, about = self._clock(), None
         if self._depth == 0:
-            try:
-                about = self._describe(function_type, options)
-            except Exception as error:  # fail open
-                pass_on(error)
-                about = Compile(compiler=COMPILER, again=False)
+            about = attempt(lambda: self._describe(function_type, options)) or Compile(compiler=COMPILER, again=False)
         self._depth += 1
         return str(getattr(options, "name", "")) or "tf.function", began, about
 
@@ -208,10 +204,8 @@ def code_of(function: Any) -> Any:
 
 def why(wanted: Any, known: list[Any]) -> str:
     """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
-    try:
-        fewest = min((_differences(wanted, graph) for graph in reversed(known)), key=len)
-    except Exception as error:  # other versions of TensorFlow describe arguments differently
-        pass_on(error)
+    fewest = attempt(lambda: min((_differences(wanted, graph) for graph in reversed(known)), key=len))
+    if fewest is None:  # other versions of TensorFlow describe arguments differently
         return "other arguments"
     return " ".join("; ".join(fewest).split())[:MAX_TEXT]
 
@@ -366,13 +360,7 @@ def _split(lengths: list[float], ranks: list[int]) -> list[Shape]:
 
 
 def another(function: Any, args: Any, kwargs: Any) -> str:
-    """Return the first difference between a call's shapes and those of the call before; empty unless they are new.
-
-    Args:
-        function: a `tf.function` that XLA compiles.
-        args: of the call.
-        kwargs: of the call.
-    """
+    """Return how the shapes of a call differ from those of the call before; empty unless they are new."""
     now = tuple(shapes(args) + shapes(kwargs))
     return _new(function.__dict__.setdefault(SHAPES, {}), now)
 

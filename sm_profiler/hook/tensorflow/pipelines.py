@@ -57,12 +57,7 @@ _INSIDE = ("interleave", "flat_map")  # whose function makes datasets
 
 
 def describe(model: Any, dataset: Any) -> DataStages:
-    """Return the stages of a pipeline.
-
-    Args:
-        model: `ModelProto` of the iterator.
-        dataset: its dataset.
-    """
+    """Return the stages of a dataset's pipeline from the `ModelProto` of its iterator."""
     nodes = dict(list(model.nodes.items())[:MAX_NODES])
     root = nodes.get(model.output) or max(nodes.values(), key=lambda node: node.num_elements, default=None)
     batches = max(int(root.num_elements), 1) if root is not None else 1

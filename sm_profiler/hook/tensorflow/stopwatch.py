@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.clock import Timebase
+from sm_profiler.hook.guard import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,12 +71,7 @@ class Table:
                 self.handles = handles
 
     def add(self, row: Callable[[Any], Any], after: Sequence[Any] = ()) -> None:
-        """Add a row to what the graph that is being traced does.  Each operator costs about a microsecond a row.
-
-        Args:
-            row: returns the row for its number.
-            after: what comes before.
-        """
+        """Let the graph that is being traced add `row(number)`, once `after` is done; an operator costs about a microsecond."""
         tf, raw = self._tf, self._raw
         with tf.device(CPU):
             table, count = self._variables()
@@ -255,11 +251,7 @@ class Stopwatch:
             self._nested.inside = False
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as error:  # fail open
-            self._failed(error)
-            return None
+        return attempt(action, self._failed)
 
     def _graph(self) -> Any:
         """Return the graph that is being traced if operators can be added to it; else None."""
