@@ -138,19 +138,11 @@ class Ledger:
         return key_of(report, destination) in self._keys()
 
     def prepare(self) -> None:
-        """Write the list as it is: if that failed after sending, the same would be sent each time.
-
-        Raises:
-            SourceError: the list cannot be written.
-        """
+        """Write the list as it is: if that failed after sending, the same would be sent each time."""
         self._write(self._keys())
 
     def record(self, report: Report, destination: str) -> None:
-        """Record that it was sent.
-
-        Raises:
-            SourceError: the list cannot be written.
-        """
+        """Record that it was sent."""
         self._write(self._keys() | {key_of(report, destination)})
 
     def _write(self, keys: set[str]) -> None:

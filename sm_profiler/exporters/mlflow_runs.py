@@ -170,11 +170,7 @@ def _thinned(seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def open_exporter(place: str) -> Tracking:
-    """Return the exporter.
-
-    Raises:
-        SourceError: MLflow does not take the address.
-    """
+    """Return the exporter."""
     try:
         return Tracking(MlflowClient(tracking_uri=place or None))
     except MlflowException as error:

@@ -76,11 +76,7 @@ class Candidate:
 
 
 def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]]:
-    """Return the jobs below a storage's root, and sentences about what was left out.
-
-    Raises:
-        SourceError: it cannot be listed, or is no folder.
-    """
+    """Return the jobs below a storage's root, and sentences about what was left out."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     found = find_places(storage)
@@ -100,11 +96,7 @@ def _candidate_of(storage: Storage, place: Place) -> Candidate:
 
 
 def _load(storage: Storage, place: Place, name: str) -> Loaded:
-    """Read the small files of a job.
-
-    Raises:
-        SourceError: one of them cannot be read.
-    """
+    """Read the small files of a job."""
     profile = ""
     if place.dataset:
         profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
@@ -146,15 +138,7 @@ def _join(root: str, key: str) -> str:
 
 
 def candidates_of(account: Account, since: float | None = None) -> Iterator[Candidate]:
-    """Yield the jobs, the newest first.
-
-    Args:
-        account: the account.
-        since: leave out jobs that were created before; seconds since the epoch.
-
-    Raises:
-        SourceError: they cannot be listed.
-    """
+    """Yield the jobs, the newest first."""
     for job in account.jobs(since):
         yield Candidate(
             job=job.arn or job.name,
@@ -167,11 +151,7 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
 
 
 def _load_described(account: Account, name: str, arn: str) -> Loaded:
-    """Describe a job, and read its report if there is one.
-
-    Raises:
-        SourceError: a request failed.
-    """
+    """Describe a job, and read its report if there is one."""
     description = account.describe(name)
     description["Tags"] = account.tags(arn) if arn else []
     found = account.place(description, name)

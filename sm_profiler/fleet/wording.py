@@ -143,14 +143,18 @@ class Amounts:
         """Format a number that is in the page's unit already."""
         return money(value) if self.priced else hours(value)
 
+    def amount(self, usd: float | None, instance_hours: float) -> float:
+        """Return an amount in the page's unit."""
+        return (usd or 0.0) if self.priced else instance_hours
+
     def spent(self, sums: Totals) -> float:
         """Return what some jobs cost."""
-        return sums.bill_usd if self.priced else sums.instance_hours
+        return self.amount(sums.bill_usd, sums.instance_hours)
 
     def lost(self, sums: Totals) -> float:
         """Return what some jobs lost."""
-        return sums.lost_usd if self.priced else sums.lost_instance_hours
+        return self.amount(sums.lost_usd, sums.lost_instance_hours)
 
     def judged(self, sums: Totals) -> float:
         """Return what of the cost was judged."""
-        return sums.judged_usd if self.priced else sums.judged_instance_hours
+        return self.amount(sums.judged_usd, sums.judged_instance_hours)

@@ -12,7 +12,7 @@ from functools import partial
 from sm_profiler.hook.frameworks import Framework, frameworks
 from sm_profiler.hook.left_files import complete_at_exit
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.monitor.run_id import run_id
+from sm_profiler.monitor.task import run_id
 
 
 def arm() -> None:

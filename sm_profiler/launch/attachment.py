@@ -45,9 +45,6 @@ def attach_estimator(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: the service would reject the configuration.
     """
     others = [rule for rule in estimator.rules or [] if not is_kind(rule, ProfilerRule)]
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
@@ -123,11 +120,7 @@ def _check(config: Any, rules: Sequence[Any]) -> None:
 
 
 def _require_docker_in_local_mode(estimator: Any, backend: str) -> None:
-    """Refuse the SDK's local mode where it cannot profile.
-
-    Raises:
-        ConfigError: Docker is missing, or the managed service would have to profile a container on this machine.
-    """
+    """Refuse the SDK's local mode where it cannot profile."""
     if estimator.instance_type not in LOCAL_MODES:
         return
     if shutil.which("docker") is None:
@@ -157,9 +150,6 @@ def attach_model_trainer(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: the method that builds the request is missing, or returns something else than in the tested version.
     """
     kind = type(trainer)
     if not callable(getattr(trainer, METHOD, None)):
@@ -273,9 +263,6 @@ def attach_client(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: it is a client of another service.
     """
     service = client.meta.service_model.service_name
     if service != "sagemaker":

@@ -29,6 +29,7 @@ from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, S
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
 from sm_profiler.monitor.board import Board, job_labels
 from sm_profiler.monitor.exit_link import ExitDesk
+from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
@@ -348,10 +349,7 @@ class Agent:
         # SIGTERM may arrive at any moment of this, and then the job may be resumed elsewhere.
         if not (ended and complete and self.task.first) or self.terminated or self.registry.living():
             return
-        for key in END_MARKERS:
-            with contextlib.suppress(OSError):
-                (self.root / key).parent.mkdir(parents=True, exist_ok=True)
-                (self.root / key).touch()
+        mark_end(self.root)
         if self._uploader is not None:
             until = self.clock() + MARKER_SECONDS
             while not self.terminated and not self._uploader.put_markers() and self.clock() < until:

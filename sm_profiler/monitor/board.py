@@ -7,21 +7,17 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import attrs
 
 from sm_profiler._version import __version__
-from sm_profiler.formats import event_names
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id
+from sm_profiler.monitor.step_counter import StepCounter
 
 MAX_DEVICES = 64  # GPUs of a node; more share no series of their own
 STALE_S = 90.0  # a value that has not been measured for so long is left out
-STEP_MODES = {
-    "train": event_names.STEP_TRAIN, "eval": event_names.STEP_EVAL, "predict": event_names.STEP_PREDICT,
-}  # fmt: skip
 
 
 @attrs.frozen
@@ -87,23 +83,6 @@ class Value:
     value: float
 
 
-class RankProgress(Protocol):
-    """Progress of a process; see `step_counter.Progress`."""
-
-    steps: dict[str, int]
-    step_s: float | None
-    wait_share: float | None
-    samples: float | None
-    hanging: bool
-
-
-class StepCounts(Protocol):
-    """Counts the finished steps of a node."""
-
-    def count(self) -> Mapping[str, RankProgress]:
-        """Return the progress by rank, "" for processes without a rank."""
-
-
 def job_labels(
     name: str, environment: Mapping[str, str] = os.environ, otherwise: str = ""
 ) -> tuple[tuple[str, str], ...]:
@@ -138,7 +117,7 @@ class Board:
 
     node: str
     clock: Callable[[], float]
-    steps: StepCounts | None = None
+    steps: StepCounter | None = None
     labels: tuple[tuple[str, str], ...] = ()
     withdraw: Callable[[], object] = lambda: None
     _values: dict[tuple[str, str], tuple[float, Value]] = attrs.field(factory=dict)

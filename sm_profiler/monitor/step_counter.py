@@ -13,14 +13,14 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.formats.event_names import DATALOADER_WAIT
+from sm_profiler.formats.event_names import DATALOADER_WAIT, STEP_EVAL, STEP_PREDICT, STEP_TRAIN
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
-from sm_profiler.monitor.board import STEP_MODES
 
 MAX_BYTES = 64 << 20  # of a file at one time; the rest follows
 MAX_FILES = 100_000
 MAX_RANKS = 64  # of a node; the steps of more are counted as those of a process without a rank
 RECENT_S = 60
+STEP_MODES = {"train": STEP_TRAIN, "eval": STEP_EVAL, "predict": STEP_PREDICT}
 _MODE = {name.rpartition(".")[2].encode(): mode for mode, name in STEP_MODES.items()}
 _STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", "[^}]{0,80}?"ts": (-?\d{1,18})')
 _ANY_STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", ')  # not the record that names the phase

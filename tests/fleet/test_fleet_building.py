@@ -318,7 +318,7 @@ def test_the_command(jobs, tmp_path, capsys, monkeypatch):
     assert main(["fleet", str(jobs), "--out", out, "--since", "2020-01-01", "--tag", "team=nlp"]) == 0
     assert "2 jobs" in capsys.readouterr().out
     assert sorted(file.name for file in Path(out).iterdir()) == [
-        "fleet-index.parquet",
+        "fleet-index.bin",
         "fleet.html",
         "fleet.json",
         "fleet.parquet",

@@ -46,11 +46,7 @@ class Library:
         return sorted(self.find(), key=lambda job: (-job.changed, job.name))[:MAX_JOBS]
 
     def job(self, name: str) -> Job:
-        """Return a job by its name.
-
-        Raises:
-            SourceError: there is none of this name.
-        """
+        """Return a job by its name."""
         jobs = self.jobs()
         for job in jobs:
             if job.name == name:
@@ -63,20 +59,12 @@ class Library:
         return kept[1] if kept else None
 
     def fleet(self, group_by: Sequence[str]) -> Fleet:
-        """Return what all jobs cost and lose.
-
-        Raises:
-            SourceError: a source cannot be listed.
-        """
+        """Return what all jobs cost and lose."""
         with self._lock:
             return self.survey(group_by)
 
     def report(self, name: str) -> Report:
-        """Return the report of a job.
-
-        Raises:
-            SourceError: there is no such job, or it cannot be read.
-        """
+        """Return the report of a job."""
         job = self.job(name)
         with self._lock:  # one at a time: each takes all processors
             source = open_source(job.where, progress=False)
@@ -95,11 +83,7 @@ MAX_NAME = 200  # characters
 
 
 def jobs_of(sources: Sequence[str]) -> list[Job]:
-    """Return the jobs in folders, prefixes and accounts, and the training jobs named; of equal names, later ones get a number.
-
-    Raises:
-        SourceError: none of the sources can be listed.
-    """
+    """Return the jobs in folders, prefixes and accounts, and the training jobs named; of equal names, later ones get a number."""
     found: dict[str, Job] = {}
     errors = []
     for source in sources:
@@ -120,15 +104,6 @@ def jobs_of(sources: Sequence[str]) -> list[Job]:
 
 
 def survey(sources: Sequence[str], index: str, group_by: Sequence[str]) -> Fleet:
-    """Return the fleet of the folders, prefixes and accounts among some sources.
-
-    Args:
-        sources: folders, URIs, and names of training jobs, which are left out.
-        index: folder of the index of jobs read before.
-        group_by: keys of groups; none for the usual ones.
-
-    Raises:
-        SourceError: a source cannot be listed.
-    """
+    """Return the fleet of the folders, prefixes and accounts among some sources."""
     places = [source for source in sources if "://" in source or is_account(source) or Path(source).exists()]
     return build_fleet(places, group_by=group_by or GROUP_BY, index=open_storage(index), progress=False)

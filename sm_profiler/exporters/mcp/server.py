@@ -70,12 +70,7 @@ def brief(value: Any) -> Any:
 
 
 def whole(report: Report, *, source_lines: bool) -> Answer:
-    """Return report.json.
-
-    Args:
-        report: the report.
-        source_lines: include the text of lines of code.
-    """
+    """Return report.json."""
     return _shown(report_json(report), source_lines=source_lines)
 
 
@@ -310,12 +305,7 @@ class _Server(MCPServer[Any]):
 
 
 def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[Any]:
-    """Return the server.
-
-    Args:
-        library: the jobs it answers for.
-        source_lines: let answers contain the text of the user's lines of code.
-    """
+    """Return the server."""
     server: MCPServer[Any] = _Server("sm-profiler", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools(library, source_lines)
     questions: tuple[Callable[..., Answer], ...] = (
