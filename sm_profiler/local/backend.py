@@ -294,7 +294,9 @@ class LocalSageMakerResponse(SageMakerResponse):
         """UpdateTrainingJob: change the profiler of a running job."""
         request, job = self.request_body, self._training_job()
         check_update_training(job, request)
-        new = [self.sagemaker_backend.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
+        new = [
+            self.sagemaker_backend.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())
+        ]
         self.jobs.update_training(job, request.get("ProfilerConfig"), new)
         return ActionResult({"TrainingJobArn": job.arn})
 

@@ -33,7 +33,16 @@ from sm_profiler.local.services import download, unpack
 from sm_profiler.settings import LOCAL_PYTHON, LOCAL_TOOLKIT
 
 # The user's settings for pip: mirrors, proxies, certificates.
-PIP_VARIABLES = ("PIP_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE", "HOME", "XDG_CONFIG_")
+PIP_VARIABLES = (
+    "PIP_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_",
+    "REQUESTS_CA_BUNDLE",
+    "HOME",
+    "XDG_CONFIG_",
+)
 # Line of the wheel's .pth file, for installations without it, such as editable installs.
 AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
@@ -178,9 +187,7 @@ def rewrite_drivers(folder: Path, host: Host) -> None:
             path.write_text(re.sub(r"(?m)^SM_MASTER_PORT = \d+$", f"SM_MASTER_PORT = {host.port}", text), "utf-8")
 
 
-def program_of(
-    s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False
-) -> Program:
+def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False) -> Program:
     """Return the command of a job; downloads the source code that hyperparameters name.
 
     Raises:

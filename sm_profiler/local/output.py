@@ -212,5 +212,9 @@ def serve(requests: IO[bytes], answers: IO[bytes], expressions: list[str]) -> No
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(EOFError), os.fdopen(int(sys.argv[1]), "rb") as lines, os.fdopen(int(sys.argv[2]), "wb") as out:
+    with (
+        contextlib.suppress(EOFError),
+        os.fdopen(int(sys.argv[1]), "rb") as lines,
+        os.fdopen(int(sys.argv[2]), "wb") as out,
+    ):
         serve(lines, out, json.loads(sys.argv[3]))

@@ -265,9 +265,7 @@ class RuleRun(ProcessingRun):
 
     def __init__(self, services: Services, training: TrainingJobRecord, rule: RuleRecord) -> None:
         folder = training.folder / "rules" / rule.folder_name
-        super().__init__(
-            services, ProcessingJobRecord(rule_request(training, rule), rule.arn, training.region, folder)
-        )
+        super().__init__(services, ProcessingJobRecord(rule_request(training, rule), rule.arn, training.region, folder))
         self.training, self.rule = training, rule
         self.stop_file = folder / "ml" / "stop-signal"
 
