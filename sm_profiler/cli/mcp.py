@@ -26,8 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from sm_profiler.exporters.mcp.library import Library, jobs_of, survey
-    from sm_profiler.exporters.mcp.server import build_server
+    from sm_profiler.exporters.mcp.server import Library, build_server, jobs_of, survey
 
     with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
         library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))

@@ -13,8 +13,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters.destination import key_of, within
-from sm_profiler.exporters.message import message_of
+from sm_profiler.exporters.destination import key_of, message_of, within
 from sm_profiler.printable import printable
 from sm_profiler.report import Report
 

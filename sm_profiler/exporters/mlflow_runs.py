@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
-from sm_profiler.exporters.destination import within
-from sm_profiler.exporters.message import group_means, place_of
+from sm_profiler.exporters.destination import group_means, place_of, within
 from sm_profiler.formats.columns import Floats
 from sm_profiler.metrics import parts
 from sm_profiler.printable import one_line, printable

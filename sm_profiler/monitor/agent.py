@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -27,7 +28,6 @@ from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
-from sm_profiler.monitor.board import Board, job_labels
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
@@ -39,6 +39,9 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
+
+if TYPE_CHECKING:
+    from sm_profiler.monitor.board import Board
 
 logger = logger_for("sm_profiler")
 
@@ -218,9 +221,13 @@ class Agent:
     terminated: bool = False
     exits: ExitDesk | None = None
     _uploader: Uploader | None = attrs.field(default=None, init=False)
-    _local_space: LocalSpace | None = attrs.field(default=None, init=False)
+    _space: LocalSpace = attrs.field(init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._space = local_space(self.root, os.environ)
+        self._space.take_uploaded = self._take_uploaded
 
     @property
     def root(self) -> Path:
@@ -256,14 +263,8 @@ class Agent:
             if self._may_leave():
                 return
 
-    @property
-    def _space(self) -> LocalSpace:
-        if self._local_space is None:
-            self._local_space = local_space(self.root, os.environ)
-        uploader = self._uploader
-        if uploader is not None:
-            self._local_space.take_uploaded = uploader.take_uploaded
-        return self._local_space
+    def _take_uploaded(self, info: FileInfo) -> bool:
+        return self._uploader is not None and self._uploader.take_uploaded(info)
 
     def _keep_space(self, stop: threading.Event) -> None:
         """Check the space on the disk once a minute until `stop` is set."""
@@ -271,13 +272,8 @@ class Agent:
             self._space.check()
 
     def _work(self) -> list[Callable[[threading.Event], None]]:
-        work: list[Callable[[threading.Event], None]] = []
-        if self.task.interval_ms:
-            work.append(self._sample)
-        if self.task.destination:
-            work.append(self._upload)
-        work.append(self._keep_space)
-        return work
+        sampling = [self._sample] if self.task.interval_ms else []
+        return [*sampling, *([self._upload] if self.task.destination else []), self._keep_space]
 
     def _sample(self, stop: threading.Event) -> None:
         """Sample until `stop` is set, while the job's configuration does not switch the profiler off."""
@@ -420,8 +416,8 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     port = METRICS_PORT.read_or_default(environment)
     if port is None:
         return None
-    from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
-    from sm_profiler.monitor.step_counter import StepCounter
+    from sm_profiler.monitor.board import Board, StepCounter, job_labels  # few jobs are scraped
+    from sm_profiler.monitor.exposition import Exposition
 
     labels = job_labels(job, environment, _name_in_claim(root))
     board = Board(node, time.monotonic, StepCounter(root, node), labels)

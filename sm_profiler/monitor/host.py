@@ -58,9 +58,37 @@ def _text(file: Path) -> str:
 
 MAX_MOUNTS = 16
 SHARED_TYPES = frozenset(
-    ["afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "wekafs"]
+    [
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fhgfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "smb3",
+        "smbfs",
+        "wekafs",
+    ]
 )
-REMOTE_FUSE = ["s3", "gcs", "goofys", "rclone", "sshfs", "juicefs", "alluxio", "blobfuse", "sagemaker", "ceph", "gluster"]
+REMOTE_FUSE = [
+    "s3",
+    "gcs",
+    "goofys",
+    "rclone",
+    "sshfs",
+    "juicefs",
+    "alluxio",
+    "blobfuse",
+    "sagemaker",
+    "ceph",
+    "gluster",
+]
 
 
 def shared_mounts(proc: Path = Path("/proc")) -> dict[str, str]:

@@ -14,7 +14,7 @@ from sm_profiler.fleet import building
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report import prices

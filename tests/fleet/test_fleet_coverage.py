@@ -14,7 +14,7 @@ from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.rows import read_report, row_of
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
 PRICES = {"ml.g5.xlarge": 2.0}

@@ -19,7 +19,7 @@ from sm_profiler.fleet.description import as_json, read_description
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from sm_profiler.fleet.writing import to_parquet
 from sm_profiler.report.prices import Prices
 from sm_profiler.storage import LocalStorage

@@ -15,7 +15,7 @@ import pytest
 from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.page import render_html
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_fold import validated
