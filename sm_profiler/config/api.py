@@ -35,9 +35,10 @@ CPU_PROFILING = "CPUProfilingDuration"
 PARAMETER_KEYS = (*HOOK_PARAMETERS, CPU_PROFILING, "SMPFileRotationSecs")
 
 # SDK v2.257's PROFILER_UNSUPPORTED_REGIONS
-UNSUPPORTED_REGIONS = frozenset(
-    ["us-iso-east-1", "us-isob-east-1", "ap-southeast-3", "ap-southeast-4", "eu-south-2", "me-central-1", "ap-south-2", "eu-central-2", "us-gov-east-1"]
-)
+UNSUPPORTED_REGIONS = frozenset((
+    "us-iso-east-1", "us-isob-east-1", "ap-southeast-3", "ap-southeast-4", "eu-south-2", "me-central-1", "ap-south-2",
+    "eu-central-2", "us-gov-east-1",
+))  # fmt: skip
 
 
 def canonical(given: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:

@@ -104,10 +104,11 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
         profile = _join(storage.uri, place.profile)
     found = _read(storage, place.description, descriptions.MAX_BYTES)
     above = place.report.key.rpartition("/")[0] if place.report else ""
+    has_page = place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)  # for a link to it
     row = FleetJob(
         sanitize.name(name),
         source=sanitize.sentence(profile or _join(storage.uri, place.folder)),
-        report=sanitize.sentence(_join(storage.uri, above)) if _has_page(storage, place, above) else "",
+        report=sanitize.sentence(_join(storage.uri, above)) if has_page else "",
     )
     return Loaded(
         descriptions.read_description(found) if found is not None else {},
@@ -118,11 +119,6 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
         place.report.mtime if place.report else 0.0,
         place.identity,
     )
-
-
-def _has_page(storage: Storage, place: Place, above: str) -> bool:
-    """Return whether there is a page beside a job's report.json, for a link to it."""
-    return place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)
 
 
 def _read(storage: Storage, info: FileInfo | None, most: int) -> bytes | None:

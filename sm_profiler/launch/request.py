@@ -451,11 +451,11 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         # one object that both create (ProfilerConfig) and update (ProfilerConfigForUpdate) accept
         kind = type("ProfilerConfig", (shapes.ProfilerConfig, shapes.ProfilerConfigForUpdate), {"__module__": __name__})
-        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
+        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config))}
         rules = request.get("ProfilerRuleConfigurations")
         if rules:
             converted["profiler_rule_configurations"] = [
-                shapes.ProfilerRuleConfiguration(**_snake(rule, _RULE)) for rule in rules
+                shapes.ProfilerRuleConfiguration(**_snake(rule)) for rule in rules
             ]
     except (AttributeError, TypeError, ValueError) as error:
         line = " ".join(str(error).split())
@@ -475,22 +475,12 @@ def sdk_version() -> str:
         return "(unknown)"
 
 
-_CONFIG = {
-    "S3OutputPath": "s3_output_path",
-    "DisableProfiler": "disable_profiler",
-    "ProfilingIntervalInMilliseconds": "profiling_interval_in_milliseconds",
-    "ProfilingParameters": "profiling_parameters",
-}
-_RULE = {
-    "RuleConfigurationName": "rule_configuration_name",
-    "RuleEvaluatorImage": "rule_evaluator_image",
-    "InstanceType": "instance_type",
-    "VolumeSizeInGB": "volume_size_in_gb",
-    "LocalPath": "local_path",
-    "S3OutputPath": "s3_output_path",
-    "RuleParameters": "rule_parameters",
-}
+def snake_case(name: str) -> str:
+    """Return the name that SDK v3 has for a parameter of the API."""
+    from botocore import xform_name  # boto3 comes with the SDK
+
+    return str(xform_name(name))
 
 
-def _snake(request: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names[key]: value for key, value in request.items()}
+def _snake(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {snake_case(key): value for key, value in request.items()}

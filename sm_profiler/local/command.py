@@ -121,11 +121,6 @@ def toolkit_python(environment: Mapping[str, str] = os.environ) -> str | None:
     return python
 
 
-def toolkit_command(python: Path, host: Host) -> list[str]:
-    """Return the command in place of the container's `train`."""
-    return [str(python), "-m", "sm_profiler.local.toolkit_start", str(host.port), *host.hosts]
-
-
 def start_environment(host: Host, found: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the toolkit's own process, which sets those of the script."""
     # pip runs inside, in the job's home folder
@@ -206,8 +201,9 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, 
             " scripts (sagemaker_submit_directory and sagemaker_program, which an Estimator with entry_point sends)"
             " and jobs with a ContainerEntrypoint"
         )
-    if toolkit:
-        return Program(toolkit_command(python, host), host.ml, by_toolkit=True)
+    if toolkit:  # in place of the container's `train`
+        command = [str(python), "-m", "sm_profiler.local.toolkit_start", str(host.port), *host.hosts]
+        return Program(command, host.ml, by_toolkit=True)
     code = host.path(CODE)
     unpack(_source_archive(s3, host, directory), code)
     if not _is_file_below(code, script):

@@ -21,9 +21,11 @@ FOLDERS = (
     container.OUTPUT_INTERMEDIATE, container.CHECKPOINTS,
 )  # fmt: skip
 # Hyperparameters that the toolkit keeps for itself, and those by which the SDK requests a distribution.
-SAGEMAKER_HYPERPARAMETERS = frozenset(
-    ["sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region", "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output", "default_user_module_name", "_tuning_objective_metric"]
-)
+SAGEMAKER_HYPERPARAMETERS = frozenset((
+    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region",
+    "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output", "default_user_module_name",
+    "_tuning_objective_metric",
+))  # fmt: skip
 DISTRIBUTIONS = tuple(
     f"sagemaker_{name}_enabled"
     for name in (

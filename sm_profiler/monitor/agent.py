@@ -419,7 +419,10 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     from sm_profiler.monitor.board import Board, StepCounter, job_labels  # few jobs are scraped
     from sm_profiler.monitor.exposition import Exposition
 
-    labels = job_labels(job, environment, _name_in_claim(root))
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = read_claim(root)
+    labels = job_labels(job, environment, owner.job if owner is not None else "")
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
@@ -435,15 +438,6 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     return board
 
 
-def _name_in_claim(root: Path) -> str:
-    """Return the name under which a job without a name has claimed its folder; "" if it has not."""
-    try:
-        owner = read_claim(root)
-    except OSError:
-        return ""
-    return owner.job if owner is not None else ""
-
-
 def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
     """Run `work`, and restart it if it fails; the first failure is reported in one line."""
     reported = False
@@ -457,12 +451,6 @@ def keep_running(work: Callable[[threading.Event], None], stop: threading.Event)
             if not stop.wait(RESTART_SECONDS):
                 continue
         return
-
-
-def signal_when_parent_ends(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def main(arguments: list[str]) -> None:
@@ -490,7 +478,10 @@ def main(arguments: list[str]) -> None:
     agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
-    signal_when_parent_ends(signal.SIGUSR1)
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # the kernel signals the end of the thread that started this process
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     agent.run()
     agent.exits.close()
     if board is not None:

@@ -57,38 +57,13 @@ def _text(file: Path) -> str:
 
 
 MAX_MOUNTS = 16
-SHARED_TYPES = frozenset(
-    [
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fhgfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "smb3",
-        "smbfs",
-        "wekafs",
-    ]
-)
-REMOTE_FUSE = [
-    "s3",
-    "gcs",
-    "goofys",
-    "rclone",
-    "sshfs",
-    "juicefs",
-    "alluxio",
-    "blobfuse",
-    "sagemaker",
-    "ceph",
-    "gluster",
-]
+SHARED_TYPES = frozenset((
+    "afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
+    "smb3", "smbfs", "wekafs",
+))  # fmt: skip
+REMOTE_FUSE = (
+    "s3", "gcs", "goofys", "rclone", "sshfs", "juicefs", "alluxio", "blobfuse", "sagemaker", "ceph", "gluster",
+)  # fmt: skip
 
 
 def shared_mounts(proc: Path = Path("/proc")) -> dict[str, str]:

@@ -188,10 +188,6 @@ def _sum(rates: Mapping[tuple[str, int], float], counter: int, devices: Sequence
 EVERY_S = 60.0  # each minute's file has it, so that any part of a profile does
 
 
-def _machine() -> str:
-    return host_id(in_container=Path(INPUT_CONFIG).is_dir())
-
-
 @attrs.define(eq=False)
 class Identity:
     """Source of rows whose name and dimension are a key and its text, and whose value is 1.
@@ -203,7 +199,7 @@ class Identity:
     """
 
     who: Callable[[], dict[str, str]] = identity
-    machine: Callable[[], str] = _machine
+    machine: Callable[[], str] = lambda: host_id(in_container=Path(INPUT_CONFIG).is_dir())
     resources: Callable[[], Resources] = read_resources
     name: str = "identity"
     _rows: list[Measurement] | None = attrs.field(default=None, init=False)

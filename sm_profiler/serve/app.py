@@ -215,12 +215,8 @@ class Site:
 
     def _links(self, request: Request, *more: Link, here: str = "") -> Sequence[Link]:
         """Return the links of a page."""
-        return links_of(request.scope["path"], *more, fleet=self.has_fleet, here=here)
-
-    @property
-    def has_fleet(self) -> bool:
-        """True if there is a page of the fleet: of several jobs, as far as they have been listed."""
-        return self.jobs.count > 1 and bool(self.fleet_page.places())
+        has_fleet = self.jobs.count > 1 and bool(self.fleet_page.places())  # as far as the jobs have been listed
+        return links_of(request.scope["path"], *more, fleet=has_fleet, here=here)
 
     def list_of_jobs(self, _request: Request) -> Response:
         """Answer with the list's HTML."""
@@ -265,7 +261,7 @@ class Site:
             line=state_line(snapshot),
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
-            parts=as_markup({key: part.html for key, part in snapshot.parts.items()}),
+            parts={key: Markup(part.html) for key, part in snapshot.parts.items()},  # noqa: S704 - rendered by our templates
             links=self._links(request, *links),
         )
 
@@ -437,11 +433,6 @@ def next_step(snapshot: Snapshot) -> int:
         return 100
     latest = max((int(rank.steps.number.max()) for rank in snapshot.report.metrics.ranks if len(rank.steps)), default=0)
     return (latest // 100 + 2) * 100
-
-
-def as_markup(parts: dict[str, str]) -> dict[str, Any]:
-    """Return rendered parts as what they are: HTML."""
-    return {key: Markup(html) for key, html in parts.items()}  # noqa: S704 - rendered by the report's templates
 
 
 def page(template: str, status: int = 200, **content: Any) -> Response:

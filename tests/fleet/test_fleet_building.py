@@ -11,8 +11,7 @@ import pytest
 
 from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
-from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.index import NAME
+from sm_profiler.fleet.building import NAME, build_fleet
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.wording import summary
 from sm_profiler.fleet.writing import write_fleet
@@ -220,7 +219,7 @@ def test_a_damaged_index_is_made_anew(jobs, tmp_path, damage):
 
 def test_an_index_of_another_version_is_made_anew(jobs, tmp_path, monkeypatch):
     build(jobs, tmp_path / "out")
-    monkeypatch.setattr("sm_profiler.fleet.index.__version__", "99")
+    monkeypatch.setattr("sm_profiler.fleet.building.__version__", "99")
     assert "another version" in build(jobs, tmp_path / "out").notes[0]
 
 

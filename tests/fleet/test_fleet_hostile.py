@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
+from sm_profiler.fleet.building import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.description import as_json, read_description
-from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.fleet.wording import summary

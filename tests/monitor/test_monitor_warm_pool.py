@@ -37,7 +37,7 @@ def test_an_attempt_of_the_same_job_goes_on_with_its_profile(job, s3):
     job.until(job.rows)
     process.kill()
     process.wait()
-    job.until(lambda: not job.agents())
+    job.until(lambda: not job.monitors())
     assert job.start("writer.close()", RANK="2").wait(60) == 0
     traces = [key for key in keys(s3, "job-1") if "pevents" in key]
     assert len(traces) == 2
