@@ -50,12 +50,8 @@ class Uploaded:
 
 def keep_task(task: Task) -> None:
     """Write a monitor's task into the profile's folder, for an upload after its end."""
-    path = _task_path(Path(task.root), task.node)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(task.to_json(), "utf-8")
-        temporary.replace(path)
+    with contextlib.suppress(SourceError):
+        LocalStorage(task.root).write(f"{IGNORED_FOLDER}/task-{task.node}.json", task.to_json().encode())
 
 
 def tasks_of(root: Path) -> list[Task]:
@@ -78,12 +74,6 @@ def upload_left(
     """Upload the files of a profile that its destination lacks, and the end markers if the job is over.
 
     Nothing is measured. Open files of processes that were killed are completed first.
-
-    Args:
-        root: the profile's folder.
-        uri: `s3://` URI of the `profiler-output`; default: that of the job.
-        connect: opens the destination, with a KMS key.
-        sleep: waits for some seconds.
 
     Raises:
         ProfilerError: there is no profile or no destination, or a monitor is running.
@@ -159,7 +149,3 @@ def _upload_all(uploader: Uploader) -> int:
             uploader.wait(PAUSE_SECONDS * tries)
         tries = 0 if uploader.upload_new() else tries + 1
     return left or 0
-
-
-def _task_path(root: Path, node: str) -> Path:
-    return root / IGNORED_FOLDER / f"task-{node}.json"

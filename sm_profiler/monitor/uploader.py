@@ -198,12 +198,7 @@ class Uploader:
         return len(self.pending()) + len(self._in_flight)
 
     def round(self, pending: list[FileInfo], *, keep_going: bool = False) -> bool:
-        """Try the first files of the queue; return False if the destination accepts none, so that a pause is due.
-
-        Args:
-            pending: the queue.
-            keep_going: try every file, even if the first fail.
-        """
+        """Try the first files of the queue; return False if the destination accepts none, so that a pause is due."""
         pool = ThreadPoolExecutor(PARALLEL, "sm-profiler-upload")
         try:
             for at in range(0, min(len(pending), QUEUE_FILES), PARALLEL):

@@ -18,7 +18,7 @@ from sm_profiler.trial.plan import Plan
 
 def main() -> None:
     """Run `-m MODULE ARGS` or `SCRIPT ARGS` as `__main__`."""
-    plan = Plan.of(json.loads(os.environ.pop(TRIAL.name)))
+    plan = Plan(**json.loads(os.environ.pop(TRIAL.name)))
     try:
         from sm_profiler.trial.loaders import Watch  # PyTorch may be missing
     except ImportError as error:

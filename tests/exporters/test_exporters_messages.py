@@ -18,8 +18,7 @@ from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.exporters import aws as on_aws
 from sm_profiler.exporters import webhook
-from sm_profiler.exporters.destination import KINDS, Ledger, open_destination
-from sm_profiler.exporters.message import message_of
+from sm_profiler.exporters.destination import KINDS, Ledger, message_of, open_destination
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
 from tests.support.jobs import make_job

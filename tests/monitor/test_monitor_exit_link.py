@@ -73,7 +73,7 @@ def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
     process = train("import time; time.sleep(2); sys.exit(7)")
     process.stdout.readline()
     job.until(job.agents)
-    for pid in job.agents():
+    for pid in job.monitors():
         os.kill(pid, signal.SIGSTOP)
     assert process.wait(120) == 7
 
