@@ -19,7 +19,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sm_profiler.hook import convert
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
 
@@ -203,10 +203,8 @@ class DetailedWindow(Collector):
             if self._profiler.is_own(running, args):
                 return original(*args, **kwargs)
             with self._changing:  # no window stops late, or starts, during the start of the script's session
-                try:
+                with self._session.guarded(DETAILED):
                     self._end("cut short: the script started to profile")
-                except Exception as error:  # fail open
-                    self._session.guard.failed(DETAILED, error)
                 return original(*args, **kwargs)
 
         self._patches.put(owner, name, starts)

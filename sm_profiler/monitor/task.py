@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.container import JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE, TOOLKIT_VARIABLE
 from sm_profiler.errors import ConfigError
-from sm_profiler.settings import AUTO, JOB, RUN_ID
+from sm_profiler.monitor.run_id import run_id
+from sm_profiler.settings import AUTO, JOB
 
 OUTPUT = "profiler-output"
 NAMES = (JOB.name, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE)
@@ -108,30 +108,6 @@ def _of_scheduler(environment: Mapping[str, str]) -> str:
     if environment.get("KUBERNETES_SERVICE_HOST"):  # a replica's pod is named after the job, its kind and its number
         pod = environment.get("HOSTNAME") or os.uname().nodename
         return re.sub(r"-(?:(?:master|worker|launcher|chief|node)-)?[0-9]{1,5}$", "", pod)
-    return ""
-
-
-def run_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the id of a run that nothing names, the same in all descendants of its outermost Python process.
-
-    It is created for this process and its children if there is none.
-    """
-    found = RUN_ID.text(environment)
-    if found:
-        return found
-    found = _launched(environment) or f"{time.strftime('local-%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if environment is os.environ:
-        os.environ[RUN_ID.name] = found
-    return found
-
-
-def _launched(environment: Mapping[str, str]) -> str:
-    """Return what the ranks of one launch have in common; "" for a process that is no rank."""
-    for name in ("TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"):
-        if environment.get(name, "none") not in {"none", ""}:
-            return environment[name]
-    if environment.get("MASTER_PORT") and environment.get("WORLD_SIZE", "1") != "1":
-        return f"{environment.get('MASTER_ADDR', '')}-{environment['MASTER_PORT']}"
     return ""
 
 

@@ -15,7 +15,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sm_profiler.config import load_profile
 from sm_profiler.hook import settings
-from sm_profiler.hook.monitor_launcher import accompany
+from sm_profiler.hook.settings import accompany
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 
 accompany(load_profile(settings.find_config().text))

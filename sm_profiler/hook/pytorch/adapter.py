@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, DetailedWindow
+from sm_profiler.hook.frames import stack_of
 from sm_profiler.hook.guard import at_thread_end
-from sm_profiler.hook.other_threads import stack_of
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import Allocator, CudaCollector
 from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
+from sm_profiler.hook.pytorch.graphs import Compilations, OperatorCount
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
-from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.hook.steps import METER_MAX_NS
 
@@ -44,7 +42,6 @@ RUNS_WHILE_TRAINING = tuple(
         "rest",
         "windows",
         "own_work",
-        "slowdown",
         "sampler",
         "scheduling",
         "timed_calls",
@@ -52,7 +49,7 @@ RUNS_WHILE_TRAINING = tuple(
         "pytorch.cuda",
         "pytorch.forward",
         "pytorch.loader",
-        "pytorch.operators",
+        "pytorch.graphs",
     )
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
