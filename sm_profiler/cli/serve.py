@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import secrets
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
@@ -13,7 +14,6 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
@@ -42,21 +42,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from sm_profiler.jobs.finding import is_remote
     from sm_profiler.serve.app import create_app
     from sm_profiler.serve.jobs import Jobs
-    from sm_profiler.serve.server import clean_base, listen, new_token, serve
-    from sm_profiler.source.opening import is_account
+    from sm_profiler.serve.server import LOOPBACK, clean_base, listen, serve
 
     base = clean_base(options.base_url)
     token = None
     if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
-        token = SERVE_TOKEN.text() or new_token()
+        token = SERVE_TOKEN.text() or secrets.token_urlsafe(24)
     listening = listen(options.host, options.port)
-    missing = [
-        source
-        for source in options.sources
-        if "://" not in source and not is_account(source) and not Path(source).is_dir()
-    ]
+    missing = [source for source in options.sources if not is_remote(source) and not Path(source).is_dir()]
     jobs = Jobs(options.sources)
     app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
     print(listening.url(base, token), flush=True)

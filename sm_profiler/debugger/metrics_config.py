@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, ClassVar
 
 import attrs
@@ -152,6 +153,15 @@ class _Collected(MetricsConfigBase):
         if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
             start_step, num_steps = self.collector.start_step, self.collector.num_steps
         MetricsConfigBase.__init__(self, self.collector.wire, start_step, num_steps, start_unix_time, duration)
+
+    def __init_subclass__(cls) -> None:
+        """Give a class without its own `__init__` a copy with its name, which the message of a wrong call shows."""
+        if "__init__" not in vars(cls):
+            shared = _Collected.__init__
+            copy = FunctionType(shared.__code__, shared.__globals__, shared.__name__, shared.__defaults__)
+            copy.__qualname__ = f"{cls.__name__}.{shared.__name__}"
+            copy.__doc__, copy.__annotations__ = shared.__doc__, shared.__annotations__
+            cls.__init__ = copy  # type: ignore[method-assign]
 
 
 class DetailedProfilingConfig(_Collected):

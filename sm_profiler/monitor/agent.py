@@ -34,7 +34,7 @@ from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
-from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
+from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
@@ -42,6 +42,7 @@ from sm_profiler.storage import FileInfo, LocalStorage
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.board import Board
+    from sm_profiler.storage.s3 import S3Storage
 
 logger = logger_for("sm_profiler")
 
@@ -213,7 +214,7 @@ class Agent:
     task: Task
     lock: NodeLock
     registry: ProcessRegistry
-    connect: Callable[[], Destination]
+    connect: Callable[[], S3Storage]
     sampler: Callable[[], Sampler]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep

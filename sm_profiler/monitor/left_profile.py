@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -18,9 +19,12 @@ from sm_profiler.formats.trace_recovery import recover_killed
 from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
-from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
+from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import printable
 from sm_profiler.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from sm_profiler.storage.s3 import S3Storage
 
 TRIES = 4  # in a row without a file uploaded
 PAUSE_SECONDS = 2.0
@@ -68,7 +72,7 @@ def upload_left(
     root: Path,
     uri: str = "",
     *,
-    connect: Callable[[str, str | None], Destination] = open_destination,
+    connect: Callable[[str, str | None], S3Storage] = open_destination,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Uploaded:
     """Upload the files of a profile that its destination lacks, and the end markers if the job is over.
@@ -131,11 +135,8 @@ def mark_end(root: Path) -> None:
 
 def _skip_uploaded(uploader: Uploader) -> int:
     """Skip files that the destination has, and return their number; a role may not be allowed to list it."""
-    listing = getattr(uploader.destination, "list", None)
-    if listing is None:
-        return 0
     try:
-        sizes = {info.key: info.size for folder in uploader.folders for info in listing(folder)}
+        sizes = {info.key: info.size for folder in uploader.folders for info in uploader.destination.list(folder)}
     except SourceError:
         return 0
     return uploader.skip(info for info in uploader.pending() if sizes.get(info.key) == info.size)

@@ -24,7 +24,7 @@ from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
-from sm_profiler.report.build import assemble
+from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
@@ -256,13 +256,9 @@ class JobReader:
             for window in cutter.rest():
                 state.update(window)
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
-            rules, *folds, self.heat = state.folds
-            results = rules.results()
-            for index, line in state.broken.items():
-                results.broken[type(state.folds[index]).__name__] = line
-            job = JobInfo(name=self.name, finished=self.over)
-            report = assemble(source, results, MetricFolds.of(folds), job, windows=self.over)
-            del state, cutter, rules, folds
+            report = report_of_folds(source, state, JobInfo(name=self.name, finished=self.over), windows=self.over)
+            self.heat = state.folds[-1]
+            del state, cutter
             trim_heap()  # of the copy
             return report
 

@@ -8,7 +8,6 @@ import ctypes
 import errno
 import hmac
 import re
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -38,11 +37,6 @@ HEADERS = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-
-
-def new_token() -> str:
-    """Return a token that cannot be guessed."""
-    return secrets.token_urlsafe(24)
 
 
 @attrs.frozen

@@ -245,9 +245,8 @@ def test_the_example_dashboard_is_valid_and_names_our_metrics(aws):
     body = (Path(__file__).parents[2] / "examples/monitoring/cloudwatch-dashboard.json").read_text()
     boto3.client("cloudwatch").put_dashboard(DashboardName="training", DashboardBody=body)
     named = set(re.findall(r'MetricName=\\"(\w+)\\"', body))
-    known = {metric.name for metric in vars(on_aws).values() if isinstance(metric, on_aws.Metric)}
     assert named
-    assert named <= known
+    assert named <= set(on_aws.UNITS)
 
 
 def test_a_finding_is_sent_once(report, tmp_path):

@@ -154,7 +154,7 @@ def test_no_monitor_if_the_service_samples_already(job, s3, service, runs):
     (folder / "profilerconfig.json").write_text(json.dumps(service))
     process = job.start("writer.close(); time.sleep(1.5)")
     if runs:
-        job.until(job.agents, 10)
+        job.until(job.monitors, 10)
     else:
         time.sleep(0.5)
         assert not job.monitors()
