@@ -57,6 +57,8 @@ def slow_stretch(ratio: Floats) -> Stretch | None:
     if len(ratio) < 2 * limits.MIN_STEPS:
         return None
     usual = float(np.median(ratio))
+    if usual <= 0:
+        return None
     noise = float(np.median(np.abs(ratio - usual))) / 0.6745  # of a normal distribution: one standard deviation
     beyond = np.clip(ratio / usual - 1, -1.0, 1.0) - max(noise / usual, limits.FLOOR / 2)
     first, last, score = _largest_sum(beyond)
