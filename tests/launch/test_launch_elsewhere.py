@@ -102,6 +102,12 @@ POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, unde
                                 "additionalProperties": False,
                             },
                             "downwardAPI": {"type": "object", "required": ["items"]},
+                            "configMap": {
+                                "type": "object",
+                                "required": ["name", "optional"],
+                                "properties": {"name": TEXT, "optional": {"const": True}},
+                                "additionalProperties": False,
+                            },
                         },
                         "additionalProperties": False,
                     },
@@ -166,9 +172,17 @@ torch.distributed.destroy_process_group()
 """
 
 
+def configuration():
+    """Return the text of each file of the ConfigMap, by its path in a pod."""
+    found = yaml.safe_load((MANIFESTS / "configmap.yaml").read_text())
+    assert (found["kind"], found["metadata"]["name"]) == ("ConfigMap", "sm-profiler")
+    return {f"/etc/sm-profiler/{name}": text for name, text in found["data"].items()}
+
+
 def check_variables(environment, node):
     """Check that a process with these variables profiles, uploads, and has the number of its node."""
-    profile = load_profile(environment["SM_PROFILER_CONFIG"])
+    named = environment["SM_PROFILER_CONFIG"]
+    profile = load_profile(named if named.startswith("{") else configuration()[named])
     assert environment["SM_PROFILER_AUTO"] == "1"
     assert environment["TRAINING_JOB_NAME"]
     assert profile.hook_on
@@ -311,7 +325,9 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     assert set(mounts.values()) == set(volumes)
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert volumes[mounts["/etc/podinfo"]]["downwardAPI"]["items"][0]["path"] == "labels"
+    assert volumes[mounts["/etc/sm-profiler"]]["configMap"] == {"name": "sm-profiler", "optional": True}
     values = {one["name"]: one.get("value", "1") for one in container["env"]}
+    assert values["SM_PROFILER_CONFIG"] in configuration()  # a file: text in a variable stays while a job runs
     values |= {"PET_NODE_RANK": "1", "PET_NNODES": "2"}
     check_variables(values, "algo-2")
     monitor = yaml.safe_load((MANIFESTS / "podmonitor.yaml").read_text())

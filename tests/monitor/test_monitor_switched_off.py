@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.config import load_profile
-from sm_profiler.hook.settings import task_of
+from sm_profiler.hook.settings import read_config, task_of
 from sm_profiler.monitor.agent import LOOK_SECONDS, Agent, SwitchedOff
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
@@ -63,3 +63,21 @@ def test_the_monitor_has_the_path_of_the_file():
     profile = load_profile("{}")
     assert task_of(profile, "job", config=Path("/etc/config.json")).config == "/etc/config.json"
     assert task_of(profile, "job").config == ""
+
+
+def test_a_config_map_that_is_mounted_switches_off(tmp_path):
+    """The kubelet replaces a link to a folder: the file itself is a link that stays."""
+    for version, text in (("..1", "{}"), ("..2", '{"DisableProfiler": true}')):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.json").write_text(text)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "config.json").symlink_to("..data/config.json")
+    now = 0.0
+    switch = SwitchedOff(threading.Event(), str(tmp_path / "config.json"), lambda: now)
+    source = read_config(tmp_path / "config.json")
+    assert not switch.is_set()
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    now += LOOK_SECONDS
+    assert switch.is_set()
+    assert read_config(tmp_path / "config.json").changed != source.changed
