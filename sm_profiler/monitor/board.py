@@ -312,6 +312,7 @@ class Board:
         clock: monotonic clock in seconds.
         labels: further labels of all series; see `job_labels`.
         withdraw: undoes what announced the board.
+        has: whether a metric is measured; the configuration of a running job may switch it off.
     """
 
     node: str
@@ -319,6 +320,7 @@ class Board:
     steps: StepCounter | None = None
     labels: tuple[tuple[str, str], ...] = ()
     withdraw: Callable[[], object] = lambda: None
+    has: Callable[[Instrument], bool] = lambda _: True
     _values: dict[tuple[str, str], tuple[float, Value]] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -351,9 +353,9 @@ class Board:
         """Return the newest value of each series."""
         now = self.clock()
         with self._lock:
-            found = [value for at, value in self._values.values() if now - at <= STALE_S]
+            found = [value for at, value in self._values.values() if now - at <= STALE_S and self.has(value.instrument)]
         found.append(Value(BUILD, (*self.common, ("version", __version__)), 1.0))
-        ranks = self.steps.count() if self.steps is not None else {}
+        ranks = self.steps.count() if self.steps is not None and self.has(STEPS) else {}
         for rank, progress in ranks.items():
             labels = (*self.common, *((("rank", rank),) if rank else ()))
             found += [Value(STEPS, (*labels, ("mode", mode)), float(count)) for mode, count in progress.steps.items()]
