@@ -424,6 +424,7 @@ def test_the_dashboard_has_what_grafana_requires():
     for panel in board["panels"]:
         assert {"type", "title", "gridPos", "targets", "datasource"} <= set(panel)
         assert all(target["expr"] for target in panel["targets"])
+        assert len({target["legendFormat"] for target in panel["targets"]}) == len(panel["targets"])
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
 
 
@@ -443,6 +444,7 @@ def test_examples_keep_jobs_apart():
     for expression in alerts.values():
         assert re.match(r"(sum|avg|max) by \(training_job, ", expression), expression
     for expression in panels:
+        assert " or " not in expression  # which drops series whose labels its left side has, too
         metrics = len(re.findall(r"\b(?:hw|system|sm_profiler)_[a-z_]+", expression))
         assert expression.count('{training_job=~"$training_job", host=~"$host"}') == metrics > 0
         assert " by (" not in expression or " by (training_job" in expression
