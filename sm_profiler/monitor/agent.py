@@ -28,11 +28,11 @@ from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
-from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels
+from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
-from sm_profiler.monitor.place import EARLIER, read_claim
+from sm_profiler.monitor.place import EARLIER
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
@@ -440,10 +440,7 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
         return None
     from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
 
-    owner = None
-    with contextlib.suppress(OSError):
-        owner = read_claim(root)
-    labels = job_labels(job, environment, owner.job if owner is not None else "")
+    labels = job_labels(job, environment, name_of_folder(root))
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
