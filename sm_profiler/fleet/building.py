@@ -231,6 +231,9 @@ class _Run:
                     if isinstance(loaded, str):
                         self._failed(candidate, loaded)
                         continue
+                    if loaded.error:
+                        self._failed(candidate, loaded.error, loaded)
+                        continue
                     known, now = self._old.get(candidate.job), (loaded.identity, candidate.modified)
                     if known is not None and loaded.identity and (known.identity, known.modified) == now:
                         self._add(candidate, known.row, loaded.identity)
