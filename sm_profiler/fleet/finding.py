@@ -110,7 +110,9 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
     above = place.report.key.rpartition("/")[0] if place.report else ""
     row = FleetJob(sanitize.name(name), source=sanitize.sentence(profile or _join(storage.uri, place.folder)))
     try:
-        has_page = place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)  # for a link to it
+        has_page = place.report is not None and storage.exists(
+            _join(above, PAGE) if above else PAGE
+        )  # for a link to it
         report = _read(storage, place.report, report_json.MAX_BYTES)
     except SourceError as error:
         return Loaded(description, None, row, error=one_line(error))
