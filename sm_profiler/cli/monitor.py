@@ -46,7 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
     )
-    parser.add_argument("--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's, or that of DIR)")
+    parser.add_argument(
+        "--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's, or that of DIR)"
+    )
     parser.add_argument(
         "--otlp", action="store_true", help="also push them by OpenTelemetry, to the endpoint in its OTEL_* variables"
     )

@@ -15,6 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from sm_profiler.config import load_profile
 from sm_profiler.container import read_resources
+from sm_profiler.monitor.agent import TERM_SECONDS
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "examples/elsewhere"
@@ -79,11 +80,11 @@ POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, unde
         "metadata": {"type": "object", "required": ["labels"]},
         "spec": {
             "type": "object",
-            "required": ["containers", "volumes"],
+            "required": ["containers", "volumes", "terminationGracePeriodSeconds"],
             "properties": {
                 "containers": {"type": "array", "items": CONTAINER},
                 "restartPolicy": {"enum": ["Always", "OnFailure", "Never"]},
-                "terminationGracePeriodSeconds": {"type": "integer", "minimum": 60},
+                "terminationGracePeriodSeconds": {"type": "integer", "minimum": TERM_SECONDS + 10},
                 "serviceAccountName": TEXT,
                 "volumes": {
                     "type": "array",
