@@ -37,6 +37,7 @@ READERS = 8  # threads
 BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
 SAVED_S = 60.0  # between two writes of the index while jobs are judged
+BRIEF = Threshold(30.0, "seconds at most; the profile of a process that imported a framework and made no step is no training")
 LARGE = Threshold(0.5, "of all machine time; a single job that has more of it decides every share")
 LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most of the time")
 
@@ -82,8 +83,14 @@ def build_fleet(
         raise
     run.finish()
     once = _once(run.rows)
-    rows = [with_bill(row, table) for row in once if _is_shown(row, since, tags)]
+    shown_jobs = [row for row in once if _is_shown(row, since, tags)]
+    rows = [with_bill(row, table) for row in shown_jobs if not _is_no_training(row)]
     notes = [*run.notes, *_notes(rows, table)]
+    if brief := len(shown_jobs) - len(rows):
+        notes.append(
+            f"Left out, as no training: {plural(brief, 'profile')} without a step and of {BRIEF:g} s at most, such as of a check "
+            "that only imports a framework."
+        )
     if twice := len(run.rows) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
@@ -95,6 +102,12 @@ def build_fleet(
         prices=table.origin,
         notes=notes,
     )
+
+
+def _is_no_training(job: FleetJob) -> bool:
+    """Return whether a row is that of a process that only imported a framework: nothing but its brief profile tells of it."""
+    brief = job.billed_by == "profile" and (job.billable_s or 0.0) <= BRIEF
+    return brief and job.steps is None and job.status not in {"Failed", "InProgress"}
 
 
 def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bool:
