@@ -245,6 +245,7 @@ class Agent:
     _space: LocalSpace = attrs.field(init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
+    _reported_left: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.profile = LiveProfile(self.task.config, self.task.hook)
@@ -352,7 +353,7 @@ class Agent:
 
     def _finish(self, deadline: float) -> None:
         """Upload the remaining files, and write the end markers if nothing more can follow."""
-        ended = self.registry.all_ended()
+        ended, self._reported_left = self.registry.all_ended(), False
         complete = self._upload_rest(deadline)
         with contextlib.suppress(Exception):  # the end of a job is more important
             self._space.check()
@@ -407,11 +408,13 @@ class Agent:
         # The first success may come late: a short job, or a network that was down until now.
         if uploader.reached and last > deadline and uploader.drain(last):
             return True
-        left = uploader.remaining()
-        logger.warning(
-            "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
-            left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.reason,
-        )  # fmt: skip
+        if not self._reported_left:  # the exit codes that come after it are one file more
+            self._reported_left = True
+            left = uploader.remaining()
+            logger.warning(
+                "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
+                left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.reason,
+            )  # fmt: skip
         return False
 
     def _may_leave(self) -> bool:
