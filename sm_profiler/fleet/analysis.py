@@ -198,9 +198,7 @@ MOST = 50
 _OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
 
 
-def shared_causes(
-    jobs: Sequence[FleetJob], keys: Iterable[str], *, in_dollars: bool = True
-) -> tuple[SharedCause, ...]:
+def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str], *, in_dollars: bool = True) -> tuple[SharedCause, ...]:
     """Return the causes that groups have in common, the most expensive first, in the unit of the page."""
     judged = [job for job in jobs if job.judged]
     groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]

@@ -40,7 +40,9 @@ _STATUS = {  # end of a job in report.json → status, as the service names it
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
-_EXPLAIN = frozenset({Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG})  # why a job failed; its error is what came of it
+_EXPLAIN = frozenset(
+    {Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG}
+)  # why a job failed; its error is what came of it
 _REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
 
 

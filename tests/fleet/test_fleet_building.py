@@ -401,3 +401,15 @@ def test_a_brief_job_of_the_service_is_kept(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/job.json").write_text(json.dumps(description("a", billable=3, training=3)))
     assert build_fleet([str(tmp_path)]).totals.jobs == 1
+
+
+def test_a_job_that_has_just_begun_runs_and_is_no_error(tmp_path):
+    """Its files are all open: it was listed among those that could not be read."""
+    file = tmp_path / "job/system/incremental/2026112600/1795653060.algo-1.json.tmp"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    (job,) = build_fleet([str(tmp_path)]).jobs
+    assert (job.name, job.status, job.error) == ("job", "InProgress", "")
+    os.utime(file, (START_S, START_S))
+    (job,) = build_fleet([str(tmp_path)]).jobs
+    assert "does not contain a profile" in job.error

@@ -109,9 +109,7 @@ def test_a_small_part_that_was_not_judged_is_no_whole():
 def test_what_jobs_have_in_common_has_the_unit_of_the_page():
     """It was "$0.15 lost" on a page that counts in minutes."""
     cheap = {"ml.g5.xlarge": 0.01}
-    jobs = [
-        priced(report_json(name, finding("INPUT_BOUND", 1800)), description(name), prices=cheap) for name in "abcd"
-    ]
+    jobs = [priced(report_json(name, finding("INPUT_BOUND", 1800)), description(name), prices=cheap) for name in "abcd"]
     (shared,) = assemble(jobs, group_by=()).common
     assert "2.0 h lost" in shared.sentence
 

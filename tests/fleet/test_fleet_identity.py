@@ -202,7 +202,9 @@ def test_rows_of_other_people_are_bounded():
 
 
 @pytest.mark.parametrize("kind", ["DEAD_RANK", "UNEQUAL_STEPS", "HANG"])
-@pytest.mark.parametrize("described", [{}, description("a", status="Failed", FailureReason="AlgorithmError: exit code 1")])
+@pytest.mark.parametrize(
+    "described", [{}, description("a", status="Failed", FailureReason="AlgorithmError: exit code 1")]
+)
 def test_a_failed_job_has_the_cause_that_its_report_found(kind, described):
     """It was the launcher's error, and the advice to read the reason."""
     report = report_json("a", finding(kind))
@@ -219,7 +221,9 @@ def test_an_exception_is_named_before_the_words_of_the_service():
     end = {"state": "crashed", "exit_code": 1, "error": "ValueError: bad label", "where": "train.py:67", "step": 3}
     described = description("a", status="Failed", FailureReason="AlgorithmError: exit code 1")
     assert priced({**report, "end": end}, described).failure == "ValueError: bad label (train.py:67)"
-    assert priced({**report, "end": {**end, "error": "", "where": ""}}, described).failure == "AlgorithmError: exit code 1"
+    assert (
+        priced({**report, "end": {**end, "error": "", "where": ""}}, described).failure == "AlgorithmError: exit code 1"
+    )
 
 
 @pytest.mark.parametrize(
