@@ -76,7 +76,7 @@ def identity(
 
 
 def machine_of(who: Mapping[str, str], machine: str) -> str:
-    """Return the name by which the scheduler or a variable knows a machine; otherwise its id.
+    """Return a machine's name in a variable or the scheduler's; otherwise its id.
 
     Args:
         who: what `identity` returned there.

@@ -141,7 +141,7 @@ LOOK_SECONDS = 1.0
 
 @attrs.define(eq=False)
 class LiveProfile:
-    """What the configuration of a running job asks for, which a file may change; safe to use from several threads.
+    """The configuration of a running job, which a file may change; safe to use from several threads.
 
     A file that is gone, or that is half written, changes nothing.
 

@@ -305,7 +305,7 @@ def job_labels(
 
 
 def name_of_folder(root: Path) -> str:
-    """Return the name of the job that writes to a folder, which nothing else names; "" if nobody has claimed it."""
+    """Return the name of the job that writes to a folder, which nothing else names; "" if no job has claimed it."""
     try:
         owner = read_claim(root)
     except OSError:
