@@ -22,5 +22,10 @@ def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
     if not names:
         return lambda text: text
     each = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w./-])(?:{each})(?![\w/-])")
-    return lambda text: pattern.sub(lambda found: names[found[0]], text)
+    pattern = re.compile(rf"(?:\b(?P<before>[Rr])ank )?(?<![\w./-])(?P<name>{each})(?![\w/-])")
+
+    def renamed(found: re.Match[str]) -> str:
+        name = names[found["name"]]  # "Rank algo-1-0" is "Rank 0", not "Rank rank 0"
+        return name.capitalize() if found["before"] == "R" else name
+
+    return lambda text: pattern.sub(renamed, text)
