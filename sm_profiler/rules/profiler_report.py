@@ -46,6 +46,11 @@ class PluginRule(BuiltinRule):
     kind: ClassVar[type[Any]]
 
     @classmethod
+    def parameter_names(cls) -> set[str]:
+        """Return the names of the constructor's parameters."""
+        return set(inspect.signature(cls.kind).parameters)
+
+    @classmethod
     def check_parameters(cls, values: Mapping[str, object], compat: str | None = None) -> None:
         """Compare the names of parameters with those of the constructor."""
         del compat

@@ -353,6 +353,47 @@ class TestSettings:
         assert found.parameters == {"CPUBottleneck_threshold": "30"}
         assert (found.stop_file, found.grace_s, found.follow) == (tmp_path / "stop", 5.0, True)
 
+    @pytest.mark.parametrize("prefix", ["", "StepOutlier_"])
+    def test_the_environment_has_the_parameters_of_the_rule(self, tmp_path, prefix):
+        environment = {
+            "rule_to_invoke": "stepoutlier",
+            f"{prefix}n_outliers": "1",
+            f"{prefix}threshold": "4",
+            "mode_x": "7",
+        }
+        found = read_settings({"SM_PROFILER_ROOT": str(tmp_path), **environment})
+        assert found.parameters == {f"{prefix}n_outliers": "1", f"{prefix}threshold": "4"}
+
+    @pytest.mark.parametrize(
+        "variable", [("threshold", "abc", "CPUBottleneck"), ("threshold_p95", "101", "LowGPUUtilization")]
+    )
+    def test_a_bad_parameter_in_the_environment_is_an_error(self, tmp_path, monkeypatch, calm, variable):
+        name, value, rule = variable
+        for key, text in {
+            "SM_PROFILER_ROOT": str(tmp_path),
+            "SM_PROFILER_SOURCE": str(calm),
+            "rule_to_invoke": rule,
+        }.items():
+            monkeypatch.setenv(key, text)
+        monkeypatch.setenv(name, value)
+        assert main() == 1
+        status = json.loads((tmp_path / "processing/output/rule/profiler-output/rule-status.json").read_text())
+        assert status["RuleEvaluationStatus"] == "Error"
+        assert f"{rule}: {name} must be" in status["StatusDetails"]
+
+    @pytest.mark.parametrize(
+        ("rule", "variable", "meant"),
+        [
+            ("StepOutlier", "n_outlier", "n_outliers"),
+            ("ProfilerReport", "CPUBotleneck_threshold", "CPUBottleneck_threshold"),
+            ("ProfilerReport", "rule_folow", "rule_follow"),
+        ],
+    )
+    def test_a_mistyped_parameter_in_the_environment_is_logged(self, tmp_path, caplog, rule, variable, meant):
+        shell = {"HOME": "/root", "http_proxy": "x", "npm_config_cache": "y", "_": "/usr/bin/env", "LS_COLORS": ""}
+        read_settings({"SM_PROFILER_ROOT": str(tmp_path), "rule_to_invoke": rule, variable: "1", **shell})
+        assert caplog.messages == [f"ignoring the variable {variable}, which is not a parameter: did you mean {meant}?"]
+
     def test_prefers_a_mounted_folder(self, tmp_path):
         mounted = tmp_path / "processing/input/profiler"
         (mounted / "system").mkdir(parents=True)
