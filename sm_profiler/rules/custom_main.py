@@ -19,6 +19,7 @@ from typing import Any
 import sm_profiler
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.folding.engine import Following, windows
+from sm_profiler.folding.window import MINUTE_US
 from sm_profiler.printable import logger_for
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
@@ -148,8 +149,12 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         try:
             invoke_rule(rule, raise_eval_cond=True)
         except RuleEvaluationConditionMet as met:
-            return Status.ISSUES, str(met), rule.report
-        return Status.NO_ISSUES, "", rule.report
+            report = completed(rule.report, parameters, fired=True)
+            # a rule that overrides neither is evaluated window by window, and has no steps
+            by_window = kind.invoke is Rule.invoke and kind.invoke_at_step is Rule.invoke_at_step
+            details = met_text(name, met.step, report, int(rule.scan_interval_us)) if by_window else str(met)
+            return Status.ISSUES, details, report
+        return Status.NO_ISSUES, "", completed(rule.report, parameters, fired=False)
     rule = build_rule(kind, parameters)
     interval_us = interval(parameters.get(INTERVAL, SCAN_INTERVAL_US))
     follow: Any = Following(stop=stop_signalled, poll_s=POLL_S.read_or_default()) if request["follow"] else False
@@ -159,25 +164,48 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         if rule.update(window) is True and met_at is None:
             met_at = step
     found = rule.result()
-    fired = isinstance(found, dict) and bool(found.get("RuleTriggered"))
-    if met_at is None and not fired:
-        return Status.NO_ISSUES, "", found
-    return Status.ISSUES, met_text(name, met_at, found), found
+    fired = met_at is not None or (isinstance(found, dict) and bool(found.get("RuleTriggered")))
+    found = completed(found, parameters, fired=fired)
+    return (
+        (Status.ISSUES, met_text(name, met_at, found, interval_us), found) if fired else (Status.NO_ISSUES, "", found)
+    )
 
 
-def met_text(name: str, window: int | None, found: object) -> str:
+def completed(report: Any, parameters: Mapping[str, str], *, fired: bool) -> Any:
+    """Return a rule's report with the keys of all reports; `RuleTriggered` agrees with the status.
+
+    Args:
+        report: what the rule reports; anything but a dict is returned as it is.
+        parameters: those that were given.
+        fired: the rule's condition is met.
+    """
+    if not isinstance(report, dict):
+        return report
+    found = {"RuleTriggered": 0, "Violations": 0, "Details": {}, "Datapoints": 0, "RuleParameters": "", **report}
+    if fired and not found["RuleTriggered"]:
+        found["RuleTriggered"] = 1
+    found["RuleParameters"] = found["RuleParameters"] or "\n".join(
+        f"{name}:{value}" for name, value in parameters.items() if name != "action_str"
+    )
+    return found
+
+
+def met_text(name: str, window: int | None, found: object, interval_us: int = MINUTE_US) -> str:
     """Return the sentence on a condition that is met: when, and how many of the rule's observations met it.
 
     Args:
         name: the rule's name.
         window: number of the first window in which it was met, from 0; None if only the whole job shows it.
-        found: what the rule's `result` returned.
+        found: the rule's report.
+        interval_us: length of a window.
     """
     text = f"The condition of the rule {name} is met"
     if window is not None:
-        text += f", first in minute {window + 1}"
+        number = window + 1
+        unit = f"minute {number}" if interval_us == MINUTE_US else f"window {number} of {interval_us / 1e6:g} s"
+        text += f", first in {unit}"
     counts = [found.get(key) for key in ("Violations", "Datapoints")] if isinstance(found, dict) else []
-    if len(counts) == 2 and all(isinstance(count, (int, float)) for count in counts):  # both
+    if len(counts) == 2 and all(isinstance(count, (int, float)) and count for count in counts):  # both are counted
         text += f": {counts[0]} of {counts[1]} observations"
     return text
 

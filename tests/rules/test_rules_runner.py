@@ -496,6 +496,7 @@ class NoRule:
         (2, {"Violations": 7, "Datapoints": 20}, "is met, first in minute 3: 7 of 20 observations"),
         (0, None, "is met, first in minute 1"),
         (None, {"RuleTriggered": 1, "Violations": "x"}, "is met"),
+        (0, {"RuleTriggered": 1, "Violations": 0, "Datapoints": 20}, "is met, first in minute 1"),
     ],
 )
 def test_a_rule_on_windows_states_how_often_its_condition_was_met(window, found, text):
@@ -513,7 +514,7 @@ class TestCustomRules:
         status, details, output = evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "60"})
         assert (status, details) == (
             Status.ISSUES,
-            "Evaluation of the rule Window at step 0 resulted in the condition being met",
+            "The condition of the rule Window is met, first in minute 1",
         )
         assert json.loads((output / "profiler-reports/Window.json").read_text())["Datapoints"] > 0
         assert evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "0"})[0] is Status.NO_ISSUES
@@ -543,6 +544,13 @@ class TestCustomRules:
     )
     def test_errors_are_one_line(self, tmp_path, calm, code, rule, message):
         assert evaluate(tmp_path, calm, code=code, rule=rule)[:2] == (Status.ERROR, message)
+
+    def test_an_own_rule_that_fails_is_listed_in_the_report(self, tmp_path, calm, code):
+        made = settings(tmp_path, calm, code=code, rule="Raises")
+        Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
+        report = json.loads((made.output / "report.json").read_text())
+        assert "ValueError: a value" in report["broken_rules"]["Raises"]
+        assert "Raises" in (made.output / "profiler-report.html").read_text()
 
     def test_unknown_parameter_is_an_error(self, tmp_path, calm, code):
         status, details, _ = evaluate(tmp_path, calm, code=code, rule="New", parameters={"limits": "3"})
