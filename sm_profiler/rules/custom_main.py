@@ -55,10 +55,22 @@ def load_module(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise ConfigError(f"cannot import {path.name}: {error.msg} (line {error.lineno})") from None
     except BaseException as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f" (line {lines[-1]})" if lines else ""
+        line = _line_of(error, path)
+        place = f" (line {line})" if line else ""
         raise ConfigError(f"cannot import {path.name}: {type(error).__name__}: {error}{place}") from error
     return module
+
+
+def _line_of(error: BaseException, path: str | Path) -> int | None:
+    """Return the last line of a user's file that an error passed through; None if it passed through none."""
+    absolute = os.path.abspath(path)  # as importlib names the file of a module
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == absolute]
+    return lines[-1] if lines else None
+
+
+def _place_of(error: BaseException, path: str | Path) -> str:
+    line = _line_of(error, path)
+    return f" ({Path(path).name}, line {line})" if line else ""
 
 
 def find_rule(module: ModuleType, name: str, file: str) -> type[Any]:
@@ -135,7 +147,8 @@ def build_rule(rule: type[Any], parameters: Mapping[str, str], trial: Any = None
         return rule(*first, **given)
     except Exception as error:
         traceback.print_exc()
-        raise ConfigError(f"cannot create {rule.__name__}: {type(error).__name__}: {error}") from error
+        place = _place_of(error, str(getattr(sys.modules.get(rule.__module__), "__file__", "")))
+        raise ConfigError(f"cannot create {rule.__name__}: {type(error).__name__}: {error}{place}") from error
 
 
 def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
@@ -239,8 +252,7 @@ def main(request_file: str) -> int:
         status, details = Status.ERROR, str(error)
     except Exception as error:  # any error of a user's rule is its outcome
         traceback.print_exc()
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == request["code"]]
-        place = f" ({Path(request['code']).name}, line {lines[-1].lineno})" if lines else ""
+        place = _place_of(error, request["code"])
         status, details = Status.ERROR, f"{request['rule']} failed: {type(error).__name__}: {error}{place}"
     outcome = {"status": status.value, "details": " ".join(details.split())[:MAX_DETAILS]}
     temporary = Path(f"{request['outcome']}.tmp")

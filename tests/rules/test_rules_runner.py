@@ -545,6 +545,13 @@ class TestCustomRules:
     def test_errors_are_one_line(self, tmp_path, calm, code, rule, message):
         assert evaluate(tmp_path, calm, code=code, rule=rule)[:2] == (Status.ERROR, message)
 
+    def test_an_error_in_a_file_with_a_relative_path_has_its_line(self, tmp_path, calm, code, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        found = evaluate(tmp_path, calm, code="my_rules.py", rule="Raises")
+        assert found[1] == "Raises failed: ValueError: a value (my_rules.py, line 41)"
+        found = evaluate(tmp_path, calm, code="my_rules.py", rule="Window", parameters={"threshold": "abc"})
+        assert found[1].endswith("could not convert string to float: 'abc' (my_rules.py, line 9)")
+
     def test_an_own_rule_that_fails_is_listed_in_the_report(self, tmp_path, calm, code):
         made = settings(tmp_path, calm, code=code, rule="Raises")
         Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
