@@ -104,6 +104,27 @@ def test_build_needs_a_checkout(tmp_path, capsys):
 PROFILE = "out/{}/profiler-output/system/incremental/2026112300/1795392000.algo-1.json"
 
 
+@pytest.mark.parametrize(
+    ("command", "opening"),
+    [
+        (["report", "svc-slow"], "svc-slow is not a folder, and training job svc-slow"),
+        (["report", "account:eu-west-1/svc-slow"], "training job svc-slow"),
+        (
+            ["rules", "start", "--job", "svc-slow", "--role", "arn:aws:iam::1:role/x", "--image", "i"],
+            "training job svc-slow",
+        ),
+        (["watch", "account:eu-west-1/svc-slow"], "training job svc-slow"),
+    ],
+)
+def test_a_job_of_another_region_or_name_is_reported_with_the_region(capsys, command, opening):
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{opening} does not exist in eu-west-1 (Could not find training job" in error
+    assert (
+        "To do: check the name; for a job of another region, set AWS_REGION, or write account:REGION/svc-slow" in error
+    )
+
+
 def training_job(name, *, profiled=True):
     if profiled:
         s3 = boto3.client("s3")
