@@ -190,6 +190,20 @@ class ReportParameters:
         return parsed
 
 
+def of_report(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of one built-in rule as those of ProfilerReport.
+
+    Args:
+        rule: the rule's exact name; the parameters of ProfilerReport are returned as they are.
+        given: its parameters, with or without the rule's name.
+    """
+    prefix = "" if rule == ProfilerReport.name() else f"{rule}_"
+    return {
+        name if name.lower().startswith(prefix.lower()) or name == INTERVAL else prefix + name: value
+        for name, value in given.items()
+    }
+
+
 @attrs.frozen
 class ReportDetails:
     """Times that each rule was triggered, and the rules that broke."""

@@ -26,7 +26,7 @@ from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
-from sm_profiler.rules.profiler_report import ProfilerReport
+from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.settings import (
@@ -169,12 +169,7 @@ class Runner:
                 f"{settings.rule} is not a built-in rule ({', '.join(names.values())});"
                 " set source_s3_uri to the file with your own rule"
             )
-        prefix = "" if name == DEFAULT_RULE else f"{name}_"
-        given = {
-            key if key.lower().startswith(prefix.lower()) or key == "scan_interval_us" else prefix + key: value
-            for key, value in settings.parameters.items()
-        }
-        return given, name
+        return of_report(name, settings.parameters), name
 
     def _open(self) -> ProfileSource | None:
         """Return the profile as soon as it has data; None if the job ends without any."""

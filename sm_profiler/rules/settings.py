@@ -147,13 +147,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     source, continuous = _source(config, {**given, **environ})
     stop_file = environ.get(STOP_SIGNAL_VARIABLE) or given.get(STOP_SIGNAL_VARIABLE)
     follow = given.get(FOLLOW, "")
-    parameters = {name: value for name, value in given.items() if name not in RUNNER_PARAMETERS and not name.isupper()}
     return Settings(
         source=source,
         output=rooted(RULE_OUTPUT, environ) / PROFILER_OUTPUT,
         rule=given.get(RULE) or DEFAULT_RULE,
         code=given.get(CODE, ""),
-        parameters=parameters,
+        parameters=of_rule(given),
         stop_file=rooted(stop_file, environ) if stop_file else None,
         grace_s=_seconds(given, GRACE, DEFAULT_GRACE_S),
         timeout_s=_seconds(given, TIMEOUT, DEFAULT_TIMEOUT_S),
@@ -165,6 +164,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         or given.get(JOB_NAME_VARIABLE)
         or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
     )
+
+
+def of_rule(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that belong to the rule, not to the runner or the container."""
+    return {name: value for name, value in given.items() if name not in RUNNER_PARAMETERS and not name.isupper()}
 
 
 def _config(path: Path) -> dict[str, Any]:
