@@ -22,7 +22,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
-from sm_profiler.printable import printable
+from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
@@ -31,6 +31,7 @@ from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3_client import create_api_client
 
 POLL_S = 10.0
+_log = logger_for(__name__)
 
 
 class TrainingJob:
@@ -184,6 +185,7 @@ def open_profile(location: ProfileLocation | None) -> ProfileSource:
     except SourceError:
         text = os.fspath(location)
         if text.startswith("s3://") or Path(text).is_dir():
+            _log.warning("%s has no profile yet: what is read from it is empty until there is one", text)
             return ProfileSource(open_storage(text))  # a job that has just started
         raise
 
