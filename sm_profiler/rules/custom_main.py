@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import inspect
 import json
-import logging
 import os
 import re
 import sys
@@ -24,7 +23,7 @@ from sm_profiler.printable import logger_for
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, stop_signalled
+from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, log_to_stdout, stop_signalled
 from sm_profiler.rules.trial import ProfilerTrial
 from sm_profiler.settings import POLL_S
 from sm_profiler.source import open_source
@@ -242,7 +241,7 @@ def write_report(report: Any, rule: str, output: str) -> None:
 
 def main(request_file: str) -> int:
     """Run one request, and write the outcome to the file that it names."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+    log_to_stdout("%(levelname)s %(message)s")
     request = json.loads(Path(request_file).read_text("utf-8"))
     try:
         status, details, report = evaluate(request)

@@ -7,7 +7,6 @@ Exit codes: 0 if the rule was evaluated, with or without findings; 1 if not (an 
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -34,6 +33,7 @@ from sm_profiler.rules.settings import (
     PROFILER_OUTPUT,
     Settings,
     Status,
+    log_to_stdout,
     read_settings,
     write_status,
 )
@@ -347,7 +347,7 @@ def main(
         notes: sentences for the end of the status's details.
     """
     words = list(argv or ())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    log_to_stdout()
     try:
         settings = read_settings(os.environ)
     except ConfigError as error:

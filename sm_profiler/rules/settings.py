@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -49,6 +51,12 @@ MIN_RESEMBLANCE = 0.8  # of a variable and a parameter, for a warning
 STATUS_FILE = "rule-status.json"
 MAX_DETAILS = 1024  # characters of StatusDetails
 log = logger_for("sm_profiler.rules")
+
+
+def log_to_stdout(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+    """Log to standard output, which is the job's log, without botocore's lines about credentials and endpoints."""
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stdout)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 class Status(str, Enum):

@@ -300,6 +300,15 @@ def wait_for(condition, seconds=30):
         time.sleep(0.01)
 
 
+def test_the_log_has_no_lines_of_botocore(tmp_path):
+    """Each client logs at INFO where it found its credentials and its endpoint."""
+    code = "import logging; from sm_profiler.rules.runner import main; main([]); logging.getLogger('botocore.x').info('Found')"
+    environment = {**os.environ, "SM_PROFILER_ROOT": str(tmp_path), "rule_to_invoke": "StepOutlier"}
+    log = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
+    assert "StepOutlier: Error" in log.stdout
+    assert "Found" not in log.stdout
+
+
 class TestSettings:
     def test_reads_the_processing_job_configuration(self, tmp_path):
         (tmp_path / "config").mkdir()
