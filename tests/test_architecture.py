@@ -35,6 +35,7 @@ EVERYWHERE = (
     "limits",
     "processes",
     "signals",
+    "threads",
     "identity",
     "plugins",
     "settings",

@@ -25,6 +25,7 @@ from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.processes import start_module, wait_for
+from sm_profiler.threads import unblock_signals
 
 CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
 MAX_EVENTS = 500_000  # per conversion
@@ -60,6 +61,7 @@ def finish(child: subprocess.Popen[bytes]) -> bool:
 
 def main() -> None:
     """Read an order and carry it out."""
+    unblock_signals()
     with contextlib.suppress(OSError):
         os.nice(10)
     order = json.loads(sys.stdin.buffer.readline())

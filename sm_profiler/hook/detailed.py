@@ -23,6 +23,7 @@ from sm_profiler.hook import convert
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
+from sm_profiler.threads import blocked_signals
 
 if TYPE_CHECKING:
     from sm_profiler.hook.modes import ModeKeys
@@ -109,7 +110,9 @@ class DetailedWindow(Collector):
         with self._session.work.doing(f"{DETAILED} window is prepared"):
             folder = _new_folder()
             try:
-                self._profiler.stop(self._profiler.start(folder))
+                with blocked_signals():  # threads of libraries start with a profiler
+                    running = self._profiler.start(folder)
+                self._profiler.stop(running)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         self._profiler.prepare()
@@ -122,7 +125,8 @@ class DetailedWindow(Collector):
                 self._session.guard.warn("the detailed window is left out: the script is profiling")
                 return
             self._folder = _new_folder()
-            self._running = self._profiler.start(self._folder)
+            with blocked_signals():
+                self._running = self._profiler.start(self._folder)
             self._first_step, self._steps = step, []
             self._make_way()
             self._profiler.opened()

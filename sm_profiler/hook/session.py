@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
@@ -91,7 +92,7 @@ class Session(StepObserver):
         self._source = source
         self._reload_problem = ""  # the latest, so that it is reported once
         self._next_profile: Profile | None = None
-        self._retired: threading.Thread | None = None  # finishes the files
+        self._retired: threads.Thread | None = None  # finishes the files
         self.on_retired: Callable[[settings.ConfigText], object] | None = None
         self._recorder: Recorder | None = None
         self._events: deque[TraceEvent] = deque()  # of the script
@@ -301,7 +302,7 @@ class Session(StepObserver):
     def append_span(self, name: str, start_ns: int, end_ns: int) -> None:
         """Queue a span of the script."""
         # another thread's phase is no part of the loop
-        declared = {"declared": True} if threading.current_thread() is threading.main_thread() else None
+        declared = {"declared": True} if threads.is_main() else None
         self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, declared))
         self.step_metered()
 
@@ -477,8 +478,7 @@ class Session(StepObserver):
         self.note("profiler", f"switched off before step {step} by a change of the configuration: {self.profile.off}")
         self.guard.warn(f"the configuration changed, and nothing more is recorded: {self.profile.off}")
         self._stop()
-        self._retired = threading.Thread(target=self._finish, name="sm-profiler end")  # the process waits for it
-        self._retired.start()
+        self._retired = threads.start(self._finish, name="sm-profiler end")  # the process waits for it: see close()
         if self.on_retired is not None and self._source is not None:
             self.on_retired(self._source)
 

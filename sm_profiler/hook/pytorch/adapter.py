@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm_profiler import threads
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, DetailedWindow
 from sm_profiler.hook.frames import stack_of
@@ -429,7 +430,7 @@ class PyTorchAdapter(FrameworkAdapter):
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()
         self.forwards.relayed = True  # until the next update, which shows whether threads take turns
-        if threading.current_thread() is not threading.main_thread():
+        if not threads.is_main():
             at_thread_end(self.session.training_thread_ends)
 
     def _optimizer_stepped(self, key: int) -> None:
