@@ -25,7 +25,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_reco
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
-from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.guard import Guard, pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import Aside, OwnWork
@@ -247,9 +247,12 @@ class Session(StepObserver):
 
     def saw_input(self, value: Any) -> None:
         """Count the samples of a model's input in training: the first dimension of a tensor."""
-        shape = getattr(value, "shape", None)
-        if shape and type(shape[0]) is int:
-            self._samples += shape[0]
+        try:
+            shape = value.shape
+            if shape and type(shape[0]) is int:
+                self._samples += shape[0]
+        except Exception as error:  # a nested tensor has none
+            pass_on(error)
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average; None if they were not seen."""

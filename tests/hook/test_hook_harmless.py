@@ -52,11 +52,114 @@ def warn(step):
         say(signal.sigtimedwait([signal.SIGUSR1], 5).si_signo == signal.SIGUSR1)
 train(each=warn)
 """
+PARAMETERS = """
+import io
+class Listed(nn.Sequential):
+    def parameters(self):
+        return list(super().parameters())
+class OfGroup(nn.Sequential):
+    def parameters(self, group):
+        return self[group].parameters()
+class Delegating(nn.Sequential):
+    def register_forward_hook(self, hook):
+        return self[1].register_forward_hook(hook)
+    def register_forward_pre_hook(self, hook):
+        return self[0].register_forward_pre_hook(hook)
+for kind in Listed, OfGroup, Delegating:
+    model = kind(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD([model[0].weight, model[1].weight], 0.01)
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        torch.save(model, io.BytesIO())
+    say(len(model[0]._forward_pre_hooks) + len(model[1]._forward_hooks))
+"""
+COPIES = """
+import copy, io, pickle
+model = train()
+saved = pickle.loads(pickle.dumps(model)), copy.deepcopy(model)
+say([len(getattr(one, name)) for one in saved for name in vars(one) if "hooks" in name and getattr(one, name)])
+"""
+DELETED = """
+import gc, weakref
+alive = []
+for _ in range(2):
+    teacher = nn.Sequential(nn.Linear(4, 4))
+    with torch.no_grad():
+        teacher(torch.ones(2, 4))
+    alive.append(weakref.ref(teacher))
+    del teacher
+gc.collect()
+say([one() is None for one in alive])
+compiled = nn.Linear(4, 4)
+compiled.compile(backend="eager")
+compiled(torch.ones(2, 4))
+alive = weakref.ref(compiled)
+del compiled
+torch._dynamo.reset()
+gc.collect()
+say(alive() is None)
+"""
+INPUTS = """
+import torch.fx
+from sm_profiler.hook import entry
+class Box:
+    shape = property(lambda self: 1 / 0)
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.layer(torch.ones(2, 4))
+for x in Box(), torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)]):
+    model = Odd()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(4):
+        model(x).sum().backward()
+        optimizer.step()
+say(torch.fx.symbolic_trace(model).graph.find_nodes(op="call_function", target=getattr))
+with torch.inference_mode():
+    inference = Odd()
+    for _ in range(4):
+        inference(torch.ones(2, 4))
+class Sampler(torch.utils.data.BatchSampler):
+    batch_size = property(lambda self: 1 / 0)
+    def __init__(self): pass
+    def __iter__(self): return iter([[0, 1], [2, 3]])
+    def __len__(self): return 2
+say(len(list(torch.utils.data.DataLoader(list(range(4)), batch_sampler=Sampler()))))
+say(entry.get_hook().session.guard.failures)
+"""
+INFERENCE = """
+from sm_profiler.hook import entry
+with torch.inference_mode():
+    model = nn.Linear(4, 1)
+    for _ in range(40):
+        model(torch.ones(2, 4))
+say(entry.get_hook().session.guard.failures)
+"""
+WRONG_CALLS = """
+from sm_profiler.hook import entry
+def attempt(*args, **kwargs):
+    try:
+        torch.autograd.backward(*args, **kwargs)
+    except Exception as error:
+        say(type(error).__name__)
+model = train(each=lambda step: attempt() if step in (2, 3, 4) else None)
+say(type(nn.Module.eval(self=model)).__name__, type(torch.optim.SGD(params=model.parameters(), lr=0.1)).__name__)
+say(entry.get_hook().session.guard.failures)
+"""
 # case → script and what it prints
 CASES = {
     "threads that the script joins": (JOIN, ["1"]),
     "log lines of our threads": (LOGGING_THREAD, ["1 True"]),
     "a blocked signal": (SIGNALS, ["True"]),
+    "functions of torch's names in a model": (PARAMETERS, ["0", "0", "0"]),
+    "copies of a model": (COPIES, ["[]"]),
+    "deleted models": (DELETED, ["[True, True]", "True"]),
+    "odd inputs": (INPUTS, ["[]", "2", "{}"]),
+    "a model made for inference": (INFERENCE, ["{}"]),
+    "wrong calls": (WRONG_CALLS, ["TypeError"] * 3 + ["Sequential SGD", "{}"]),
 }
 
 

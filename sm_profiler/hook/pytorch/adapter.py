@@ -283,7 +283,7 @@ class PyTorchAdapter(FrameworkAdapter):
             if is_compiling() or session.quiet or tracker.rest is not None or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
             if tracker.global_step >= operators.due and not session.is_off(operators.name):
-                session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
+                session.run(operators, operators.backward_begins, args[0] if args else kwargs.get("tensors"))
             try:
                 tracker.backward_begins(perf_counter_ns())
             except Exception as error:  # fail open
@@ -347,15 +347,16 @@ class PyTorchAdapter(FrameworkAdapter):
     def _wrap_constructor(self, original: Any) -> Any:
         """Discover models when an optimizer is created: the first forwards of its model would be missed otherwise."""
         session, forwards, known = self.session, self.forwards, self._known_optimizers
+        train_here = self._train_on_this_thread
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(optimizer, *args, **kwargs)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
+            original(self, *args, **kwargs)
             try:
                 session.tracker.has_optimizer = True
                 if session.tracker.global_step < 0 and forwards.thread != threading.get_ident():
-                    self._train_on_this_thread()  # from the first step on
-                known.discard(id(optimizer))  # of a deleted one
+                    train_here()  # from the first step on
+                known.discard(id(self))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()
             except Exception as error:  # fail open
