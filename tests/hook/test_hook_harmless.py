@@ -149,6 +149,43 @@ model = train(each=lambda step: attempt() if step in (2, 3, 4) else None)
 say(type(nn.Module.eval(self=model)).__name__, type(torch.optim.SGD(params=model.parameters(), lr=0.1)).__name__)
 say(entry.get_hook().session.guard.failures)
 """
+C_FUNCTIONS = """
+import copy, enum, inspect, os, pickle
+class Trainer:
+    log, dump, sync, leave = print, pickle.dump, os.fsync, os._exit
+class Out(enum.Enum):
+    SHOW = print
+train()
+trainer = Trainer()
+trainer.log("step", 1)
+with open("x", "wb") as file:
+    trainer.dump([1], file)
+    trainer.sync(file.fileno())
+say(*map(inspect.isbuiltin, (print, pickle.dump, os.fsync, os._exit)))
+say(len(Out), pickle.loads(pickle.dumps(print)) is copy.deepcopy(print) is print, repr(print), type(print).__name__)
+say(print.__name__, print.__self__.__name__, os.fsync.__module__, os.fsync.__text_signature__, inspect.signature(os.fsync))
+say(print.__doc__[:16], os.fsync.__qualname__)
+sys.stdout.flush()
+trainer.leave(0)
+"""
+CLOSED_FILES = """
+import atexit, os
+def reopened(name):
+    os.closerange(3, 256)
+    return [os.open(f"{name}-{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+def last():
+    for file in reopened("last"):
+        os.write(file, b"weights")
+atexit.register(last)
+files = []
+def each(step):
+    if step == 20:
+        files.extend(reopened("model"))
+    for file in files:
+        os.write(file, b".")
+train(300, each, pause=0.01)
+say({os.pread(file, 1000, 0) == b"." * 280 for file in files}, {os.close(file) for file in files})
+"""
 # case → script and what it prints
 CASES = {
     "threads that the script joins": (JOIN, ["1"]),
@@ -159,6 +196,17 @@ CASES = {
     "deleted models": (DELETED, ["[True, True]", "True"]),
     "odd inputs": (INPUTS, ["[]", "2", "{}"]),
     "a model made for inference": (INFERENCE, ["{}"]),
+    "functions of C in classes": (
+        C_FUNCTIONS,
+        [
+            "step 1",
+            "True True True True",
+            "1 True <built-in function print> builtin_function_or_method",
+            "print builtins posix ($module, /, fd) (fd)",
+            "Prints the value fsync",
+        ],
+    ),
+    "files that the script closes": (CLOSED_FILES, ["{True} {None}"]),
     "wrong calls": (WRONG_CALLS, ["TypeError"] * 3 + ["Sequential SGD", "{}"]),
 }
 
@@ -169,6 +217,7 @@ def test_scripts_do_what_they_do_without_the_hook(tmp_path, case):
     done = run(tmp_path, text)
     assert (done.stdout.splitlines(), done.returncode) == (expected, 0), done.stderr
     assert "switched off" not in done.stderr
+    assert {path.read_text() for path in tmp_path.glob("last-*")} <= {"weights"}
 
 
 def run(folder, text, *words, **parameters):
