@@ -36,6 +36,7 @@ EVERYWHERE = (
     "processes",
     "signals",
     "threads",
+    "descriptors",
     "identity",
     "plugins",
     "settings",
