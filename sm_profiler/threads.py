@@ -12,6 +12,7 @@ import threading
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 # Those of an error of the thread itself end the process if it blocks them.
@@ -19,7 +20,9 @@ _BLOCKED = signal.valid_signals() - {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS,
 }  # fmt: skip
 # A script may replace any function, even by a function that raises.
-_sigmask, _main_thread = signal.pthread_sigmask, threading.main_thread
+_main_thread = threading.main_thread
+# Without signal's function around it: code of Python, which torch.compile would trace inside a compiled region.
+_sigmask: Callable[..., set[int]] = vars(import_module("_signal"))["pthread_sigmask"]
 _own: dict[int, tuple[str, int]] = {}  # name and kernel's id of our threads that run, by Python's id
 _listed: dict[int, Any] = vars(threading).get("_active", {})  # the threads that `threading` knows
 os.register_at_fork(after_in_child=_own.clear)  # where they do not exist

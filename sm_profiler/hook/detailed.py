@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -94,8 +93,8 @@ class DetailedWindow(Collector):
         self._steps: Steps = []
         self._patches = Patches(partial(session.guard.failed, DETAILED))
         self._changing = threading.RLock()  # the script may start to profile on another thread
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._converting: list[tuple[subprocess.Popen[bytes], int]] = []  # and when each began
+        self._children: list[convert.Conversion] = []
+        self._converting: list[tuple[convert.Conversion, int]] = []  # and when each began
 
     @property
     def is_open(self) -> bool:
@@ -223,7 +222,8 @@ class DetailedWindow(Collector):
             }  # fmt: skip
             child = convert.start(profiler.trace, order)
             self._children.append(child)
-            self._converting.append((child, perf_counter_ns()))
+            if not isinstance(child, convert.Postponed):
+                self._converting.append((child, perf_counter_ns()))
 
 
 @contextmanager

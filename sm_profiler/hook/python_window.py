@@ -17,7 +17,6 @@ import marshal
 import operator
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -369,7 +368,7 @@ class PythonCollector(Collector):
         self._raw: list[tuple[str, str]] = []  # sessions to render: file, and path of the result without its ending
         self._folder: Path | None = None  # of these files
         self._number = itertools.count()
-        self._children: list[subprocess.Popen[bytes]] = []  # that render
+        self._children: list[convert.Conversion] = []  # that render
         self._steps = 0
         self._is_open = False
         self._on_main_thread = False  # where the profiler runs

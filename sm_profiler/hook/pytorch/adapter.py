@@ -34,24 +34,27 @@ if TYPE_CHECKING:
     from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
-RUNS_WHILE_TRAINING = tuple(
-    f"sm_profiler.hook.{name}"
-    for name in (
-        "session",
-        "guard",
-        "steps",
-        "rest",
-        "windows",
-        "own_work",
-        "sampler",
-        "scheduling",
-        "timed_calls",
-        "pytorch.adapter",
-        "pytorch.cuda",
-        "pytorch.forward",
-        "pytorch.loader",
-        "pytorch.graphs",
-    )
+RUNS_WHILE_TRAINING = (
+    "sm_profiler.threads",
+    *(
+        f"sm_profiler.hook.{name}"
+        for name in (
+            "session",
+            "guard",
+            "steps",
+            "rest",
+            "windows",
+            "own_work",
+            "sampler",
+            "scheduling",
+            "timed_calls",
+            "pytorch.adapter",
+            "pytorch.cuda",
+            "pytorch.forward",
+            "pytorch.loader",
+            "pytorch.graphs",
+        )
+    ),
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
