@@ -141,7 +141,6 @@ class DataLoaderCollector(Collector):
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
-                tracker.end_rest()
                 tracker.fetch_begins()
             except Exception as error:  # fail open
                 session.fail(error)
