@@ -220,6 +220,17 @@ def test_batches_of_a_window_are_observed(loop):
     assert loop.tracker.rested > 20
 
 
+def test_the_hook_rests_once_a_window_of_python_is_over(session):
+    ranges = json.dumps({"StartStep": 3, "NumSteps": 2, "ProfilerName": "cprofile"})
+    session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"PythonProfilingConfig": ranges}})))
+    loop = Loop(session)
+    loop.run(1 << 20, 3)
+    assert loop.tracker.reports_forward_ends
+    loop.rest()
+    assert not loop.tracker.reports_forward_ends
+    assert session.guard.failures == {}
+
+
 def test_a_change_of_the_collectors_takes_effect_after_the_rest(loop):
     loop.rest()
     loop.session.wake()

@@ -314,6 +314,10 @@ class Calls(Collector):
             calls._inside = True
             try:
                 return made(*args, **kwargs)
+            except BaseException:
+                if begun is not rest.ends or len(begun) > 1:  # no step begins with a call that failed
+                    begun.pop()
+                raise
             finally:
                 calls._inside = False
 
