@@ -233,7 +233,9 @@ class HangWatch(Collector):
             args["dead"] = self._dead.as_args()
         start = session.timebase.now_us() - int(waited * 1e6)
         session.append_event(
-            TraceEvent(HANG, "hang", start, int(waited * 1e6), span_args(os.getpid(), session.tracker.latest_number, args))
+            TraceEvent(
+                HANG, "hang", start, int(waited * 1e6), span_args(os.getpid(), session.tracker.latest_number, args)
+            )
         )
         if state == "hanging":
             wait = (

@@ -258,7 +258,6 @@ class Calls(Collector):
         """Return a function that reports its calls."""
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
         get_ident, clock, runs, is_compiled = threading.get_ident, self._clock, self._runs, function.is_compiled
-        calls = self
 
         def begin(*args: Any, **kwargs: Any) -> tuple[int, int, bool, int] | None:
             if self._inside or session.quiet or get_ident() != self._thread or not runs():
@@ -300,7 +299,11 @@ class Calls(Collector):
             finally:
                 self._inside = False
 
-        observed = timed(made, begin, end, session.fail)
+        return self._with_rest(function, made, timed(made, begin, end, session.fail))
+
+    def _with_rest(self, function: Compiled, made: Any, observed: Any) -> Any:
+        """Return a function that only notes its calls during a rest, and else is `observed`."""
+        get_ident, clock, calls = threading.get_ident, self._clock, self
 
         @functools.wraps(observed)
         def call(*args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
@@ -321,7 +324,7 @@ class Calls(Collector):
             finally:
                 calls._inside = False
 
-        loop.codes.add(call.__code__)
+        self._loop.codes.add(call.__code__)  # type: ignore[attr-defined]  # of a function
         return call
 
     def _find_running(self) -> tuple[Compiled, Any] | None:
@@ -418,7 +421,7 @@ class Calls(Collector):
                 calls._inside = False
                 rest.waits.append((name, start_ns, clock()))
 
-        loop.codes.add(wait.__code__)
+        loop.codes.add(wait.__code__)  # type: ignore[attr-defined]  # of a function
         return wait
 
 
