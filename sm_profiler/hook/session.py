@@ -195,15 +195,15 @@ class Session(StepObserver):
     def _set_collectors(self, collectors: tuple[Collector, ...]) -> None:
         self._collectors = collectors
         self._at_steps = tuple(one for one in collectors if overrides(one, "step_begins"))
-        self._set_reports()
+        self.tracker.reports_step_ends = any(overrides(one, "step_ends") for one in collectors)
+        self.tracker.reports_forward_ends = any(overrides(one, "forward_ends") for one in collectors)
         self.wake()
 
-    def _set_reports(self) -> None:
-        """Have the ends of steps and forwards reported while a collector waits for them whose window is not over."""
-        windows = self.schedule.windows
-        waiting = [one for one in self._collectors if one.name not in windows or not windows[one.name].ended]
-        self.tracker.reports_step_ends = any(overrides(one, "step_ends") for one in waiting)
-        self.tracker.reports_forward_ends = any(overrides(one, "forward_ends") for one in waiting)
+    def _may_rest(self) -> bool:
+        """Return whether all windows of the collectors are over to which the ends of steps or forwards are reported."""
+        ended = {name for name, window in self.schedule.windows.items() if window.ended}
+        waiting = (one for one in self._collectors if one.name not in ended)
+        return not any(overrides(one, "step_ends") or overrides(one, "forward_ends") for one in waiting)
 
     def wake(self) -> None:
         """Consult all collectors at the next step, even those that may be skipped."""
@@ -425,7 +425,6 @@ class Session(StepObserver):
                 return
             self.schedule.configure(self.profile.collectors)
             self._notify("profile_changed", self.profile)
-            self._set_reports()
         self._end_slow_windows(step, mode)
         settled = self.schedule.at_step(step, tracker.batches)
         for collector in self._at_steps:
@@ -435,9 +434,8 @@ class Session(StepObserver):
                 except Exception as error:  # fail open
                     self.switch_off(collector, error)
         self.slowdown.windows_turned(tracker.step_start)
-        if settled:
-            self._set_reports()
-        else:
+        tracker.rests = settled and self._may_rest()
+        if not settled:
             tracker.settled = None
 
     def _end_slow_windows(self, step: int, mode: ModeKeys) -> None:

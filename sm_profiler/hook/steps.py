@@ -97,6 +97,7 @@ class StepTracker:
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
+        rests: the observer needs no more of the steps of the settled mode.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -126,6 +127,7 @@ class StepTracker:
         self.settled: ModeKeys | None = None
         self.every = 1
         self.keep_phases = True
+        self.rests = True
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
@@ -521,11 +523,7 @@ class StepTracker:
         )
 
     def _is_unwatched(self) -> bool:
-        return (
-            self.settled is _TRAIN
-            and not (self.manual or self.waits_later)
-            and not (self.reports_step_ends or self.reports_forward_ends)
-        )
+        return self.settled is _TRAIN and self.rests and not (self.manual or self.waits_later)
 
     def begin_rest(self, awake: Callable[[], None], phase_of: Callable[[Sequence[FrameType]], str]) -> Rest:
         """Let the open step end, and rest until the next one whose phases are recorded."""
