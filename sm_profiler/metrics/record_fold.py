@@ -109,7 +109,8 @@ class RecordFold:
             for process, numbers in rows.node.groups():
                 own = rows[numbers]
                 names = [own.name.values[code] for code in own.name.codes]
-                args = [own.args.values[code] for code in own.args.codes]
+                texts = (own.args.values[code] for code in own.args.codes)
+                args = list(map(_with_workers, texts, own.num_workers.tolist()))
                 columns = (own.duration_us.tolist(), own.start_us.tolist(), own.step.tolist(), names, args)
                 self._add((process, phase), list(zip(*columns, strict=True)))
 
@@ -171,6 +172,13 @@ def _fits(kind: type[Recorded], args: dict[str, Any]) -> bool:
     except (msgspec.ValidationError, ValueError):  # a text that is no Unicode
         return False
     return True
+
+
+def _with_workers(text: str, workers: int) -> str:
+    """Return arguments with the number that readers of files keep in a column."""
+    if workers < 0:
+        return text
+    return f'{{"num_workers": {workers}, {text[1:]}' if len(text) > len("{}") else f'{{"num_workers": {workers}}}'
 
 
 def _number(text: str) -> int | float | None:

@@ -3,11 +3,12 @@
 import json
 
 import attrs
+import numpy as np
 import pytest
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns
-from sm_profiler.formats.recorded import KINDS, Compile, Hang, Profiling, Save, ThreadStack
+from sm_profiler.formats.recorded import KINDS, Compile, Hang, Input, Profiling, Save, ThreadStack
 from sm_profiler.metrics import record_fold
 from sm_profiler.metrics.record_fold import RecordFold, read_args
 from sm_profiler.report.build import data_quality
@@ -100,6 +101,13 @@ def test_what_is_written_is_read(kind):
     assert read_args(kind, json.dumps(kind().args())) == kind()
     assert None not in kind().args().values()
     assert Profiling(kind="window", window="python").args() == {"kind": "window", "window": "python", "slower": None}
+
+
+@pytest.mark.parametrize("args", [{}, {"processes": True}])
+def test_the_number_of_workers_is_read_from_its_column(args):
+    rows = events([(event_names.INPUT, "PyDataset", 1.0, 0.0, "algo-1-0", -1, args)])
+    found = fold_of(Window(attrs.evolve(rows, num_workers=np.array([3], np.int32)))).result()
+    assert found[event_names.INPUT].longest[0].args == Input(num_workers=3, **args)
 
 
 def test_records_of_an_interrupted_process_belong_to_its_first_attempt():
