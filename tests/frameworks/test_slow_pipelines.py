@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
-from sm_profiler.diagnosis.profile.inputs import known, slowest
+from sm_profiler.diagnosis.profile.inputs import slowest
+from sm_profiler.formats.recorded import DataStages
+from sm_profiler.metrics.record_fold import read_args
 from tests.support.frameworks import HERE, PYTHON, QUIET
 from tests.support.profiles import events
 
@@ -40,8 +42,12 @@ def named(tmp_path_factory):
     rows = [row for row in events(folder) if row["phase"] == "sm_profiler/data_stages"]
     found = {}
     for line in lines:
-        own = [row["args"] for row in rows if line["began"] <= row["start"] <= line["ended"] + 0.01]
-        most = max(own, key=known, default={})
+        own = [
+            read_args(DataStages, json.dumps(row["args"]))
+            for row in rows
+            if line["began"] <= row["start"] <= line["ended"] + 0.01
+        ]
+        most = max(own, key=lambda about: (not about.partial, about.batches), default=DataStages())
         stage = slowest(most)
         found[line["name"]] = line["stage"], stage.name if stage else most
     return found
