@@ -109,7 +109,7 @@ def outside(case: Case) -> Found | None:
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
-        error=case.share_error(lambda rank: rank.iterations.of("outside")),
+        error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
     )  # fmt: skip
 
@@ -219,7 +219,7 @@ def own_phase(case: Case) -> Found | None:
     )
     return Found(
         "own_phase", {"name": shown, "share": percent(share), "time": duration(a_step)}, evidence, share, saves=saves,
-        error=case.share_error(lambda rank: rank.iterations.of(parts.DECLARED)), where=lines_of_phase(case.metrics, name),
+        error=case.share_error(parts.DECLARED), where=lines_of_phase(case.metrics, name),
     )  # fmt: skip
 
 
@@ -346,7 +346,7 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("operators a step", round(launches.operators)),
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
-    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share))
+    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual))
 
 
 def _loop_of_python(case: Case, launches: Launches) -> Found | None:
@@ -651,7 +651,7 @@ def optimizer(case: Case) -> Found | None:
     )
     return Found(
         "optimizer", {"share": percent(share), "time": duration(spent)}, evidence, share, saves=saves,
-        error=case.share_error(lambda rank: rank.iterations.of("optimizer")), where=lines_of_phase(case.metrics, "optimizer"),
+        error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
 
 

@@ -211,7 +211,7 @@ def _by_waits(case: Case) -> Found | None:
     same = abs(mean / max(step, 1e-12) - share) < 0.02  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
-        lambda loop: _faster_input(case, loop), doubt, case.share_error(lambda rank: rank.iterations.of("wait")),
+        lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
         cause.where or _lines(case),
     )  # fmt: skip
 
@@ -310,7 +310,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "repair": case.stack.generators.format(function),
     }
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=case.share_error(lambda rank: rank.iterations.of("outside")),
+        "own_iterator", words, evidence, share, saves=saves, error=case.share_error("outside"),
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 
