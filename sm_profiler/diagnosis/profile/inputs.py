@@ -89,7 +89,7 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool:
     Without workers, the training process loads, whose own CPU time is known: other programs do not count.
     """
     metrics, own = case.metrics, case.own_cores
-    if workers == 0 and own:
+    if workers <= 0 and own:
         available = 1 - min(case.core_wait, 0.95)  # of the time; a thread without a core does not compute
         return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
     cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
@@ -345,10 +345,7 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
         return Saving(wait)
     pool, compute = workers_of(case), np.maximum(loop.training - loop.of_activity(WAIT), 0.0)
     rows = loop.training > 0
-    if pool.now < 0:
-        left = limits.COLLATING_S, limits.RECEIVING_S, 0.0
-    else:
-        left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
+    left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
     mean = float(wait[rows].mean())
     # Work that is done once is not done in each epoch, with any number of cores.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)
@@ -386,7 +383,7 @@ def left_after(
         return max(fewest, limits.COLLATING_S), usual + rest, 0.0
     step = float((wait + compute).mean())
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
-    if pool.now == 0 and own_cores:
+    if pool.now <= 0 and own_cores:
         shared = crowded = step * float(np.mean(own_cores)) / pool.cores
     else:
         shared, crowded = min(step * cpu, (load + mean) / pool.cores), min(step * cpu, load / pool.cores + mean)
