@@ -15,6 +15,7 @@ from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     CALLBACKS,
+    COLLECTING,
     COPYING,
     LOGGING,
     MAKING,
@@ -87,6 +88,12 @@ class Case:
         """Processes with enough training steps to be judged."""
         return tuple(rank for rank in self.metrics.ranks if len(rank.iterations) >= thresholds.MIN_STEPS)
 
+    @cached_property
+    def in_step(self) -> bool:
+        """True if ranks wait for each other, so that their iterations are equally long; independent ones differ."""
+        lengths = np.asarray([rank.iterations.length.mean() for rank in self.ranks])
+        return len(lengths) > 1 and bool(np.ptp(lengths) <= 0.15 * lengths.mean())
+
     def mean(self, of: Callable[[Rank], float]) -> float:
         """Return the average over the judged ranks; 0 if there are none."""
         return float(np.mean([of(rank) for rank in self.ranks])) if self.ranks else 0.0
@@ -99,7 +106,7 @@ class Case:
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
         whole = self.mean(lambda rank: rank.loop)
-        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole) if self.ranks else None
+        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -211,13 +218,15 @@ class Case:
         """Iterations of the judged rank with the fewest; 0 if there are none."""
         return min((len(rank.iterations) for rank in self.ranks), default=0)
 
-    def share_error(self, of: Callable[[Rank], Floats]) -> float:
-        """Return the standard error of a share of the iterations, the largest of the ranks.
+    def share_error(self, key: str) -> float:
+        """Return the standard error of the share that a part, or collecting garbage, has of the iterations; of the worst rank."""
 
-        Args:
-            of: returns the seconds of each iteration of a rank that count for the share.
-        """
-        return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
+        def of(rank: Rank) -> float:
+            own, collects = rank.iterations, key == COLLECTING
+            rows = (own.known | collects) & (own.index >= thresholds.WARM_UP_STEPS)
+            return _share_error((own.gc if collects else own.of(key))[rows], own.length[rows])
+
+        return max(map(of, self.ranks), default=0.0)
 
     def confidence(self, found: Found, certain: float) -> Confidence:
         """Return how sure a finding is, from the share of the time that its repair certainly saves.

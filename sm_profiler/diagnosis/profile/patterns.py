@@ -16,7 +16,7 @@ from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, NAMED, PHASE
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.occurrences import in_first_steps, long_iteration, time_in_calls
-from sm_profiler.diagnosis.profile.ranks import MEETINGS, in_step
+from sm_profiler.diagnosis.profile.ranks import MEETINGS
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Compile, Epoch, LoaderWorkers
@@ -266,7 +266,7 @@ def find_change(lengths: Floats) -> Change | None:
     count = len(lengths) // size
     if count < 16:  # even a clear change may be chance
         return None
-    blocks = np.median(lengths[: count * size].reshape(count, size), axis=1)
+    blocks = np.quantile(lengths[: count * size].reshape(count, size), 0.1, axis=1)  # other programs only add to steps
     larger = np.sign(blocks[None, :] - blocks[:, None])  # of each pair, whether the second is longer
     scores = np.asarray([float(larger[:at, at:].sum()) for at in range(1, count)])
     at = int(scores.argmax()) + 1
@@ -329,9 +329,10 @@ def slowdown(case: Case) -> Found | None:
     if own < limits.SLOWER * change.before:
         return None  # the script does the same, and waits for a core that others use
     together = agreement < thresholds.SAME_PART or _grew_alike(rank, change)
-    if busier and together and own < limits.SURELY * change.before:
+    crowded = busier or waits[1] >= waits[0] + limits.FLOOR
+    if crowded and together and own < limits.SURELY * change.before:
         return None  # all parts are slower together, as on a machine that others use, too
-    alone = _alone(case.ranks, change)
+    alone = _alone(case.ranks, change) if case.in_step else None
     moment, step = float(rank.iterations.start[change.at]), int(rank.iterations.index[change.at])
     evidence = [
         Evidence("time lost in slow steps", round(lost, 4), None, rank.name, "share"),
@@ -423,8 +424,6 @@ def _growth(rank: Rank, key: str, change: Change) -> float:
 
 def _alone(ranks: Sequence[Rank], change: Change) -> Rank | None:
     """Return the rank whose own work grew while the others wait for it; None if there is none."""
-    if len(ranks) <= 1 or not in_step(tuple(ranks)):
-        return None
     for meeting in MEETINGS:
         work = [key for key in parts.iteration_keys() if key != meeting]
         grown = np.asarray([sum(_growth(rank, key, change) for key in work) for rank in ranks])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial, reduce
-from typing import Any
 
 import attrs
 import numpy as np
@@ -32,20 +31,14 @@ from sm_profiler.metrics.step_fold import COMMUNICATION
 MEETINGS = ("backward", "optimizer", "outside")  # parts in which ranks wait for each other, the most usual one first
 
 
-def in_step(ranks: Sequence[Rank]) -> bool:
-    """Return whether the ranks wait for each other, so that their iterations are equally long; independent ones differ."""
-    lengths = np.asarray([rank.iterations.length.mean() for rank in ranks])
-    return bool(np.ptp(lengths) <= 0.15 * lengths.mean())
-
-
 def straggler(case: Case) -> Found | None:
     """Find the rank that the others wait for: it has more work and waits less than they do."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
     work = [key for key in parts.iteration_keys() if key not in MEETINGS] + list(reversed(MEETINGS))
-    means = {key: np.asarray([rank.mean(key, without_stalls=False) for rank in ranks]) for key in work}
+    means = {key: np.asarray([_usual_mean(rank, key) for rank in ranks]) for key in work}
     least = (
         limits.SURELY * limits.FLOOR * iteration
     )  # the jitter of a machine makes one of two ranks late by half as much
@@ -104,6 +97,15 @@ def shared(case: Case, share: float) -> str:
     return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
 
 
+def _usual_mean(rank: Rank, key: str) -> float:
+    """Return the mean seconds of a part in usual steps: the first ones, and rare long ones, are no property of a rank."""
+    iterations = rank.iterations
+    usual = iterations.known & (iterations.index >= thresholds.WARM_UP_STEPS)
+    if rank.stalls.is_rare:
+        usual &= ~rank.stalls.long
+    return float(iterations.of(key)[usual].mean()) if usual.any() else 0.0
+
+
 def _of_others(values: Floats, which: int) -> float:
     """Return the median of all ranks but one."""
     return float(np.median(np.delete(values, which)))
@@ -111,38 +113,29 @@ def _of_others(values: Floats, which: int) -> float:
 
 def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
     """Replay the steps with a straggler that works like the median of the others."""
-    ranks = case.ranks
-    count = min((len(rank.iterations) for rank in ranks), default=0)
+    ranks, steps = case.ranks, shared_steps(case.ranks)
     others = [number for number in range(len(ranks)) if number != slow]
 
     def waited(key: str) -> float:
-        means = np.asarray([rank.mean(key, without_stalls=False) for rank in ranks])
+        means = np.asarray([_usual_mean(rank, key) for rank in ranks])
         return _of_others(means, slow) - float(means[slow])
 
     meeting = max(MEETINGS, key=waited)
-    rows = _same_steps(ranks, count)
+    rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
     meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
-    work = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)]) - meet
-    work = np.maximum(np.nan_to_num(work), 0.0)
+    length = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)])
+    work = np.maximum(np.nan_to_num(length - meet), 0.0)
     now = work.max(axis=0)
     work[slow] = np.median(work[others], axis=0)
     saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
-    length = float(ranks[slow].iterations.length[rows[slow]].sum())
-    replayed = float(saved.sum()) / length if length > 0 else 0.0
-    whole = loop.placed(ranks[slow].iterations.index[rows[slow]], saved)
-    if whole.sum() <= 0 or replayed <= 0:
+    total = float(length[slow].sum())
+    replayed = float(saved.sum()) / total if total > 0 else 0.0
+    if replayed <= 0:
         return None
     recorded = min(max(share / replayed, 0.5), 1.5)
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
-    return Saving(whole, min(recorded, 1.0), max(recorded, 1.0), (*loop.named(grown), *loop.named(meeting)))
-
-
-def _same_steps(ranks: Sequence[Rank], count: int) -> list[Any]:
-    """Return the rows of the same iterations in all ranks: the first ones, or of samples the common ones."""
-    if all(rank.judged is None for rank in ranks):
-        return [slice(count)] * len(ranks)
-    common = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
-    return [np.searchsorted(rank.iterations.index, common) for rank in ranks]
+    taken = (*loop.named(grown), *loop.named(meeting))
+    return Saving(loop.filled(steps, saved, replayed), min(recorded, 1.0), max(recorded, 1.0), taken)
 
 
 # --- in turn --------------------------------------------------------------------------------------------------------
@@ -243,7 +236,7 @@ def _beyond_others(values: Floats, which: Ints) -> Floats:
 def turns(case: Case) -> Found | None:
     """Find steps in which the ranks wait for a slow one that is another each time."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     delays = find_delays(ranks)
     # evenly divided work leaves half of it with two ranks
@@ -258,10 +251,7 @@ def turns(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving | None:
         """Spread the work of each step evenly over the ranks; at best, the delay disappears."""
-        lost = loop.placed(shared_steps(ranks)[1:], delays.lost)
-        if lost.sum() <= 0:
-            return None
-        lost *= delays.share * float(loop.length.sum()) / lost.sum()  # the phases of some steps were not recorded
+        lost = loop.filled(shared_steps(ranks)[1:], delays.lost, delays.share)
         usual = (2 - equal) / 2
         return Saving(lost * usual, (1 - equal) / usual, 1 / usual)
 
@@ -283,9 +273,10 @@ def turns(case: Case) -> Found | None:
 def collections_in_turn(case: Case) -> Found | None:
     """Find garbage collections that hit ranks at different steps, so every rank waits for every collection."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     steps: Ints = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    steps = steps[steps >= thresholds.WARM_UP_STEPS]
     if len(steps) < thresholds.MIN_STEPS:
         return None
     rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]

@@ -208,6 +208,8 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     saving = one.found.saves(loop) if one.found.saves else None
     if saving is None:
         saving = part_of_share(loop, one.found.share, sure=not one.found.doubt)
+    if one.found.error and one.found.share > 0:
+        saving = attrs.evolve(saving, error=one.found.error / one.found.share)
     host = one.cause.on_host
     if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish
         host = not any(rank.on_device for rank in case.ranks)
