@@ -46,7 +46,9 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
-UPDATES = re.compile(r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+UPDATES = re.compile(
+    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
+)  # of parameters, by hand
 # Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
 GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
@@ -348,7 +350,9 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("operators a step", round(launches.operators)),
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
-    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual))
+    return _small_steps(
+        case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual)
+    )
 
 
 def _loop_of_python(case: Case, launches: Launches) -> Found | None:

@@ -350,7 +350,9 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = frozenset((one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places)
+        training = frozenset(
+            (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
+        )
         has_callbacks = bool(metrics.recorded(Callback).longest)
         return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training)
 
