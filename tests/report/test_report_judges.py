@@ -496,6 +496,37 @@ def test_find_period_in_noise():
         assert find_period(chance, np.ones(12), 999)[0] is None
 
 
+def test_a_period_is_more_regular_than_chance():
+    places = np.array([4, 10, 14, 18, 28, 35, 36, 44, 53])  # of 60 steps, as other programs made them long
+    weights = np.array([19.3, 32.9, 22.4, 5.3, 137.6, 21.4, 5.0, 28.6, 41.1])
+    assert find_period(places, weights, 59) == (None, False)
+    rng, found = np.random.default_rng(6), 0
+    for _ in range(300):
+        chance = np.sort(rng.choice(60, 9, replace=False))
+        found += find_period(chance, rng.exponential(1.0, 9), 59)[0] is not None
+    assert found <= 3
+    assert find_period(np.array([20, 40, 60]), np.ones(3), 79) == (20, True)
+
+
+def test_gaps_that_agree_by_chance_are_no_period():
+    rng, found = np.random.default_rng(7), 0
+    for _ in range(300):
+        places = np.flatnonzero(rng.random(100) < 0.3)
+        found += find_period(places, np.ones(len(places)), 99)[0] is not None
+    assert found <= 3
+
+
+@pytest.mark.parametrize(("sampled_s", "sure"), [(0, False), (20, True)])
+def test_a_period_in_a_loop_too_short_to_measure_others_is_not_sure(sampled_s, sure):
+    metrics = metrics_of(training(600, every=50, stall=0.2), metadata=({"framework": "pytorch"},))
+    seconds = metrics.ranks[0].start + np.arange(float(sampled_s))
+    usage = Usage(seconds, 0.9 * np.arange(float(sampled_s)), np.zeros(sampled_s))
+    main = decide(Case(attrs.evolve(metrics, usage={"algo-1-0": usage}), {})).main
+    assert main.kind is Class.PERIODIC_STALL
+    assert (main.confidence == "high") is sure
+    assert main.confidence != "low" or "too short" in main.doubt
+
+
 def test_no_cause_and_an_idle_gpu_are_no_health():
     healthy = verdict_of(training(200)).main
     assert (healthy.kind, healthy.is_open) == (Class.BALANCED, False)

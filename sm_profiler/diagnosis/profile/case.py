@@ -173,6 +173,13 @@ class Case:
         return self.mean(of)
 
     @property
+    def load_doubt(self) -> str:
+        """Why it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
+        if not self.metrics.metadata:  # no hook that samples
+            return ""
+        return "too short to tell whether other programs use the cores" if len(self.own_cores) < len(self.ranks) else ""
+
+    @property
     def own_cores(self) -> list[float]:
         """CPU cores that each judged rank occupies in its loop, of those that recorded it."""
         used = ((rank, self.metrics.usage.get(rank.name)) for rank in self.ranks)

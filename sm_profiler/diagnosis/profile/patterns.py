@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
@@ -116,6 +117,7 @@ def periodic(case: Case) -> Found | None:
     return Found(
         "periodic", words, evidence, rank.stall_share, advice, partial(_stalls_saved, rank),
         "" if stalls.exact else "the interval varies", where=_lines(rank, case),
+        low=case.load_doubt or ("" if stalls.exact else _shared(rank, case)),  # slices of time come by the clock, too
     )  # fmt: skip
 
 
@@ -191,14 +193,20 @@ def outliers(case: Case) -> Found | None:
         Evidence("long steps", stalls.count, None, rank.name),
         _duration(rank),
     )
-    # A thread that holds the interpreter may wait for the core in place of the training thread.
-    shared = case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE)
     return Found(
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
         "" if by_others < limits.MAJORITY * rank.stall_share else "other programs use the cores",
-        where=_lines(rank, case), low="other programs use the cores" if shared else "",
+        where=_lines(rank, case), low=case.load_doubt or _shared(rank, case),
     )  # fmt: skip
+
+
+def _shared(rank: Rank, case: Case) -> str:
+    """Return why steps may be long by chance: the threads wait for a core as long as that costs; "" if they do not.
+
+    A thread that holds the interpreter may wait for the core in place of the training thread.
+    """
+    return OTHERS_WORK if case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE) else ""
 
 
 def _without_core(rank: Rank, case: Case) -> float:
