@@ -72,7 +72,7 @@ HEADLINES: Mapping[str, str] = {
     # healthy, and open
     "healthy": "No bottleneck found: the job computes {computing} of the time.",
     "healthy_loop": "The loop is healthy; the start is what is left: {rest}",
-    "no_single_cause": "There is no single cause, but {unexplained} of the loop is not spent computing.{why}",
+    "no_single_cause": "There is no single cause, but {beside} of the loop is not spent computing{stretched}.{why}",
     "unseen_waits": "No bottleneck found, but {unseen} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation.",
     "shared_machine": "Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause.",
     "gpu_mostly_idle": "The GPU is busy only {gpu} % of the time, and no single cause explains it.",
@@ -259,6 +259,7 @@ FRAGMENTS: Mapping[str, str] = {
     # healthy, and open
     "rare_waits": " Waiting for data ({share}) is not named as the cause: it lies in a few long waits, and takes {usual} of the other steps.",
     "hidden_waits": " Waiting for data ({share}) is not named as the cause: the GPU computes meanwhile.",
+    "stretched": ", and {share} is lost in steps that compute far longer than usual",
     "shared_besides": " Other processes use the machine: the training waits for a core {waited} of the time.",
     "look_first": "Look at {place} first. ",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
+from sm_profiler.formatting import percent
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import find_period
 from sm_profiler.metrics.step_fold import LoaderSettings
@@ -525,6 +526,19 @@ def test_a_period_in_a_loop_too_short_to_measure_others_is_not_sure(sampled_s, s
     assert main.kind is Class.PERIODIC_STALL
     assert (main.confidence == "high") is sure
     assert main.confidence != "low" or "too short" in main.doubt
+
+
+def test_what_is_not_computing_is_what_the_parts_leave():
+    rows, now = [], 1.0
+    for step in range(60):  # a third of the steps computes far longer, at no interval
+        length = 0.06 if step in {8, 10, 14, 17, 19, 23, 27, 37, 38, 45, 47, 50, 52} else 0.001
+        one = training(1, wait=0, forward=length / 2, backward=length / 2, outside=0.002, at=now, number=step)
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.002
+    main = verdict_of(rows).main
+    assert main.label == "No single cause"
+    parts = {one.metric: one.value for one in main.evidence}
+    computing = parts["time in forward, backward and optimizer"]
+    assert f"but {percent(1 - computing)} of the loop is not spent computing, and 76 %" in main.headline
 
 
 def test_no_cause_and_an_idle_gpu_are_no_health():
