@@ -132,7 +132,7 @@ ADVICE: Mapping[str, str] = {
     "recompilation_XLA": "Pad batches to a few lengths and mask the rest, and drop a shorter last batch (drop_remainder=True): XLA compiles a function for each shape, even if TensorFlow does not trace it again. If the shapes must vary, leave out jit_compile=True.",
     "recompilation_jax_jit": "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, outside the loop: each new function, lambda or partial is compiled again.",
     "collections": "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
-    "evaluation": "{stack.evaluation}, or in a separate job on checkpoints.",
+    "evaluation": "{graphs}{stack.evaluation}, or in a separate job on checkpoints.",
     # steps that differ
     "between_epochs": _EPOCHS,
     "periodic_wait": "{restarts} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler cheap.",
@@ -232,6 +232,7 @@ FRAGMENTS: Mapping[str, str] = {
     "pageable": " from pageable memory",
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
+    "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
     "evaluation_compiled": ", without {time} of compiling for it",
     "workers_start": "as the loader starts its workers again",
     "workers_restart": "The loader's workers restart",

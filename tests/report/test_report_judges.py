@@ -528,6 +528,33 @@ def test_a_period_in_a_loop_too_short_to_measure_others_is_not_sure(sampled_s, s
     assert main.confidence != "low" or "too short" in main.doubt
 
 
+def forward_only(learn, ahead, rounds):
+    """Return rounds of training steps, some of which only have a forward pass."""
+    rows, now = [], 1.0
+    for number in range(rounds):
+        first = number * (learn + ahead)
+        rows += training(learn, at=now, number=first)
+        now += learn * 0.0102
+        rows += training(ahead, backward=0, optimizer=0, forward=0.006, outside=0, at=now, number=first + learn)
+        now += ahead * 0.007
+    return rows
+
+
+def test_an_evaluation_without_no_grad_is_no_training():
+    metrics = metrics_of(forward_only(learn=10, ahead=20, rounds=20))
+    (rank,) = metrics.ranks
+    assert (rank.train_steps, rank.forward_only) == (200, 400)
+    main = decide(Case(metrics, {})).main
+    assert main.kind is Class.EVALUATION_BOUND
+    assert main.share_of_time == pytest.approx(0.14 / (0.14 + 0.102), abs=0.03)
+    assert main.next_step.startswith("Evaluate under torch.no_grad()")
+
+
+def test_losses_that_are_added_up_are_training():
+    (rank,) = metrics_of(forward_only(learn=1, ahead=3, rounds=100)).ranks
+    assert (rank.train_steps, rank.forward_only) == (400, 0)
+
+
 def test_what_is_not_computing_is_what_the_parts_leave():
     rows, now = [], 1.0
     for step in range(60):  # a third of the steps computes far longer, at no interval
