@@ -240,7 +240,7 @@ class _Reader:
             numbers["start"], numbers["seconds"], code if "operation" in self._texts else None, operations,
             timed="start" in self._found,
         )  # fmt: skip
-        return rows, {key: values for key, values in facts.items() if np.ptp(values) > 0}
+        return rows, facts
 
     def _coded(self, role: str, count: int) -> tuple[list[str], Ints]:
         """Return the distinct values as text, numbers in their order, and the index of each row's value."""
