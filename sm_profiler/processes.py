@@ -72,6 +72,20 @@ def start_module(  # the options of Popen that our processes differ in
     )
 
 
+def run_as_main() -> None:
+    """Run `-m MODULE ARGS` or `SCRIPT ARGS`, the words of this process's command line, as `__main__`."""
+    import runpy  # which no other process of ours needs
+
+    del sys.argv[0]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def processors() -> int:
     """Return the number of processors that this process may use: by its affinity, and by the container's CPU quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS

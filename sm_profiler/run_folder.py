@@ -40,7 +40,7 @@ class FolderTakenError(ProfilerError):
 
 def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | None = None) -> Registration | None:
     """Start this node's monitor, which also uploads if the profile has an S3 path, in a separate process."""
-    from sm_profiler.hook.monitor_launcher import task_of
+    from sm_profiler.hook.settings import task_of
     from sm_profiler.monitor.start import join
 
     task = task_of(profile, job, sample=sample, config=config)

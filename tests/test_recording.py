@@ -156,7 +156,7 @@ class Shell:
 
 
 def test_cells_have_their_number(monkeypatch):
-    from sm_profiler.hook.caller import cell_name, file_of, shown
+    from sm_profiler.hook.frames import cell_name, file_of, shown
 
     file = "/tmp/ipykernel_6752/2794.py"
     assert cell_name(file) is None or "IPython" in sys.modules
@@ -176,7 +176,7 @@ def test_the_sampler_and_the_report_show_a_cell_by_its_text(monkeypatch):
     import linecache
 
     from sm_profiler.diagnosis.model import Location
-    from sm_profiler.hook.other_threads import outwards
+    from sm_profiler.hook.frames import outwards
     from sm_profiler.hook.stacks import StackReader, source_line
     from sm_profiler.render.flame import at_line
 

@@ -1,4 +1,4 @@
-"""The command line, `sm-profiler`: one module with one `Command` class per sub-command."""
+"""The command line, `sm-profiler`: a module for each sub-command."""
 
 from sm_profiler.cli.main import main
 

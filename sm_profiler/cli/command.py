@@ -1,27 +1,21 @@
-"""Interface of a sub-command, and arguments that several share: profile sources and JSON files."""
+"""Exit codes, and the arguments that several sub-commands share."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TextIO, overload
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 
+if TYPE_CHECKING:
+    from sm_profiler.report import JobInfo
+
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input
-
-
-class Command(Protocol):
-    """A sub-command, imported only when it is called."""
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare arguments on the sub-command's own parser."""
-
-    def run(self, options: Namespace) -> int:
-        """Run and return the exit code; a ProfilerError becomes one line on standard error and exit code 2."""
 
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
@@ -29,6 +23,28 @@ SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profile
 EXECUTOR_HELP = (
     "work on a long job with several processes, with the same result: local[:N], dask:local[:N] or dask:tcp://HOST:PORT"
 )
+
+
+def add_source(parser: ArgumentParser) -> None:
+    """Declare the profile that a command reads; see `newest_run`."""
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+
+
+def add_executor(parser: ArgumentParser, default: str | None = None) -> None:
+    """Declare where a long job is read."""
+    parser.add_argument("--executor", metavar="NAME", default=default, help=EXECUTOR_HELP)
+
+
+def add_prices(parser: ArgumentParser, *, instance_type: bool = True) -> None:
+    """Declare prices, and the instance type of a single job; `read_json` reads them."""
+    if instance_type:
+        parser.add_argument(
+            "--instance-type", metavar="TYPE", help="the job's instance type, to estimate the lost money"
+        )
+    parser.add_argument(
+        "--prices", type=Path, metavar="FILE",
+        help="JSON of dollars per hour by instance type, added to the built-in table or in its place",
+    )  # fmt: skip
 
 
 def newest_run(where: str, *, running: bool = False) -> str:
@@ -70,29 +86,33 @@ def newest_run(where: str, *, running: bool = False) -> str:
     return run
 
 
-def name_unknown_price(kind: str | None, prices: dict[str, Any] | None) -> None:
-    """Print one line if a named instance type has no price, because the report then has no money.
-
-    Raises:
-        ConfigError: the user's prices are malformed.
-    """
-    if not kind:
-        return
+def priced_job(options: Namespace) -> JobInfo:
+    """Return what `add_prices` declares of a job; print one line if its type has no price: the report has no money then."""
+    from sm_profiler.report import JobInfo
     from sm_profiler.report.prices import Prices
 
-    if problem := Prices.of(prices).unknown(kind):
+    prices = read_json(options.prices)
+    if options.instance_type and (problem := Prices.of(prices).unknown(options.instance_type)):
         print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+    return JobInfo(instance_type=options.instance_type, prices=prices)
+
+
+def has_colours(out: TextIO) -> bool:
+    """Return whether a stream is a terminal that shows colours, and its user wants them."""
+    return out.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 MAX_BYTES = 16_000_000  # of a JSON file named on the command line
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object from a UTF-8 file named on the command line; `-` is standard input.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
+@overload
+def read_json(path: str | Path) -> dict[str, Any]: ...
+@overload
+def read_json(path: str | Path | None) -> dict[str, Any] | None: ...
+def read_json(path: str | Path | None) -> dict[str, Any] | None:
+    """Read a JSON object from a UTF-8 file named on the command line; `-` is standard input. None if none is named."""
+    if path is None:
+        return None
     if str(path) == "-" and sys.stdin is None:
         raise ConfigError("standard input is closed")
     try:

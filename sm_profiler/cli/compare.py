@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, newest_run
+from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, add_executor, newest_run
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -25,55 +25,51 @@ traces of torch.profiler:
 """
 
 
-class Command:
-    """Compares two profiles, or two sources of torch.profiler's traces."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
+    parser.add_argument("before", metavar="A", help=f"the earlier run: {SOURCE_HELP}")
+    parser.add_argument("after", metavar="B", help="the later run, given the same way")
+    parser.add_argument(
+        "--fail-on",
+        metavar="regression>5%",
+        help="exit with 1 if B's steps (samples, if the batch sizes differ) take more than that much longer, beyond random variation; "
+        "with 2 if the runs are not comparable",
+    )
+    add_executor(parser)
+    parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write a summary to FILE, for a pull request"
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLE
-        parser.add_argument("before", metavar="A", help=f"the earlier run: {SOURCE_HELP}")
-        parser.add_argument("after", metavar="B", help="the later run, given the same way")
-        parser.add_argument(
-            "--fail-on",
-            metavar="regression>5%",
-            help="exit with 1 if B's steps (samples, if the batch sizes differ) take more than that much longer, beyond random variation; "
-            "with 2 if the runs are not comparable",
-        )
-        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
-        parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
-        parser.add_argument(
-            "--markdown", type=Path, metavar="FILE", help="also write a summary to FILE, for a pull request"
-        )
 
-    def run(self, options: Namespace) -> int:
-        """Compare, print, and apply the limit."""
-        from sm_profiler.report.compare import RegressionLimit
-        from sm_profiler.report.report_json import plain
-        from sm_profiler.report.traces import holds_only_traces
-        from sm_profiler.storage import open_storage
+def run(options: Namespace) -> int:
+    from sm_profiler.report.compare import RegressionLimit
+    from sm_profiler.report.report_json import plain
+    from sm_profiler.report.traces import holds_only_traces
+    from sm_profiler.storage import open_storage
 
-        limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
-        of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
-        if any(of_traces) and not all(of_traces):
-            raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")
-        if options.executor and all(of_traces):
-            raise ConfigError("--executor reads profiles; traces of torch.profiler are compared in one process")
-        compared = (
-            compared_traces(options.before, options.after)
-            if all(of_traces)
-            else compared_profiles(options.before, options.after, options.executor)
-        )
-        failed = limit is not None and limit.is_exceeded_by(compared.found)
-        if options.out:
-            storage = open_storage(options.out)
-            storage.write("compare.json", (json.dumps(plain(compared.found.as_dict()), indent=1) + "\n").encode())
-            storage.write("compare.html", compared.page.encode())
-        if options.markdown:
-            write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")
-        print(compared.text)
-        if limit is not None and compared.found.step is None:
-            raise ConfigError(f"--fail-on {options.fail_on} could not be checked: the runs are not comparable")
-        return BAD if failed else DONE
+    limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
+    of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
+    if any(of_traces) and not all(of_traces):
+        raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")
+    if options.executor and all(of_traces):
+        raise ConfigError("--executor reads profiles; traces of torch.profiler are compared in one process")
+    compared = (
+        compared_traces(options.before, options.after)
+        if all(of_traces)
+        else compared_profiles(options.before, options.after, options.executor)
+    )
+    failed = limit is not None and limit.is_exceeded_by(compared.found)
+    if options.out:
+        storage = open_storage(options.out)
+        storage.write("compare.json", (json.dumps(plain(compared.found.as_dict()), indent=1) + "\n").encode())
+        storage.write("compare.html", compared.page.encode())
+    if options.markdown:
+        write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")
+    print(compared.text)
+    if limit is not None and compared.found.step is None:
+        raise ConfigError(f"--fail-on {options.fail_on} could not be checked: the runs are not comparable")
+    return BAD if failed else DONE
 
 
 @attrs.frozen(eq=False)

@@ -7,18 +7,18 @@ import re
 import sys
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, read_json
-from sm_profiler.errors import ConfigError
+import attrs
+
+from sm_profiler.cli.command import BAD, DONE, add_executor, add_prices, read_json
+from sm_profiler.formatting import percent
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from sm_profiler.fleet.conditions import Condition
     from sm_profiler.fleet.model import Totals
 
 EXAMPLES = """\
@@ -32,85 +32,74 @@ _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
 
 
-class Command:
-    """Finds and reads many jobs, judges those without a report, and writes one page about all of them."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="a folder or s3:// URI that holds profiles or reports at any depth, or account:REGION",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="AGE",
+        type=_since,
+        help="leave out jobs that started before: 12h, 30d, 4w, or a date (2026-11-01)",
+    )
+    parser.add_argument(
+        "--tag",
+        metavar="KEY=VALUE",
+        type=_tag,
+        action="append",
+        default=[],
+        help="leave out jobs without this tag; may be repeated",
+    )
+    parser.add_argument(
+        "--group-by",
+        metavar="KEYS",
+        type=_keys,
+        help="user, account, namespace, image, instance-type, git, host, tuning-job, or names of tags or labels, separated by commas "
+        "(default: the first six)",
+    )
+    add_executor(parser, default="local")
+    parser.add_argument(
+        "--out", metavar="DIR", default=OUT, help=f"folder or s3:// URI for the report (default: ./{OUT})"
+    )
+    parser.add_argument(
+        "--index", metavar="DIR", help="folder or s3:// URI of the index of jobs read before (default: that of --out)"
+    )
+    add_prices(parser, instance_type=False)
+    parser.add_argument(
+        "--fail-on",
+        metavar="CONDITIONS",
+        type=conditions_of,
+        action="extend",
+        default=[],
+        help='exit with 1 if one is met: "waste>20%%,coverage<80%%,cost>500"; waste is a share of what was judged',
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.add_argument(
-            "sources",
-            metavar="SOURCE",
-            nargs="+",
-            help="a folder or s3:// URI that holds profiles or reports at any depth, or account:REGION",
-        )
-        parser.add_argument(
-            "--since",
-            metavar="AGE",
-            type=_since,
-            help="leave out jobs that started before: 12h, 30d, 4w, or a date (2026-11-01)",
-        )
-        parser.add_argument(
-            "--tag",
-            metavar="KEY=VALUE",
-            type=_tag,
-            action="append",
-            default=[],
-            help="leave out jobs without this tag; may be repeated",
-        )
-        parser.add_argument(
-            "--group-by",
-            metavar="KEYS",
-            type=_keys,
-            help="user, account, namespace, image, instance-type, git, host, tuning-job, or names of tags or labels, separated by commas "
-            "(default: the first six)",
-        )
-        parser.add_argument("--executor", metavar="NAME", default="local", help=EXECUTOR_HELP)
-        parser.add_argument(
-            "--out", metavar="DIR", default=OUT, help=f"folder or s3:// URI for the report (default: ./{OUT})"
-        )
-        parser.add_argument(
-            "--index",
-            metavar="DIR",
-            help="folder or s3:// URI of the index of jobs read before (default: that of --out)",
-        )
-        parser.add_argument(
-            "--prices",
-            type=Path,
-            metavar="FILE",
-            help="JSON of dollars per hour by instance type, added to the built-in table or in its place",
-        )
-        parser.add_argument(
-            "--fail-on",
-            metavar="CONDITIONS",
-            type=_conditions,
-            action="extend",
-            default=[],
-            help='exit with 1 if one is met: "waste>20%%,coverage<80%%,cost>500"; waste is a share of what was judged',
-        )
 
-    def run(self, options: Namespace) -> int:
-        """Build, write and print the fleet."""
-        prices = read_json(options.prices) if options.prices else None
-        from sm_profiler.fleet.analysis import GROUP_BY
-        from sm_profiler.fleet.building import build_fleet
-        from sm_profiler.fleet.terminal import summary
-        from sm_profiler.fleet.writing import HTML, write_fleet
-        from sm_profiler.storage import open_storage
+def run(options: Namespace) -> int:
+    prices = read_json(options.prices)
+    from sm_profiler.fleet.analysis import GROUP_BY
+    from sm_profiler.fleet.building import build_fleet
+    from sm_profiler.fleet.wording import summary
+    from sm_profiler.fleet.writing import HTML, write_fleet
+    from sm_profiler.storage import open_storage
 
-        fleet = build_fleet(
-            options.sources,
-            since=options.since,
-            tags=dict(options.tag),
-            group_by=options.group_by or GROUP_BY,
-            executor=options.executor,
-            index=open_storage(options.index or options.out),
-            prices=prices,
-        )
-        write_fleet(fleet, options.out)
-        print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
-        print(summary(fleet), flush=True)
-        return _checked(options.fail_on, fleet.totals)
+    fleet = build_fleet(
+        options.sources,
+        since=options.since,
+        tags=dict(options.tag),
+        group_by=options.group_by or GROUP_BY,
+        executor=options.executor,
+        index=open_storage(options.index or options.out),
+        prices=prices,
+    )
+    write_fleet(fleet, options.out)
+    print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
+    print(summary(fleet), flush=True)
+    return _checked(options.fail_on, fleet.totals)
 
 
 def _since(text: str) -> float:
@@ -139,13 +128,81 @@ def _keys(text: str) -> list[str]:
     return keys
 
 
-def _conditions(text: str) -> tuple[Condition, ...]:
-    from sm_profiler.fleet.conditions import conditions_of
+FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
+_CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
+_SIGN = {"waste": ">", "cost": ">", "coverage": "<"}
+_WHOLE = 100.0  # percent
 
-    try:
-        return conditions_of(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+
+@attrs.frozen
+class Condition:
+    """A limit of `--fail-on`: a share for waste and coverage, dollars for cost."""
+
+    name: str
+    limit: float
+
+    def __str__(self) -> str:
+        limit = f"{self.limit:g}" if self.name == "cost" else f"{round(_WHOLE * self.limit, 6):g}%"
+        return f"{self.name}{_SIGN[self.name]}{limit}"
+
+    def value(self, totals: Totals) -> float | None:
+        """Return what the limit is for; None if there is nothing that it could be checked for."""
+        if self.name == "cost":
+            return totals.bill_usd if totals.priced else None
+        return totals.waste if self.name == "waste" else totals.coverage
+
+    def broken_by(self, totals: Totals) -> str:
+        """Return what the jobs have instead; "" if they keep the limit or what it concerns is unknown."""
+        from sm_profiler.fleet.wording import money
+
+        value = self.value(totals)
+        if value is None or not (value < self.limit if self.name == "coverage" else value > self.limit):
+            return ""
+        return money(value) if self.name == "cost" else f"{_WHOLE * value:.3g} %"
+
+    def unknown_for(self, totals: Totals) -> str:
+        """Return why the condition could not be checked, or only for a part of the jobs; "" if it was."""
+        from sm_profiler.fleet.wording import coverage
+
+        if not totals.jobs:
+            return f"{self}: there are no jobs to check; is the source right, and are profiles there?"
+        if self.name == "cost" and (left := totals.jobs - totals.priced):
+            return f"{self}: the bill of {left:,} of {totals.jobs:,} jobs is unknown and not counted"
+        if self.value(totals) is None:
+            return f"{self}: nothing is known, no job was judged"
+        covered = coverage(totals)
+        if self.name == "waste" and covered:
+            return f"{self} was checked for what was judged. {covered}"
+        if self.name == "coverage" and totals.coverage is not None and covered:
+            counted = percent(totals.coverage)
+            if f" {counted} of" not in covered:  # the summary has another share
+                return f"{self}: {counted} counts jobs whose time or price is unknown as average ones. {covered}"
+        return ""
+
+
+def conditions_of(text: str) -> tuple[Condition, ...]:
+    """Read conditions separated by commas, such as `waste>20%,coverage<80%`."""
+    return tuple(_condition(part.strip()) for part in text.split(","))
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a condition: expected {FORMS}")
+    name, sign, number, unit = found.groups()
+    if sign != _SIGN[name]:
+        raise argparse.ArgumentTypeError(
+            f"{text}: {name} has {'an upper' if _SIGN[name] == '>' else 'a lower'} limit, {name}{_SIGN[name]}N"
+        )
+    if name == "cost":
+        if unit:
+            raise argparse.ArgumentTypeError(f"{text}: the cost is in dollars, without %")
+        return Condition(name, float(number))
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text}: {name} is in percent: {name}{sign}{number}%")
+    if float(number) > _WHOLE:
+        raise argparse.ArgumentTypeError(f"{text}: {name} is at most 100 %")
+    return Condition(name, float(number) / _WHOLE)
 
 
 def _checked(conditions: Sequence[Condition], totals: Totals) -> int:
@@ -153,9 +210,9 @@ def _checked(conditions: Sequence[Condition], totals: Totals) -> int:
     code = DONE
     for condition in conditions:
         if found := condition.broken_by(totals):
-            print(f"sm-profiler: --fail-on {condition.text()}: {found}", file=sys.stderr)
+            print(f"sm-profiler: --fail-on {condition}: {found}", file=sys.stderr)
             code = BAD
         if unknown := condition.unknown_for(totals):
             print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
-            code = BAD if condition.has_nothing(totals) else code
+            code = BAD if condition.value(totals) is None else code
     return code

@@ -21,61 +21,54 @@ example:
 """
 
 
-class Command:
-    """Starts a SageMaker and S3 endpoint on 127.0.0.1 that runs jobs as processes of this machine."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
+    parser.add_argument(
+        "--port",
+        type=port,
+        default=PORT,
+        metavar="N",
+        help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--env",
+        action="store_true",
+        help="print only export lines for a client's shell and, if an endpoint already serves the port, return",
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="folder for job files (default: a temporary folder, removed on exit)"
+    )
+    parser.add_argument(
+        "--interrupt",
+        metavar="JOB",
+        help="take the machines of a running training job away, as happens to spot instances, and return",
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLE
-        parser.add_argument(
-            "--port",
-            type=port,
-            default=PORT,
-            metavar="N",
-            help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--env",
-            action="store_true",
-            help="print only export lines for a client's shell and, if an endpoint already serves the port, return",
-        )
-        parser.add_argument(
-            "--folder", metavar="DIR", help="folder for job files (default: a temporary folder, removed on exit)"
-        )
 
-        parser.add_argument(
-            "--interrupt",
-            metavar="JOB",
-            help="take the machines of a running training job away, as happens to spot instances, and return",
-        )
+def run(options: Namespace) -> int:
+    from sm_profiler.local.endpoint import environment_at, interrupt_at
+    from sm_profiler.local.server import Endpoint
 
-    def run(self, options: Namespace) -> int:
-        """Serve until Ctrl-C or SIGTERM."""
-        from sm_profiler.local.endpoint import environment_at, interrupt_at
-        from sm_profiler.local.server import Endpoint
-
-        if options.interrupt:
-            interrupt_at(options.port, options.interrupt)
-            print(f"{printable(options.interrupt)}: its machines are being taken away")
-            return DONE
-        if options.env and options.port and (environment := environment_at(options.port)):
-            print(_exports(environment))
-            return DONE
-        ended = SignalEvent()
-        ended.set_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        with Endpoint(options.port, options.folder, log_event=_log) as local:
-            if not options.env:
-                print(f"SageMaker, S3, IAM, STS and CloudWatch Logs: {local.url}\njob files: {local.folder}\n")
-                print("Run this in your client's shell:\n")
-            print(_exports(local.environment))
-            if not options.env:
-                print(
-                    f"\nRole for your jobs: {local.role}\nJobs run as you, not in a sandbox. Ctrl-C stops everything."
-                )
-            sys.stdout.flush()
-            ended.wait()
-            print("stopping the jobs …", file=sys.stderr)
+    if options.interrupt:
+        interrupt_at(options.port, options.interrupt)
+        print(f"{printable(options.interrupt)}: its machines are being taken away")
         return DONE
+    if options.env and options.port and (environment := environment_at(options.port)):
+        print(_exports(environment))
+        return DONE
+    ended = SignalEvent()
+    ended.set_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with Endpoint(options.port, options.folder, log_event=_log) as local:
+        if not options.env:
+            print(f"SageMaker, S3, IAM, STS and CloudWatch Logs: {local.url}\njob files: {local.folder}\n")
+            print("Run this in your client's shell:\n")
+        print(_exports(local.environment))
+        if not options.env:
+            print(f"\nRole for your jobs: {local.role}\nJobs run as you, not in a sandbox. Ctrl-C stops everything.")
+        sys.stdout.flush()
+        ended.wait()
+        print("stopping the jobs …", file=sys.stderr)
+    return DONE
 
 
 def port(text: str) -> int:

@@ -20,12 +20,11 @@ from sm_profiler.printable import ASCII, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from sm_profiler.cli.command import Command
+    from types import ModuleType
 
 STDERR = 2  # the number of the last standard stream
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
-# name → help; the class `Command` is in `sm_profiler.cli.<name>`
+# name → help; `sm_profiler.cli.<name>` has the functions `add_arguments` and `run`
 COMMANDS = {
     "run": "profile a training script on this machine, without changing it",
     "report": "find out why a run was slow: verdict, rules, HTML report",
@@ -83,7 +82,7 @@ def available() -> dict[str, str]:
     return {name: text for name, text in COMMANDS.items() if find_spec(module_of(name))}
 
 
-def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | None]:
+def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, ModuleType | None]:
     """Build the parser and that of the chosen sub-command; only that module is imported, so that `--help` is instant."""
     parser = Parser(
         prog="sm-profiler",
@@ -94,7 +93,7 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | N
     parser.add_argument("--version", action="version", version=f"sm-profiler {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     chosen_parser: Parser | None = None
-    loaded: Command | None = None
+    command: ModuleType | None = None
     for name, text in available().items():
         sub = commands.add_parser(
             name,
@@ -103,10 +102,9 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | N
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
-            command: Command = import_module(module_of(name)).Command()
+            chosen_parser, command = sub, import_module(module_of(name))
             command.add_arguments(sub)
-            chosen_parser, loaded = sub, command
-    return parser, chosen_parser, loaded
+    return parser, chosen_parser, command
 
 
 def unknown_command(name: str) -> str:
@@ -168,7 +166,7 @@ def run(words: list[str]) -> int:
         (chosen_parser or parser).unknown_arguments(unknown)
     if command is None:
         parser.error(f"no command given; commands: {', '.join(available())}")
-    return command.run(options)
+    return int(command.run(options))
 
 
 def fail(message: str) -> int:

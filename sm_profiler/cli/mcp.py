@@ -16,25 +16,20 @@ examples:
 """
 
 
-class Command:
-    """Serves read-only tools on standard input and output."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "sources", metavar="SOURCE", nargs="*", default=["sm-profiler"],
+        help="folders of runs or profiles, s3:// URIs, training jobs, account:REGION; nothing else is read (default: ./sm-profiler)"
+    )  # fmt: skip
+    parser.add_argument("--source-lines", action="store_true", help="show agents the text of lines of your code")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.add_argument(
-            "sources", metavar="SOURCE", nargs="*", default=["sm-profiler"],
-            help="folders of runs or profiles, s3:// URIs, training jobs, account:REGION; nothing else is read (default: ./sm-profiler)",
-        )  # fmt: skip
-        parser.add_argument("--source-lines", action="store_true", help="show agents the text of lines of your code")
 
-    def run(self, options: Namespace) -> int:
-        """Serve until the client is gone, or Ctrl-C."""
-        from sm_profiler.exporters.mcp.library import Library, jobs_of, survey
-        from sm_profiler.exporters.mcp.server import build_server
+def run(options: Namespace) -> int:
+    from sm_profiler.exporters.mcp.server import Library, build_server, jobs_of, survey
 
-        with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
-            library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))
-            server = build_server(library, source_lines=options.source_lines)
-            server.run("stdio")
-        return DONE
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
+        library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))
+        server = build_server(library, source_lines=options.source_lines)
+        server.run("stdio")
+    return DONE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.errors import ProfilerError
-from sm_profiler.signals import SignalEvent, StopEvent
+from sm_profiler.signals import SignalEvent
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.board import Board
@@ -23,89 +23,84 @@ FLUSH_SECONDS = 100.0  # a SageMaker container has 120 s after SIGTERM
 WATCH_SECONDS = 0.5
 
 
-class Command:
-    """Samples until SIGINT, SIGTERM, or the end of a given process."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="folder to write system/incremental/… to"
+    )
+    parser.add_argument(
+        "--interval-ms", type=int, default=500, metavar="N", help="milliseconds between samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--node",
+        default=None,
+        metavar="NAME",
+        help="name of this node (default: that of resourceconfig.json, else algo-1)",
+    )
+    parser.add_argument("--pid", type=int, default=None, metavar="N", help="stop when this process ends")
+    parser.add_argument(
+        "--upload", default=None, metavar="URI", help="s3:// URI of the profiler-output to upload the files to"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="also serve the newest values for Prometheus, at /metrics"
+    )
+    parser.add_argument(
+        "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
+    )
+    parser.add_argument("--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's)")
+    parser.add_argument(
+        "--otlp", action="store_true", help="also push them by OpenTelemetry, to the endpoint in its OTEL_* variables"
+    )
+    parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.add_argument(
-            "--out", required=True, type=Path, metavar="DIR", help="folder to write system/incremental/… to"
-        )
-        parser.add_argument(
-            "--interval-ms",
-            type=int,
-            default=500,
-            metavar="N",
-            help="milliseconds between samples (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--node",
-            default=None,
-            metavar="NAME",
-            help="name of this node (default: that of resourceconfig.json, else algo-1)",
-        )
-        parser.add_argument("--pid", type=int, default=None, metavar="N", help="stop when this process ends")
-        parser.add_argument(
-            "--upload",
-            default=None,
-            metavar="URI",
-            help="s3:// URI of the profiler-output to upload the files to",
-        )
-        parser.add_argument(
-            "--metrics-port", type=int, metavar="N", help="also serve the newest values for Prometheus, at /metrics"
-        )
-        parser.add_argument(
-            "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
-        )
-        parser.add_argument("--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's)")
-        parser.add_argument(
-            "--otlp",
-            action="store_true",
-            help="also push them by OpenTelemetry, to the endpoint in its OTEL_* variables",
-        )
-        parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
-    def run(self, options: Namespace) -> int:
-        """Sample until stopped."""
-        from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
-        from sm_profiler.monitor.board import Board, job_labels
-        from sm_profiler.monitor.node_state import NodeLock, start_time
-        from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
-        from sm_profiler.monitor.step_counter import StepCounter
+def run(options: Namespace) -> int:
+    from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
+    from sm_profiler.monitor.board import Board, StepCounter, job_labels
+    from sm_profiler.monitor.node_state import NodeLock, start_time
+    from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
+    from sm_profiler.monitor.uploader import Uploader, open_destination
 
-        if not MIN_INTERVAL_MS <= options.interval_ms <= MAX_INTERVAL_MS:
-            raise ProfilerError(
-                f"--interval-ms {options.interval_ms}: must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS}"
-            )
-        started = start_time(options.pid) if options.pid else ""
-        if options.pid and not started:
-            raise ProfilerError(f"--pid {options.pid}: no such process")
-        uploader = make_uploader(options)
-        node = options.node or read_resources().node
-        lock = NodeLock(options.out, node)
-        try:
-            taken = lock.acquire()
-        except OSError as error:
-            raise ProfilerError(f"{options.out}: {error.strerror}") from None
-        if not taken:
-            print(f"{options.out}: another process is already sampling {node}")
-            return BAD
-        sampler = Sampler(options.out, node, options.interval_ms / 1000)
-        labels = job_labels(options.job or os.environ.get(JOB_NAME_VARIABLE, ""))
-        board = Board(node, time.monotonic, StepCounter(options.out, node), labels)
-        stop_metrics = show_metrics(board, options)
-        sampler.board = board if stop_metrics else None
-        stop = stop_on_signals()
-        print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C stops", flush=True)
-        until_stopped(
-            stop,
-            [sampler.run, *([uploader.run] if uploader else [])],
-            lambda: bool(options.pid) and start_time(options.pid) != started,
+    if not MIN_INTERVAL_MS <= options.interval_ms <= MAX_INTERVAL_MS:
+        raise ProfilerError(
+            f"--interval-ms {options.interval_ms}: must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS}"
         )
-        for end in stop_metrics:
-            end()
-        print(f"{sampler.ticks} samples")
-        return DONE if uploader is None or flush(uploader) else BAD
+    started = start_time(options.pid) if options.pid else ""
+    if options.pid and not started:
+        raise ProfilerError(f"--pid {options.pid}: no such process")
+    uploader = None
+    if options.upload:
+        uploader = Uploader(options.out, open_destination(options.upload, options.kms_key))
+    node = options.node or read_resources().node
+    lock = NodeLock(options.out, node)
+    try:
+        taken = lock.acquire()
+    except OSError as error:
+        raise ProfilerError(f"{options.out}: {error.strerror}") from None
+    if not taken:
+        print(f"{options.out}: another process is already sampling {node}")
+        return BAD
+    sampler = Sampler(options.out, node, options.interval_ms / 1000)
+    labels = job_labels(options.job or os.environ.get(JOB_NAME_VARIABLE, ""))
+    board = Board(node, time.monotonic, StepCounter(options.out, node), labels)
+    stop_metrics = show_metrics(board, options)
+    sampler.board = board if stop_metrics else None
+    stop = SignalEvent()
+    stop.set_on(signal.SIGINT, signal.SIGTERM)
+    print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C stops", flush=True)
+    threads = [
+        threading.Thread(target=work, args=(stop,)) for work in (sampler.run, *([uploader.run] if uploader else []))
+    ]
+    for thread in threads:
+        thread.start()
+    while not stop.wait(WATCH_SECONDS):
+        if options.pid and start_time(options.pid) != started:
+            stop.set()
+    for thread in threads:
+        thread.join()
+    for end in stop_metrics:
+        end()
+    print(f"{sampler.ticks} samples")
+    return DONE if uploader is None or flush(uploader) else BAD
 
 
 def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]:
@@ -122,34 +117,6 @@ def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]
         print(f"metrics at http://{options.metrics_address}:{metrics.server_port}/metrics", flush=True)
         ends.append(metrics.close)
     return ends
-
-
-def stop_on_signals() -> SignalEvent:
-    """Return an event that SIGINT and SIGTERM set."""
-    stop = SignalEvent()
-    stop.set_on(signal.SIGINT, signal.SIGTERM)
-    return stop
-
-
-def until_stopped(stop: SignalEvent, work: list[Callable[[StopEvent], None]], is_over: Callable[[], bool]) -> None:
-    """Run each function in a thread until `stop` is set or `is_over` returns true."""
-    threads = [threading.Thread(target=target, args=(stop,)) for target in work]
-    for thread in threads:
-        thread.start()
-    while not stop.wait(WATCH_SECONDS):
-        if is_over():
-            stop.set()
-    for thread in threads:
-        thread.join()
-
-
-def make_uploader(options: Namespace) -> Uploader | None:
-    """Return the uploader if `--upload` is given."""
-    if not options.upload:
-        return None
-    from sm_profiler.monitor.uploader import Uploader, open_destination
-
-    return Uploader(options.out, open_destination(options.upload, options.kms_key))
 
 
 def flush(uploader: Uploader) -> bool:

@@ -10,11 +10,21 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
+from sm_profiler.cli.command import (
+    BAD,
+    DONE,
+    add_executor,
+    add_prices,
+    add_source,
+    has_colours,
+    newest_run,
+    priced_job,
+    read_json,
+)
 from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.monitor.run_state import read_state
@@ -23,7 +33,7 @@ from sm_profiler.source.open_files import copy_with_open_files
 from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
-    from sm_profiler.report import Report
+    from sm_profiler.report import JobInfo, Report
     from sm_profiler.source import ProfileSource
 
 
@@ -36,87 +46,103 @@ examples:
 """
 
 
-class Command:
-    """Reads a profile in one pass, writes the report and prints the verdict."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    add_source(parser)
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder or s3:// URI for the report (default: ./profiler-report/<job>)"
+    )
+    parser.add_argument(
+        "--parameters", type=Path, metavar="FILE", help='JSON of rule parameters: {"<RuleName>_<parameter>": value}'
+    )
+    parser.add_argument(
+        "--compat", choices=["service"], help="reproduce the managed service's numbers, known errors included"
+    )
+    parser.add_argument(
+        "--speedscope", type=Path, metavar="FILE", help="also write the sampled Python stacks for speedscope.app"
+    )
+    add_executor(parser)
+    parser.add_argument("--follow", action="store_true", help="update the report until the job ends")
+    parser.add_argument("--strict", action="store_true", help="fail if any record cannot be read")
+    parser.add_argument(
+        "--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem, or the job failed"
+    )
+    add_prices(parser)
+    parser.add_argument(
+        "--columns", metavar="NAME=COLUMN,…", default="",
+        help="for a table of times: rank=worker,seconds=duration"
+    )  # fmt: skip
+    away = parser.add_argument_group("in a processing job of SageMaker")
+    away.add_argument(
+        "--on-sagemaker", action="store_true", help="evaluate SOURCE, a training job, there, and wait for the report"
+    )
+    add_job_arguments(away, needs_role=False)
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
-        parser.add_argument(
-            "--out", metavar="DIR", help="folder or s3:// URI for the report (default: ./profiler-report/<job>)"
-        )
-        parser.add_argument(
-            "--parameters", type=Path, metavar="FILE", help='JSON of rule parameters: {"<RuleName>_<parameter>": value}'
-        )
-        parser.add_argument(
-            "--compat", choices=["service"], help="reproduce the managed service's numbers, known errors included"
-        )
-        parser.add_argument(
-            "--speedscope", type=Path, metavar="FILE", help="also write the sampled Python stacks for speedscope.app"
-        )
-        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
-        parser.add_argument("--follow", action="store_true", help="update the report until the job ends")
-        parser.add_argument("--strict", action="store_true", help="fail if any record cannot be read")
-        parser.add_argument(
-            "--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem, or the job failed"
-        )
-        parser.add_argument(
-            "--instance-type", metavar="TYPE", help="the job's instance type, to estimate the lost money"
-        )
-        parser.add_argument(
-            "--prices",
-            type=Path,
-            metavar="FILE",
-            help="JSON of dollars per hour by instance type, added to the built-in table or in its place",
-        )
-        parser.add_argument(
-            "--columns", metavar="NAME=COLUMN,…", default="",
-            help="for a table of times: rank=worker,seconds=duration",
-        )  # fmt: skip
-        away = parser.add_argument_group("in a processing job of SageMaker")
-        away.add_argument(
-            "--on-sagemaker",
-            action="store_true",
-            help="evaluate SOURCE, a training job, there, and wait for the report",
-        )
-        add_job_arguments(away, needs_role=False)
 
-    def run(self, options: Namespace) -> int:
-        """Build, write and print the report."""
-        from sm_profiler.report import JobInfo, build_report
-        from sm_profiler.report.build import job_name
+def run(options: Namespace) -> int:
+    from sm_profiler.diagnosis import is_table
+    from sm_profiler.report import terminal_summary, write_report
+    from sm_profiler.report.traces import holds_only_traces
 
-        if options.on_sagemaker:
-            return report_there(options)
-        parameters = read_json(options.parameters) if options.parameters else None
-        prices = read_json(options.prices) if options.prices else None
-        name_unknown_price(options.instance_type, prices)
-        if is_table(options.source):
-            return report_on_table(options, prices)
-        if options.columns:
-            raise ConfigError("--columns names the columns of a table of times (.csv, .parquet, .jsonl)")
-        if not options.follow and is_trace_source(options.source):
-            return report_on_traces(options, prices)
-        where = newest_run(options.source, running=options.follow)
-        build = partial(
-            build_report,
-            parameters=parameters,
-            compat=options.compat,
-            job=JobInfo(instance_type=options.instance_type, prices=prices),
-        )
-        if options.follow and options.executor:
-            raise ConfigError("--executor reads a job that is over: leave out --follow")
-        if options.follow:
-            source, report = follow(where, build, strict=options.strict, out=options.out)
-        else:
-            source = open_run(where, strict=options.strict)
-            report = build(source, executor=options.executor)
-        page = write(report, options.out or default_folder(job_name(source.origin)))
-        if options.speedscope:
-            write_speedscope(report, options.speedscope)
-        print_summary(report, page)
-        return exit_code(report, options)
+    if options.on_sagemaker:
+        return report_there(options)
+    job, from_table = priced_job(options), is_table(options.source)
+    if options.columns and not from_table:
+        raise ConfigError("--columns names the columns of a table of times (.csv, .parquet, .jsonl)")
+    if from_table:
+        report = report_on_table(options, job)
+    elif not options.follow and holds_only_traces(options.source):
+        report = report_on_traces(options, job)
+    else:
+        report = report_on_profile(options, job)
+    out = options.out or default_folder(report.metrics.name)
+    write_report(report, out)
+    print(f"sm-profiler: {printable(page_of(out))}", file=sys.stderr)
+    try:
+        print(terminal_summary(report, has_colours(sys.stdout)), flush=True)
+    except BrokenPipeError:  # the reader (`| head`) is done; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_code(report, options)
+
+
+def report_on_profile(options: Namespace, job: JobInfo) -> Report:
+    """Report on the profile of a job, again and again while it runs if that is wanted."""
+    from sm_profiler.report import build_report
+
+    if options.follow and options.executor:
+        raise ConfigError("--executor reads a job that is over: leave out --follow")
+    where = newest_run(options.source, running=options.follow)
+    build = partial(build_report, parameters=read_json(options.parameters), compat=options.compat, job=job)
+    if options.follow:
+        report = follow(where, build, strict=options.strict, out=options.out)
+    else:
+        report = build(open_run(where, strict=options.strict), executor=options.executor)
+    if options.speedscope:
+        write_speedscope(report, options.speedscope)
+    return report
+
+
+def report_on_traces(options: Namespace, job: JobInfo) -> Report:
+    """Report on a file, folder or prefix of torch.profiler's traces."""
+    from sm_profiler.report.traces import report_traces
+
+    report = report_traces(options.source, job)
+    if options.strict and report.quality.lost:
+        raise SourceError(f"{printable(options.source)}: {report.quality.lost} records could not be read")
+    return report
+
+
+def report_on_table(options: Namespace, job: JobInfo) -> Report:
+    """Report on a table of times that another tool recorded, or on an MLPerf log."""
+    from sm_profiler.report.tables import report_table
+
+    pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
+    if any(not equals or not column for _, equals, column in pairs):
+        raise ConfigError("--columns needs pairs: rank=worker,seconds=duration")
+    report = report_table(options.source, job, {name.strip(): column.strip() for name, _, column in pairs})
+    if options.strict and report.quality.lost:
+        raise SourceError(f"{printable(options.source)}: {report.quality.lost} rows could not be read")
+    return report
 
 
 def report_there(options: Namespace) -> int:
@@ -133,7 +159,7 @@ def report_there(options: Namespace) -> int:
         options.source,
         image=rule_image(options),
         role=options.role,
-        parameters=read_json(options.parameters) if options.parameters else None,
+        parameters=read_json(options.parameters),
         instance_type=options.processing_type,
         instances=options.instances,
         region=options.region,
@@ -145,51 +171,6 @@ def report_there(options: Namespace) -> int:
     print(printable(message))
     print(started.report_uri)
     return DONE
-
-
-def is_trace_source(where: str) -> bool:
-    """Return whether a source holds traces of torch.profiler and no profile; a bucket is not searched for them in vain."""
-    from sm_profiler.report.traces import holds_only_traces
-
-    return holds_only_traces(where)
-
-
-def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
-    """Report on a file, folder or prefix of torch.profiler's traces."""
-    from sm_profiler.report import JobInfo
-    from sm_profiler.report.traces import report_traces
-
-    report = report_traces(options.source, JobInfo(instance_type=options.instance_type, prices=prices))
-    lost = report.quality.lost
-    if options.strict and lost:
-        raise SourceError(f"{printable(options.source)}: {lost} records could not be read")
-    page = write(report, options.out or default_folder(report.metrics.name))
-    print_summary(report, page)
-    return exit_code(report, options)
-
-
-def is_table(where: str) -> bool:
-    """Return whether a source is a table of times, or an MLPerf log."""
-    from sm_profiler.diagnosis import is_table as found
-
-    return found(where)
-
-
-def report_on_table(options: Namespace, prices: dict[str, Any] | None) -> int:
-    """Report on a table of times that another tool recorded."""
-    from sm_profiler.report import JobInfo
-    from sm_profiler.report.tables import report_table
-
-    pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
-    if any(not equals or not column for _, equals, column in pairs):
-        raise ConfigError("--columns needs pairs: rank=worker,seconds=duration")
-    names = {name.strip(): column.strip() for name, _, column in pairs}
-    report = report_table(options.source, JobInfo(instance_type=options.instance_type, prices=prices), names)
-    if options.strict and report.quality.lost:
-        raise SourceError(f"{printable(options.source)}: {report.quality.lost} rows could not be read")
-    page = write(report, options.out or default_folder(report.metrics.name))
-    print_summary(report, page)
-    return exit_code(report, options)
 
 
 def exit_code(report: Report, options: Namespace) -> int:
@@ -204,11 +185,7 @@ def is_issue(report: Report) -> bool:
 
 
 def open_run(where: str, *, strict: bool) -> ProfileSource:
-    """Open a profile.
-
-    Raises:
-        SourceError: it cannot be read, or its run has no complete file yet.
-    """
+    """Open a profile."""
     from sm_profiler.source import open_source
 
     try:
@@ -221,8 +198,9 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
         raise SourceError(f"{error}; {hint}") from None
 
 
-def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:
-    """Write a report whenever there is new data; return the source and the last report once the job is over."""
+def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> Report:
+    """Write a report whenever there is new data; return the last once the job is over."""
+    from sm_profiler.report import write_report
     from sm_profiler.report.build import job_name
     from sm_profiler.rules import Following
 
@@ -230,8 +208,10 @@ def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str |
     name = job_name(str(follower.folder.resolve()) if follower.folder else where)
 
     def update(report: Report, kind: str = "report") -> None:
-        page = write(report, out or default_folder(name))
-        print(f"sm-profiler: {kind}: {report.verdict.kind.value}, {printable(page)}", file=sys.stderr, flush=True)
+        folder = out or default_folder(name)
+        write_report(report, folder)
+        line = f"sm-profiler: {kind}: {report.verdict.kind.value}, {printable(page_of(folder))}"
+        print(line, file=sys.stderr, flush=True)
         follower.reported = follower.reported or kind == "report"
 
     def preview(found: ProfileSource) -> None:
@@ -243,7 +223,7 @@ def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str |
     following = Following(
         stop=follower.should_stop, poll_s=follower.poll_s, sleep=follower.sleep, caught_up=follower.waiting
     )
-    return source, build(source, follow=following, on_report=update)
+    return build(source, follow=following, on_report=update)
 
 
 def default_folder(name: str) -> str:
@@ -251,11 +231,8 @@ def default_folder(name: str) -> str:
     return os.path.join("profiler-report", name)  # as the user sees it, not normalized
 
 
-def write(report: Report, out: str) -> str:
-    """Write the report's files and return the path or URI of its page."""
-    from sm_profiler.report import write_report
-
-    write_report(report, out)
+def page_of(out: str) -> str:
+    """Return the path or URI of the page in a report's folder."""
     return f"{out.rstrip('/')}/profiler-report.html"
 
 
@@ -270,18 +247,6 @@ def write_speedscope(report: Report, path: Path) -> None:
         path.write_text(json.dumps(plain(to_speedscope(report.metrics.samples, report.metrics.name))))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
-
-
-def print_summary(report: Report, page: str) -> None:
-    """Print the summary, in colour if the terminal supports it."""
-    from sm_profiler.report import terminal_summary
-
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    print(f"sm-profiler: {printable(page)}", file=sys.stderr)
-    try:
-        print(terminal_summary(report, colour), flush=True)
-    except BrokenPipeError:  # the reader (`| head`) is done; nothing may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 LOCAL_POLL_S = 2.0  # listing a folder costs little
@@ -322,11 +287,7 @@ class Follower:
         return LOCAL_POLL_S if self.folder else REMOTE_POLL_S
 
     def open(self) -> ProfileSource:
-        """Open the source as soon as it contains data.
-
-        Raises:
-            SourceError: it cannot be read, or the run ended without data.
-        """
+        """Open the source as soon as it contains data."""
         from sm_profiler.source import open_source
 
         while True:

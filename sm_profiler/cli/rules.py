@@ -13,66 +13,54 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE
 
 
-class Command:
-    """`run` is the rule container's program; `start` starts the container on a training job of SageMaker."""
+def add_arguments(parser: ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
+    run = actions.add_parser(
+        "run",
+        help="evaluate rules as the environment asks; the rule image runs this",
+        description="Evaluate rules as the environment asks; the rule image runs this.",
+    )
+    run.add_argument("--follow", action="store_true", help="keep evaluating until the job ends")
+    run.add_argument(
+        "--compat", choices=["service"], help="reproduce the managed service's numbers, known errors included"
+    )
+    start = actions.add_parser(
+        "start",
+        help="evaluate a training job's profile in a processing job of SageMaker",
+        description="Evaluate a training job's profile in a processing job of SageMaker.",
+    )
+    start.add_argument("--job", required=True, metavar="NAME", help="the training job, finished or running")
+    start.add_argument(
+        "--rule", default="ProfilerReport", metavar="NAME", help="rule that decides the status (default: %(default)s)"
+    )
+    start.add_argument(
+        "--source", metavar="FILE", help="local file or s3:// URI with a custom rule, whose class --rule names"
+    )
+    start.add_argument("--parameters", type=Path, metavar="FILE", help="JSON object of rule parameters")
+    add_job_arguments(start, needs_role=True)
+    start.add_argument("--volume-size-in-gb", type=int, default=30, metavar="N", help="default: %(default)s")
+    start.add_argument(
+        "--max-hours", type=float, default=24, metavar="N", help="limit on the run time (default: %(default)s)"
+    )
+    start.add_argument(
+        "--force",
+        action="store_true",
+        help="start even if the job has no profile, for a running job whose profiler will be switched on",
+    )
+    start.add_argument("--dry-run", action="store_true", help="print the request, send nothing")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
-        run = actions.add_parser(
-            "run",
-            help="evaluate rules as the environment asks; the rule image runs this",
-            description="Evaluate rules as the environment asks; the rule image runs this.",
-        )
-        run.add_argument("--follow", action="store_true", help="keep evaluating until the job ends")
-        run.add_argument(
-            "--compat", choices=["service"], help="reproduce the managed service's numbers, known errors included"
-        )
-        start = actions.add_parser(
-            "start",
-            help="evaluate a training job's profile in a processing job of SageMaker",
-            description="Evaluate a training job's profile in a processing job of SageMaker.",
-        )
-        start.add_argument("--job", required=True, metavar="NAME", help="the training job, finished or running")
-        start.add_argument(
-            "--rule",
-            default="ProfilerReport",
-            metavar="NAME",
-            help="rule that decides the status (default: %(default)s)",
-        )
-        start.add_argument(
-            "--source", metavar="FILE", help="local file or s3:// URI with a custom rule, whose class --rule names"
-        )
-        start.add_argument("--parameters", type=Path, metavar="FILE", help="JSON object of rule parameters")
-        add_job_arguments(start, needs_role=True)
-        start.add_argument("--volume-size-in-gb", type=int, default=30, metavar="N", help="default: %(default)s")
-        start.add_argument(
-            "--max-hours", type=float, default=24, metavar="N", help="limit on the run time (default: %(default)s)"
-        )
-        start.add_argument(
-            "--force",
-            action="store_true",
-            help="start even if the job has no profile, for a running job whose profiler will be switched on",
-        )
-        start.add_argument("--dry-run", action="store_true", help="print the request, send nothing")
 
-    def run(self, options: Namespace) -> int:
-        """Run the chosen action."""
-        if options.action == "start":
-            return start(options)
-        from sm_profiler.report.rule_runner import run_rules_job
+def run(options: Namespace) -> int:
+    if options.action == "start":
+        return start(options)
+    from sm_profiler.report.rule_runner import run_rules_job
 
-        words = ["--follow"] * options.follow + (["--compat", options.compat] if options.compat else [])
-        return run_rules_job(words)
+    words = ["--follow"] * options.follow + (["--compat", options.compat] if options.compat else [])
+    return run_rules_job(words)
 
 
 def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
-    """Declare the arguments of a processing job.
-
-    Args:
-        parser: a parser or a group of arguments.
-        needs_role: end with an error unless a role is chosen.
-    """
+    """Declare the arguments of a processing job."""
     parser.add_argument("--image", metavar="URI", help="the rule image (default: $SM_PROFILER_RULE_IMAGE)")
     role = parser.add_mutually_exclusive_group(required=needs_role)
     role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
@@ -92,11 +80,7 @@ def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
 
 
 def rule_image(options: Namespace) -> str:
-    """Return the rule image's URI.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the rule image's URI."""
     image = options.image or RULE_IMAGE.read()
     if not image:
         raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
@@ -113,7 +97,7 @@ def start(options: Namespace) -> int:
         role=options.role,
         rule=options.rule,
         source=options.source,
-        parameters=read_json(options.parameters) if options.parameters else None,
+        parameters=read_json(options.parameters),
         instance_type=options.processing_type,
         instances=options.instances,
         volume_size_in_gb=options.volume_size_in_gb,

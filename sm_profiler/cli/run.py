@@ -18,7 +18,8 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.processes import start_module, wait_for
-from sm_profiler.run_folder import find_configuration, run
+from sm_profiler.run_folder import find_configuration
+from sm_profiler.run_folder import run as run_profiled
 
 NEEDED_TO_WATCH = ("numpy", "jinja2")
 NEEDED_TO_OPEN = (*NEEDED_TO_WATCH, "starlette", "uvicorn")
@@ -33,50 +34,40 @@ examples:
 """
 
 
-class Command:
-    """Runs the script in a separate process and samples the machine meanwhile."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.usage = (
+        "sm-profiler run [--out DIR | --config FILE] [--no-monitor] [--watch] [--open] "
+        "[-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--out", type=Path, metavar="DIR", help="the profile's folder (default: ./sm-profiler/<script>-<time>)"
+    )
+    where.add_argument(
+        "--config", type=Path, metavar="FILE", help="a profilerconfig.json; the profile goes to its LocalPath"
+    )
+    parser.add_argument("--no-monitor", action="store_true", help="do not sample the machine")
+    parser.add_argument("--watch", action="store_true", help="show verdict and step time below the script's output")
+    parser.add_argument(
+        "--open", action="store_true", help="serve the live page meanwhile, and open it in a browser, if there is one"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments, or -- and any command"
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.usage = (
-            "sm-profiler run [--out DIR | --config FILE] [--no-monitor] [--watch] [--open] "
-            "[-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
-        )
-        where = parser.add_mutually_exclusive_group()
-        where.add_argument(
-            "--out", type=Path, metavar="DIR", help="the profile's folder (default: ./sm-profiler/<script>-<time>)"
-        )
-        where.add_argument(
-            "--config", type=Path, metavar="FILE", help="a profilerconfig.json; the profile goes to its LocalPath"
-        )
-        parser.add_argument("--no-monitor", action="store_true", help="do not sample the machine")
-        parser.add_argument("--watch", action="store_true", help="show verdict and step time below the script's output")
-        parser.add_argument(
-            "--open",
-            action="store_true",
-            help="serve the live page meanwhile, and open it in a browser, if there is one",
-        )
-        parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-        parser.add_argument(
-            "words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments, or -- and any command"
-        )
 
-    def run(self, options: Namespace) -> int:
-        """Run the script and return its exit code."""
-        view = LiveView(options.watch, options.open)
-        view.check()
-        command, name = find_command(options)
-        config = find_configuration(options.config, name, options.out)
-        return run(command, config, name, sample=not options.no_monitor, started=view.start, over=view.finish)
+def run(options: Namespace) -> int:
+    view = LiveView(options.watch, options.open)
+    view.check()
+    command, name = find_command(options)
+    config = find_configuration(options.config, name, options.out)
+    return run_profiled(command, config, name, sample=not options.no_monitor, started=view.start, over=view.finish)
 
 
 def find_command(options: Namespace) -> tuple[list[str], str]:
-    """Return the command to run and a short name for it.
-
-    Raises:
-        ProfilerError: there is no such script, module or command.
-    """
+    """Return the command to run and a short name for it."""
     words: list[str] = options.words
     if words[:1] == ["--"] and not options.module:
         if len(words) == 1:
@@ -99,11 +90,7 @@ def find_command(options: Namespace) -> tuple[list[str], str]:
 
 
 def check_module(name: str) -> None:
-    """Check that `python -m name` will find a module, without importing its packages.
-
-    Raises:
-        ProfilerError: there is none.
-    """
+    """Check that `python -m name` will find a module, without importing its packages."""
     sys.path.insert(0, str(Path.cwd()))  # as python -m does
     try:
         path: Sequence[str] | None = None
@@ -143,11 +130,7 @@ class LiveView:
     _page: subprocess.Popen[bytes] | None = None
 
     def check(self) -> None:
-        """Check that the needed packages are installed, before the script starts.
-
-        Raises:
-            ModuleNotFoundError: names the first that is missing.
-        """
+        """Check that the needed packages are installed, before the script starts."""
         wanted = [*(NEEDED_TO_WATCH if self.watch else ()), *(NEEDED_TO_OPEN if self.open else ())]
         for name in wanted:
             if find_spec(name) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import secrets
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
@@ -13,7 +14,6 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
@@ -23,59 +23,48 @@ examples:
 """
 
 
-class Command:
-    """Serves the report of running jobs; only reads them."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="a folder or s3:// prefix of one or many profiles, a training job's name, or account:REGION",
+    )
+    parser.add_argument("--port", type=int, help="port (default: 8899, or any if that is taken)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1); others need a token"
+    )
+    parser.add_argument(
+        "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
+    )
+    parser.add_argument("--allow-changes", action="store_true", help="let viewers change the windows of running jobs")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.add_argument(
-            "sources",
-            metavar="SOURCE",
-            nargs="+",
-            help="a folder or s3:// prefix of one or many profiles, a training job's name, or account:REGION",
-        )
-        parser.add_argument("--port", type=int, help="port (default: 8899, or any if that is taken)")
-        parser.add_argument(
-            "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1); others need a token"
-        )
-        parser.add_argument(
-            "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
-        )
 
-        parser.add_argument(
-            "--allow-changes", action="store_true", help="let viewers change the windows of running jobs"
-        )
+def run(options: Namespace) -> int:
+    from sm_profiler.jobs.finding import is_remote
+    from sm_profiler.serve.app import create_app
+    from sm_profiler.serve.jobs import Jobs
+    from sm_profiler.serve.server import LOOPBACK, clean_base, listen, serve
 
-    def run(self, options: Namespace) -> int:
-        """Open the port, print the address, and serve until interrupted."""
-        from sm_profiler.serve.app import create_app
-        from sm_profiler.serve.jobs import Jobs
-        from sm_profiler.serve.server import clean_base, listen, new_token, run
-        from sm_profiler.source.opening import is_account
-
-        base = clean_base(options.base_url)
-        token = None
-        if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
-            token = SERVE_TOKEN.text() or new_token()
-        listening = listen(options.host, options.port)
-        missing = [
-            source
-            for source in options.sources
-            if "://" not in source and not is_account(source) and not Path(source).is_dir()
-        ]
-        jobs = Jobs(options.sources)
-        app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
-        print(listening.url(base, token), flush=True)
-        for source in missing:
-            print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
-        for source in options.sources:
-            if "://" in source:  # a slow answer must not delay the page
-                threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
-        if len(missing) < len(options.sources):
-            print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
-        run(app, [listening.socket], jobs.close)
-        return DONE
+    base = clean_base(options.base_url)
+    token = None
+    if base or options.host not in LOOPBACK or SERVE_TOKEN.text():
+        token = SERVE_TOKEN.text() or secrets.token_urlsafe(24)
+    listening = listen(options.host, options.port)
+    missing = [source for source in options.sources if not is_remote(source) and not Path(source).is_dir()]
+    jobs = Jobs(options.sources)
+    app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
+    print(listening.url(base, token), flush=True)
+    for source in missing:
+        print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
+    for source in options.sources:
+        if "://" in source:  # a slow answer must not delay the page
+            threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
+    if len(missing) < len(options.sources):
+        print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
+    serve(app, [listening.socket], jobs.close)
+    return DONE
 
 
 def name_unreadable(source: str) -> None:

@@ -51,30 +51,26 @@ class Present(NamedTuple):
         }  # fmt: skip
 
 
-class Command:
-    """Lists the settings: environment variables, the settings file, and the configuration that applies here."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("--json", action="store_true", help="print a JSON object, with kinds, units and defaults")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EPILOG
-        parser.add_argument("--json", action="store_true", help="print a JSON object, with kinds, units and defaults")
 
-    def run(self, options: Namespace) -> int:
-        """Print; return 1 if a value is wrong."""
-        found = [*variables(os.environ), *configuration(os.environ)]
-        if options.json:
-            print(json.dumps({"settings": [each.row() for each in found]}, indent=2))
-        else:
-            for group, members in groupby(found, lambda each: each.setting.group):
-                print(f"{group}\n")
-                for each in members:
-                    origin = "" if each.origin == DEFAULT else f"   ({each.origin})"
-                    print(f"  {each.setting.name} = {printable(each.value)}{printable(origin)}")
-                    if each.problem:
-                        print(f"      wrong: {printable(each.problem)}")
-                    print(f"      {each.setting.description.replace('`', '')}")
-                print()
-        return BAD if any(each.problem for each in found) else DONE
+def run(options: Namespace) -> int:
+    found = [*variables(os.environ), *configuration(os.environ)]
+    if options.json:
+        print(json.dumps({"settings": [each.row() for each in found]}, indent=2))
+    else:
+        for group, members in groupby(found, lambda each: each.setting.group):
+            print(f"{group}\n")
+            for each in members:
+                origin = "" if each.origin == DEFAULT else f"   ({each.origin})"
+                print(f"  {each.setting.name} = {printable(each.value)}{printable(origin)}")
+                if each.problem:
+                    print(f"      wrong: {printable(each.problem)}")
+                print(f"      {each.setting.description.replace('`', '')}")
+            print()
+    return BAD if any(each.problem for each in found) else DONE
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[Present]:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -21,11 +20,7 @@ from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
-from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Setting, Trial
-
-if TYPE_CHECKING:
-    from sm_profiler.trial.plan import Outcome, Plan
-
+from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Plan, Setting, Trial
 
 INTERRUPTED = 128 + signal.SIGINT
 MAX_WORKERS = 256
@@ -40,68 +35,54 @@ examples:
 """
 
 
-class Command:
-    """Runs the script up to its first loader and prints how fast each setting delivers batches."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.usage = (
+        "sm-profiler try-loader [--seconds S] [--workers N,N,…] [--prefetch N,N,…] [--loader N] [--profile SOURCE] "
+        "[--json FILE] [-m MODULE | SCRIPT] [ARGS]"
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="time for each setting (default: 3)")
+    parser.add_argument("--workers", type=counts, metavar="N,N,…", help="values of num_workers (default: by the cores)")
+    parser.add_argument(
+        "--prefetch", type=counts, default=(2, 4), metavar="N,N,…", help="values of prefetch_factor (default: 2,4)"
+    )
+    parser.add_argument(
+        "--loader", type=int, default=0, metavar="N",
+        help="try the Nth loader that the script iterates over (default: the first with gradients enabled)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", metavar="SOURCE", help=f"compare with what the loop of this profile needs: {SOURCE_HELP}"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON; - for standard output")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.usage = (
-            "sm-profiler try-loader [--seconds S] [--workers N,N,…] [--prefetch N,N,…] [--loader N] [--profile SOURCE] "
-            "[--json FILE] [-m MODULE | SCRIPT] [ARGS]"
-        )
-        parser.add_argument(
-            "--seconds", type=float, default=3.0, metavar="S", help="time for each setting (default: 3)"
-        )
-        parser.add_argument(
-            "--workers", type=counts, metavar="N,N,…", help="values of num_workers (default: by the cores)"
-        )
-        parser.add_argument(
-            "--prefetch", type=counts, default=(2, 4), metavar="N,N,…", help="values of prefetch_factor (default: 2,4)"
-        )
-        parser.add_argument(
-            "--loader", type=int, default=0, metavar="N",
-            help="try the Nth loader that the script iterates over (default: the first with gradients enabled)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--profile", metavar="SOURCE", help=f"compare with what the loop of this profile needs: {SOURCE_HELP}"
-        )
-        parser.add_argument("--json", metavar="FILE", help="also write the results as JSON; - for standard output")
-        parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments")
 
-    def run(self, options: Namespace) -> int:
-        """Try the loader, print the table, and return the exit code."""
-        from sm_profiler.cli.try_loader import trial_table
-
-        command = find_script(options)
-        if not 0 < options.seconds <= MAX_SECONDS:
-            raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
-        needed = batches_needed(options.profile) if options.profile else None
-        with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
-            plan = make_plan(options, Path(folder, "result.json"))
-            before = machine_time()
-            code = run_script(command, plan)
-            outcome = read_outcome(plan)
-            others = share_of_others(before, machine_time())
-        if outcome is None:
-            raise ProfilerError(no_loader(code, options))
-        outcome = attrs.evolve(outcome, others=others)
-        best = outcome.best(needed)
-        found = {
-            **outcome.as_dict(),
-            "best": best.as_dict() if best else None,
-            "needed_per_second": needed,
-        }
-        if options.json == "-":
-            print(json.dumps(found, indent=1))
-        else:
-            if options.json:
-                Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
-            print(trial_table(outcome, needed))
-        if outcome.interrupted:
-            return INTERRUPTED
-        return DONE if outcome.measured else BAD
+def run(options: Namespace) -> int:
+    command = find_script(options)
+    if not 0 < options.seconds <= MAX_SECONDS:
+        raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
+    needed = batches_needed(options.profile) if options.profile else None
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
+        plan = make_plan(options, Path(folder, "result.json"))
+        before = machine_time()
+        code = run_script(command, plan)
+        outcome = read_outcome(plan)
+        others = share_of_others(before, machine_time())
+    if outcome is None:
+        raise ProfilerError(no_loader(code, options))
+    outcome = attrs.evolve(outcome, others=others)
+    best = outcome.best(needed)
+    found = {**outcome.as_dict(), "best": best.as_dict() if best else None, "needed_per_second": needed}
+    if options.json == "-":
+        print(json.dumps(found, indent=1))
+    else:
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        print(trial_table(outcome, needed))
+    if outcome.interrupted:
+        return INTERRUPTED
+    return DONE if outcome.measured else BAD
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -116,11 +97,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def find_script(options: Namespace) -> list[str]:
-    """Return the words after `python -m sm_profiler.trial`.
-
-    Raises:
-        ProfilerError: there is no such script or module.
-    """
+    """Return the words after `python -m sm_profiler.trial`."""
     words: list[str] = options.words
     if not words:
         raise ProfilerError("try-loader: no script given, as in sm-profiler try-loader train.py")
@@ -134,8 +111,6 @@ def find_script(options: Namespace) -> list[str]:
 
 def make_plan(options: Namespace, result: Path) -> Plan:
     """Return the plan for this machine: its cores, and the memory that is free."""
-    from sm_profiler.trial.plan import Plan
-
     cores, memory = resources()
     workers = options.workers
     if workers is None:
@@ -209,8 +184,6 @@ def run_script(words: list[str], plan: Plan) -> int:
 
 def read_outcome(plan: Plan) -> Outcome | None:
     """Return the results, or None if the script ended before its loader."""
-    from sm_profiler.trial.plan import Outcome
-
     try:
         return Outcome.of(json.loads(Path(plan.result).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
@@ -233,11 +206,7 @@ def no_loader(code: int, options: Namespace) -> str:
 
 
 def batches_needed(where: str) -> float:
-    """Return the batches a second that a recorded loop needs if it does not wait.
-
-    Raises:
-        ProfilerError: the profile has too few steps.
-    """
+    """Return the batches a second that a recorded loop needs if it does not wait."""
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compute_seconds
     from sm_profiler.source import open_source
@@ -252,12 +221,7 @@ HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batc
 
 
 def trial_table(outcome: Outcome, needed: float | None = None) -> str:
-    """Return the table of all trials, the best of them, and what it means for the loop.
-
-    Args:
-        outcome: the results.
-        needed: batches a second that the loop needs if it does not wait; None if unknown.
-    """
+    """Return the table of all trials, the best of them, and what it means for the loop."""
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
     rows = [HEAD, *(_row(trial, outcome.best(needed)) for trial in outcome.trials)]

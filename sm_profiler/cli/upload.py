@@ -15,26 +15,22 @@ examples:
 """
 
 
-class Command:
-    """Uploads what the destination lacks; may be repeated."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the profile's folder")
+    parser.add_argument(
+        "--to", default="", metavar="URI", help="s3:// URI of the profiler-output (default: that of the job)"
+    )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EXAMPLES
-        parser.add_argument("folder", type=Path, metavar="DIR", help="the profile's folder")
-        parser.add_argument(
-            "--to", default="", metavar="URI", help="s3:// URI of the profiler-output (default: that of the job)"
-        )
 
-    def run(self, options: Namespace) -> int:
-        """Upload, and print what was done."""
-        from sm_profiler.formatting import plural
-        from sm_profiler.monitor.left_profile import upload_left
+def run(options: Namespace) -> int:
+    from sm_profiler.formatting import plural
+    from sm_profiler.monitor.left_profile import upload_left
 
-        done = upload_left(options.folder, options.to)
-        failed = f", {done.failed} failed: {printable(done.error)}" if done.failed else ""
-        print(
-            f"{plural(done.files, 'file')} uploaded to {printable(done.uri)}, {done.there:,} uploaded before{failed}; "
-            f"{printable(done.markers) or 'end markers written'}"
-        )
-        return BAD if done.failed else DONE
+    done = upload_left(options.folder, options.to)
+    failed = f", {done.failed} failed: {printable(done.error)}" if done.failed else ""
+    print(
+        f"{plural(done.files, 'file')} uploaded to {printable(done.uri)}, {done.there:,} uploaded before{failed}; "
+        f"{printable(done.markers) or 'end markers written'}"
+    )
+    return BAD if done.failed else DONE

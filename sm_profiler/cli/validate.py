@@ -18,32 +18,28 @@ example:
 """
 
 
-class Command:
-    """Explains a configuration in plain English; exit code 1 if something is wrong with it."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "config",
+        metavar="CONFIG.json",
+        help="a profilerconfig.json, ProfilerConfig, CreateTrainingJob request or DescribeTrainingJob response;"
+        " - reads standard input",
+    )
+    parser.add_argument("--network-isolation", action="store_true", help="assume that the job has no network")
+    parser.add_argument("--checkpoints", action="store_true", help="assume that the job has a CheckpointConfig")
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the arguments."""
-        parser.epilog = EPILOG
-        parser.add_argument(
-            "config",
-            metavar="CONFIG.json",
-            help="a profilerconfig.json, ProfilerConfig, CreateTrainingJob request or DescribeTrainingJob response;"
-            " - reads standard input",
-        )
-        parser.add_argument("--network-isolation", action="store_true", help="assume that the job has no network")
-        parser.add_argument("--checkpoints", action="store_true", help="assume that the job has a CheckpointConfig")
 
-    def run(self, options: Namespace) -> int:
-        """Explain; return 0 if nothing is wrong, 1 if something is."""
-        from sm_profiler.config import explain
+def run(options: Namespace) -> int:
+    from sm_profiler.config import explain
 
-        given = read_json(options.config)
-        job: dict[str, Any] = dict(given) if "ProfilerConfig" in given else {}
-        if options.network_isolation:
-            job["EnableNetworkIsolation"] = True
-        if options.checkpoints:
-            job.setdefault("CheckpointConfig", {})
-        rules: list[Any] = next((given[name] for name in _RULES if isinstance(given.get(name), list)), [])
-        explanation = explain(given, [rule for rule in rules if isinstance(rule, Mapping)], job=job, now=time.time())
-        print(explanation)
-        return BAD if explanation.wrong else DONE
+    given = read_json(options.config)
+    job: dict[str, Any] = dict(given) if "ProfilerConfig" in given else {}
+    if options.network_isolation:
+        job["EnableNetworkIsolation"] = True
+    if options.checkpoints:
+        job.setdefault("CheckpointConfig", {})
+    rules: list[Any] = next((given[name] for name in _RULES if isinstance(given.get(name), list)), [])
+    explanation = explain(given, [rule for rule in rules if isinstance(rule, Mapping)], job=job, now=time.time())
+    print(explanation)
+    return BAD if explanation.wrong else DONE

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sm_profiler import settings
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import CONFIG
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
 MAX_INTERVAL_MS = 24 * 3600 * 1000  # of a configuration that did not pass the API
@@ -39,19 +35,10 @@ CPU_PROFILING = "CPUProfilingDuration"
 PARAMETER_KEYS = (*HOOK_PARAMETERS, CPU_PROFILING, "SMPFileRotationSecs")
 
 # SDK v2.257's PROFILER_UNSUPPORTED_REGIONS
-UNSUPPORTED_REGIONS = frozenset(
-    {
-        "us-iso-east-1",
-        "us-isob-east-1",
-        "ap-southeast-3",
-        "ap-southeast-4",
-        "eu-south-2",
-        "me-central-1",
-        "ap-south-2",
-        "eu-central-2",
-        "us-gov-east-1",
-    }
-)
+UNSUPPORTED_REGIONS = frozenset((
+    "us-iso-east-1", "us-isob-east-1", "ap-southeast-3", "ap-southeast-4", "eu-south-2", "me-central-1", "ap-south-2",
+    "eu-central-2", "us-gov-east-1",
+))  # fmt: skip
 
 
 def canonical(given: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:

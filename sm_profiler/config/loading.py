@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from sm_profiler.config.api import (
     CONFIG_KEYS,
@@ -33,7 +33,6 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BYTES, ROTATE_SECONDS, Setting
 
-_T = TypeVar("_T")
 _MAX_INTEGER = 2**63 - 1
 
 
@@ -177,10 +176,6 @@ def _interval(value: object, problems: list[str]) -> int:
     return number
 
 
-class _FieldError(Exception):
-    """An invalid field of a metrics config, which switches its collector off."""
-
-
 def _collector(collector: CollectorSpec, given: object, problems: list[str]) -> CollectorConfig | None:
     """Return a collector's config, or None if it is absent or invalid; problems are appended to the list."""
     if given is None:
@@ -205,19 +200,10 @@ def _need_text(given: object) -> str:
 
 def _config(collector: CollectorSpec, fields: Mapping[str, Any], wrong: list[str]) -> CollectorConfig:
     """Return the config; a line for each invalid field is appended to `wrong`."""
-
-    def tried(read: Callable[[], _T], otherwise: _T) -> _T:
-        try:
-            return read()
-        except _FieldError as error:
-            wrong.append(str(error))
-            return otherwise
-
     duration_key = "Duration" if fields.get("Duration") is not None else "DurationInSeconds"
-    start_step = tried(lambda: _whole("StartStep", fields, least=0), None)
-    num_steps = tried(lambda: _whole("NumSteps", fields, least=1), None)
-    start_time = tried(lambda: _seconds("StartTimeInSecSinceEpoch", fields), None)
-    duration = tried(lambda: _seconds(duration_key, fields), None)
+    start_step, num_steps = _whole("StartStep", fields, wrong, least=0), _whole("NumSteps", fields, wrong, least=1)
+    start_time = _seconds("StartTimeInSecSinceEpoch", fields, wrong)
+    duration = _seconds(duration_key, fields, wrong)
     if start_time is not None and not math.isfinite(start_time):
         wrong.append(f"StartTimeInSecSinceEpoch: expected a time, found {start_time}")
     if duration is not None and duration <= 0:
@@ -230,57 +216,54 @@ def _config(collector: CollectorSpec, fields: Mapping[str, Any], wrong: list[str
     default = not steps and not times
     if default:
         start_step, num_steps = collector.start_step, collector.num_steps
-    usual = "default" if asked_default else "total_time"
-    timer = tried(lambda: _choice("cProfileTimer", fields, TIMERS, usual), usual)
     return CollectorConfig(
         start_step=start_step,
         num_steps=num_steps,
         start_time=start_time,
         duration=duration,
-        metrics_regex=tried(lambda: _regex(fields.get("MetricsRegex")), ".*"),
-        profiler=tried(lambda: _choice("ProfilerName", fields, PROFILERS, "cprofile"), "cprofile"),
-        timer=timer,
+        timer=_choice("cProfileTimer", fields, wrong, TIMERS, "default" if asked_default else "total_time"),
+        metrics_regex=_regex(fields.get("MetricsRegex"), wrong),
+        profiler=_choice("ProfilerName", fields, wrong, PROFILERS, "cprofile"),
         default=default or asked_default,
     )
 
 
-def _whole(name: str, fields: Mapping[str, Any], *, least: int) -> int | None:
+def _whole(name: str, fields: Mapping[str, Any], wrong: list[str], *, least: int) -> int | None:
     value = fields.get(name)
-    if value is None:
-        return None
     number = _integer(value)
-    if number is None or number != _number(value) or number < least:
-        raise _FieldError(f"{name}: expected an integer of at least {least}, found {shown(value)}")
-    return number
-
-
-def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
-    value = fields.get(name)
-    if value is None:
+    if value is not None and (number is None or number != _number(value) or number < least):
+        wrong.append(f"{name}: expected an integer of at least {least}, found {shown(value)}")
         return None
-    number = _number(value)
-    if number is None or math.isnan(number):
-        raise _FieldError(f"{name}: expected seconds, found {shown(value)}")
     return number
 
 
-def _choice(name: str, fields: Mapping[str, Any], choices: tuple[str, ...], default: str) -> str:
+def _seconds(name: str, fields: Mapping[str, Any], wrong: list[str]) -> float | None:
+    value = fields.get(name)
+    number = _number(value)
+    if value is not None and (number is None or math.isnan(number)):
+        wrong.append(f"{name}: expected seconds, found {shown(value)}")
+        return None
+    return number
+
+
+def _choice(name: str, fields: Mapping[str, Any], wrong: list[str], choices: tuple[str, ...], default: str) -> str:
     value = fields.get(name)
     if value is None:
         return default
     word = _word(value)
     if word not in choices:
-        raise _FieldError(f"{name}: expected one of {', '.join(choices)}, found {shown(value)}")
+        wrong.append(f"{name}: expected one of {', '.join(choices)}, found {shown(value)}")
     return word
 
 
-def _regex(value: object) -> str:
+def _regex(value: object, wrong: list[str]) -> str:
     if value is None:
         return ".*"
     if not isinstance(value, str):
-        raise _FieldError(f"MetricsRegex: expected a string, found {shown(value)}")
+        wrong.append(f"MetricsRegex: expected a string, found {shown(value)}")
+        return ".*"
     try:
         NamePattern(value)
     except ValueError as error:
-        raise _FieldError(f"MetricsRegex: {shown(value)} cannot be used: {error}") from None
+        wrong.append(f"MetricsRegex: {shown(value)} cannot be used: {error}")
     return value

@@ -8,31 +8,17 @@ from typing import Any, Protocol
 import attrs
 
 from sm_profiler.config.api import PARAMETER_KEYS, canonical
-from sm_profiler.debugger.metrics_config import (
-    DataloaderProfilingConfig,
-    DetailedProfilingConfig,
-    HorovodProfilingConfig,
-    MetricsConfigBase,
-    PythonProfilingConfig,
-    SMDataParallelProfilingConfig,
-    metrics_configs,
-)
+from sm_profiler.debugger.metrics_config import METRICS_CONFIGS, MetricsConfigBase, metrics_configs
 from sm_profiler.debugger.profiler_constants import (
     BASE_FOLDER_DEFAULT,
     CLOSE_FILE_INTERVAL_DEFAULT,
     FILE_OPEN_FAIL_THRESHOLD_DEFAULT,
     MAX_FILE_SIZE_DEFAULT,
 )
-from sm_profiler.debugger.sdk_compat import SdkCompatible, drop_deprecation_warnings
+from sm_profiler.debugger.sdk_compat import SdkValue, drop_deprecation_warnings
 from sm_profiler.debugger.utils import ErrorMessages, require
 
-ALL_METRIC_CONFIGS = [
-    DetailedProfilingConfig,
-    DataloaderProfilingConfig,
-    PythonProfilingConfig,
-    HorovodProfilingConfig,
-    SMDataParallelProfilingConfig,
-]
+ALL_METRIC_CONFIGS = list(METRICS_CONFIGS)  # the SDK's name
 
 
 class _MetricsConfig(Protocol):
@@ -43,8 +29,8 @@ class _MetricsConfig(Protocol):
     def to_json_string(self) -> str: ...
 
 
-@attrs.define(slots=False, init=False)
-class FrameworkProfile(SdkCompatible):
+@attrs.define(slots=False, init=False, unsafe_hash=False)
+class FrameworkProfile(SdkValue):
     """Framework metrics to collect, their windows, and how the files are written.
 
     If any `*_profiling_config` is given, only those are collected and the range arguments are ignored. Otherwise all five
@@ -126,13 +112,10 @@ class FrameworkProfile(SdkCompatible):
             }
             if all(value is None for value in window.values()):
                 window = {"profile_default_steps": True}
-            configs = [config_class(**window) for config_class in ALL_METRIC_CONFIGS]
+            configs = [config_class(**window) for config_class in METRICS_CONFIGS]
         for config in configs:
             name = config.name  # read first, as in the SDK, so that the error for a wrong object is the same
             self.profiling_parameters[name] = config.to_json_string()
-
-    def __hash__(self) -> int:
-        return hash(type(self).__name__)
 
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> FrameworkProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, ClassVar
 
 import attrs
@@ -11,7 +12,7 @@ from sm_profiler.config.api import METRICS_KEYS, canonical
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import COLLECTORS, CollectorSpec
 from sm_profiler.debugger.profiler_constants import PROFILING_NUM_STEPS_DEFAULT, START_STEP_DEFAULT
-from sm_profiler.debugger.sdk_compat import SdkCompatible, is_kind
+from sm_profiler.debugger.sdk_compat import SdkValue, is_kind
 from sm_profiler.debugger.utils import (
     ErrorMessages,
     PythonProfiler,
@@ -24,15 +25,8 @@ from sm_profiler.debugger.utils import (
 from sm_profiler.errors import ConfigError
 
 
-class _Value(SdkCompatible):
-    """Base of objects that compare by value; as in the SDK, they are mutable and their hash is that of their class."""
-
-    def __hash__(self) -> int:
-        return hash(type(self).__name__)
-
-
-@attrs.define(slots=False, init=False, unsafe_hash=False)  # older attrs would take the hash away
-class StepRange(_Value):
+@attrs.define(slots=False, init=False, unsafe_hash=False)
+class StepRange(SdkValue):
     """A range of steps.
 
     Attributes:
@@ -58,7 +52,7 @@ class StepRange(_Value):
 
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
-class TimeRange(_Value):
+class TimeRange(SdkValue):
     """A range of time.
 
     Attributes:
@@ -81,7 +75,7 @@ class TimeRange(_Value):
 
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
-class MetricsConfigBase(_Value):
+class MetricsConfigBase(SdkValue):
     """Base of the metrics configs: a range of steps or time.
 
     Attributes:
@@ -135,25 +129,6 @@ class _Collected(MetricsConfigBase):
 
     collector: ClassVar[CollectorSpec]
 
-    def _set_range(
-        self,
-        start_step: int | None,
-        num_steps: int | None,
-        start_unix_time: int | None,
-        duration: float | None,
-        profile_default_steps: bool,  # the order is the SDK's
-    ) -> None:
-        require(isinstance(profile_default_steps, bool), ErrorMessages.INVALID_PROFILE_DEFAULT_STEPS)
-        if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
-            start_step, num_steps = self.collector.start_step, self.collector.num_steps
-        MetricsConfigBase.__init__(self, self.collector.wire, start_step, num_steps, start_unix_time, duration)
-
-
-class DetailedProfilingConfig(_Collected):
-    """Record operators and kernels; by default in step 5."""
-
-    collector: ClassVar[CollectorSpec] = COLLECTORS["detailed"]
-
     def __init__(
         self,
         start_step: int | None = None,
@@ -174,7 +149,25 @@ class DetailedProfilingConfig(_Collected):
         Raises:
             AssertionError: an argument is invalid, or both kinds of range are given.
         """
-        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+        require(isinstance(profile_default_steps, bool), ErrorMessages.INVALID_PROFILE_DEFAULT_STEPS)
+        if profile_default_steps or start_step is num_steps is start_unix_time is duration is None:
+            start_step, num_steps = self.collector.start_step, self.collector.num_steps
+        MetricsConfigBase.__init__(self, self.collector.wire, start_step, num_steps, start_unix_time, duration)
+
+    def __init_subclass__(cls) -> None:
+        """Give a class without its own `__init__` a copy with its name, which the message of a wrong call shows."""
+        if "__init__" not in vars(cls):
+            shared = _Collected.__init__
+            copy = FunctionType(shared.__code__, shared.__globals__, shared.__name__, shared.__defaults__)
+            copy.__qualname__ = f"{cls.__name__}.{shared.__name__}"
+            copy.__doc__, copy.__annotations__ = shared.__doc__, shared.__annotations__
+            cls.__init__ = copy  # type: ignore[method-assign]
+
+
+class DetailedProfilingConfig(_Collected):
+    """Record operators and kernels; by default in step 5."""
+
+    collector: ClassVar[CollectorSpec] = COLLECTORS["detailed"]
 
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
@@ -210,7 +203,7 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
         Raises:
             AssertionError: an argument is invalid, or both kinds of range are given.
         """
-        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+        _Collected.__init__(self, start_step, num_steps, start_unix_time, duration, profile_default_steps)
         require(is_valid_regex(metrics_regex), ErrorMessages.INVALID_METRICS_REGEX)
         self.metrics_regex = metrics_regex
 
@@ -257,7 +250,7 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
         """
         if profile_default_steps is True:
             cprofile_timer = cProfileTimer.DEFAULT
-        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+        _Collected.__init__(self, start_step, num_steps, start_unix_time, duration, profile_default_steps)
         require(is_kind(python_profiler, PythonProfiler), ErrorMessages.INVALID_PYTHON_PROFILER)
         require(is_kind(cprofile_timer, cProfileTimer), ErrorMessages.INVALID_CPROFILE_TIMER)
         self.python_profiler = python_profiler
@@ -275,65 +268,18 @@ class HorovodProfilingConfig(_Collected):
 
     collector: ClassVar[CollectorSpec] = COLLECTORS["horovod"]
 
-    def __init__(
-        self,
-        start_step: int | None = None,
-        num_steps: int | None = None,
-        start_unix_time: int | None = None,
-        duration: float | None = None,
-        profile_default_steps: bool = False,  # the SDK's signature
-    ) -> None:
-        """Set the window, by steps or by time.
-
-        Args:
-            start_step: first step of the window, counted from 0.
-            num_steps: length of the window in steps.
-            start_unix_time: start of the window in seconds since the epoch.
-            duration: length of the window in seconds.
-            profile_default_steps: use the default window and ignore the range arguments.
-
-        Raises:
-            AssertionError: an argument is invalid, or both kinds of range are given.
-        """
-        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
-
 
 class SMDataParallelProfilingConfig(_Collected):
     """Record the timeline of SageMaker's data parallel library; by default in step 15."""
 
     collector: ClassVar[CollectorSpec] = COLLECTORS["smddp"]
 
-    def __init__(
-        self,
-        start_step: int | None = None,
-        num_steps: int | None = None,
-        start_unix_time: int | None = None,
-        duration: float | None = None,
-        profile_default_steps: bool = False,  # the SDK's signature
-    ) -> None:
-        """Set the window, by steps or by time.
 
-        Args:
-            start_step: first step of the window, counted from 0.
-            num_steps: length of the window in steps.
-            start_unix_time: start of the window in seconds since the epoch.
-            duration: length of the window in seconds.
-            profile_default_steps: use the default window and ignore the range arguments.
-
-        Raises:
-            AssertionError: an argument is invalid, or both kinds of range are given.
-        """
-        self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
-
-
-_CLASSES: tuple[type[MetricsConfigBase], ...] = (
-    DetailedProfilingConfig,
-    DataloaderProfilingConfig,
-    PythonProfilingConfig,
-    HorovodProfilingConfig,
+METRICS_CONFIGS: tuple[type[_Collected], ...] = (
+    DetailedProfilingConfig, DataloaderProfilingConfig, PythonProfilingConfig, HorovodProfilingConfig,
     SMDataParallelProfilingConfig,
-)
-_BY_NAME = {kind.__name__.lower(): kind for kind in _CLASSES}
+)  # fmt: skip
+_BY_NAME = {kind.__name__.lower(): kind for kind in METRICS_CONFIGS}
 _ARGUMENTS = {
     "StartStep": "start_step",
     "NumSteps": "num_steps",

@@ -14,11 +14,11 @@ from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
     FILE_ROTATION_INTERVAL_DEFAULT,
 )
-from sm_profiler.debugger.sdk_compat import SdkCompatible
+from sm_profiler.debugger.sdk_compat import SdkValue
 
 
-@attrs.define(slots=False, init=False)
-class Profiler(SdkCompatible):
+@attrs.define(slots=False, init=False, unsafe_hash=False)
+class Profiler(SdkValue):
     """Parameters of SageMaker Profiler, which only AWS's containers have; sm-profiler's hook stays off.
 
     Attributes:
@@ -48,9 +48,6 @@ class Profiler(SdkCompatible):
         }
         self.instanceType = DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE
         self.volumeSizeInGB = DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE
-
-    def __hash__(self) -> int:
-        return hash(type(self).__name__)
 
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> Profiler:

@@ -12,15 +12,15 @@ import attrs
 from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config, shown
 from sm_profiler.debugger.framework_profile import FrameworkProfile
 from sm_profiler.debugger.profiler import Profiler
-from sm_profiler.debugger.sdk_compat import SdkCompatible, drop_deprecation_warnings, is_kind
+from sm_profiler.debugger.sdk_compat import SdkValue, drop_deprecation_warnings, is_kind
 from sm_profiler.debugger.utils import require
 
 if TYPE_CHECKING:
     from sm_profiler.config.explaining import Explanation
 
 
-@attrs.define(slots=False, init=False)
-class ProfilerConfig(SdkCompatible):
+@attrs.define(slots=False, init=False, unsafe_hash=False)
+class ProfilerConfig(SdkValue):
     """Profiler configuration of a training job.
 
     Pass it to an Estimator as `profiler_config`, or to a function of `sm_profiler.launch`. Attributes can be assigned.
@@ -85,9 +85,6 @@ class ProfilerConfig(SdkCompatible):
         self.disable_profiler = disable_profiler
         if framework_profile_params is not None:
             drop_deprecation_warnings(everywhere=True)
-
-    def __hash__(self) -> int:
-        return hash(type(self).__name__)
 
     def _to_request_dict(self) -> dict[str, Any]:
         """Return the request's `ProfilerConfig`."""

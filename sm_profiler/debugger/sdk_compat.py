@@ -74,6 +74,13 @@ class SdkCompatible:
         return _restored, (type(self), dict(self.__dict__))
 
 
+class SdkValue(SdkCompatible):
+    """Base of objects that compare by value; as in the SDK, they are mutable and their hash is that of their class."""
+
+    def __hash__(self) -> int:
+        return hash(type(self).__name__)
+
+
 def _restored(cls: type, state: dict[str, Any]) -> Any:
     restored: Any = object.__new__(cls)
     restored.__dict__.update(state)

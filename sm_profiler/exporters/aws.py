@@ -13,8 +13,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters.destination import key_of, within
-from sm_profiler.exporters.message import message_of
+from sm_profiler.exporters.destination import key_of, message_of, within
 from sm_profiler.printable import printable
 from sm_profiler.report import Report
 
@@ -28,21 +27,8 @@ except ImportError as missing:
 REQUEST_S = 180.0  # with the attempts that botocore makes
 
 
-def client_of(service: str, region: str | None = None) -> Any:
-    """Create a client of a service.
-
-    Raises:
-        SourceError: it cannot be created, for example without a region.
-    """
-    return create_api_client(service, region=region)
-
-
 def request(call: Callable[..., Any], **parameters: Any) -> Any:
-    """Send a request.
-
-    Raises:
-        SourceError: it fails.
-    """
+    """Send a request."""
     try:
         return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
@@ -78,15 +64,11 @@ class Topic:
 
 
 def open_topic(place: str) -> Topic:
-    """Return the exporter.
-
-    Raises:
-        ConfigError: it is not the ARN of a topic.
-    """
+    """Return the exporter."""
     found = _ARN.fullmatch(place)
     if not found:
         raise ConfigError(f"--to sns:{printable(place)[:100]}: expected sns:arn:aws:sns:REGION:ACCOUNT:TOPIC")
-    return Topic(place, client_of("sns", found["region"]))
+    return Topic(place, create_api_client("sns", region=found["region"]))
 
 
 SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
@@ -115,14 +97,10 @@ class Bus:
 
 
 def open_bus(place: str) -> Bus:
-    """Return the exporter.
-
-    Raises:
-        ConfigError: it is not the name of a bus.
-    """
+    """Return the exporter."""
     if not _BUS.fullmatch(place or "default"):
         raise ConfigError(f"--to eventbridge:{printable(place)[:100]}: expected the name or ARN of a bus")
-    return Bus(place or "default", client_of("events"))
+    return Bus(place or "default", create_api_client("events"))
 
 
 NAMESPACE = "sm-profiler"
@@ -133,17 +111,10 @@ _MAX_RANKS = 256
 _EVENTS = 500  # a request; its limits are 10,000 and a megabyte
 
 
-@attrs.frozen
-class Metric:
-    """A metric: its name in CloudWatch and its unit there."""
-
-    name: str
-    unit: str
-
-
-STEP_TIME, STEPS = Metric("StepTime", "Milliseconds"), Metric("StepsPerSecond", "Count/Second")
-LOST, COST = Metric("LostTime", "Percent"), Metric("ProfilingCost", "Percent")
-GPU, CPU = Metric("GPUUtilization", "Percent"), Metric("CPUUtilization", "Percent")
+UNITS = {
+    "StepTime": "Milliseconds", "StepsPerSecond": "Count/Second", "LostTime": "Percent", "ProfilingCost": "Percent",
+    "GPUUtilization": "Percent", "CPUUtilization": "Percent",
+}  # fmt: skip
 
 
 @attrs.define(eq=False)
@@ -187,42 +158,34 @@ def documents(report: Report, now_ms: int) -> Iterator[dict[str, Any]]:
     job = printable(metrics.name)[:250] or "job"
     steps = [rank.iterations.length for rank in metrics.ranks[:_MAX_RANKS]]
     lost = 0.0 if main.kind.is_healthy else 100 * main.share_of_time
-    yield _document(
-        now_ms, {"Job": job},
-        {
-            STEPS: metrics.steps_per_second, LOST: lost, COST: None if metrics.overhead is None else 100 * metrics.overhead,
-            GPU: metrics.mean_of("gpu"), CPU: metrics.mean_of("cpu"),
-        },
-        {"Verdict": main.kind.value, "Confidence": main.confidence, "Headline": main.headline},
-    )  # fmt: skip
+    values = {
+        "StepsPerSecond": metrics.steps_per_second, "LostTime": lost,
+        "ProfilingCost": None if metrics.overhead is None else 100 * metrics.overhead,
+        "GPUUtilization": metrics.mean_of("gpu"), "CPUUtilization": metrics.mean_of("cpu"),
+    }  # fmt: skip
+    texts = {"Verdict": main.kind.value, "Confidence": main.confidence, "Headline": main.headline}
+    yield _document(now_ms, {"Job": job}, values, texts)
     for rank, lengths in zip(metrics.ranks, steps, strict=False):
         if len(lengths):
             mean = 1e3 * float(lengths.mean())
-            yield _document(now_ms, {"Job": job, "Rank": printable(rank.name)[:250]}, {STEP_TIME: mean}, {})
+            yield _document(now_ms, {"Job": job, "Rank": printable(rank.name)[:250]}, {"StepTime": mean}, {})
 
 
 def _document(
-    now_ms: int, dimensions: dict[str, str], values: dict[Metric, float | None], texts: dict[str, str]
+    now_ms: int, dimensions: dict[str, str], values: dict[str, float | None], texts: dict[str, str]
 ) -> dict[str, Any]:
-    known = {metric: value for metric, value in values.items() if value is not None and math.isfinite(value)}
+    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     directive = {
         "Namespace": NAMESPACE,
         "Dimensions": [list(dimensions)],
-        "Metrics": [{"Name": metric.name, "Unit": metric.unit} for metric in known],
+        "Metrics": [{"Name": name, "Unit": UNITS[name]} for name in known],
     }
-    return {
-        "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]},
-        **dimensions, **texts, **{metric.name: value for metric, value in known.items()},
-    }  # fmt: skip
+    return {"_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}, **dimensions, **texts, **known}
 
 
 def open_log_group(place: str) -> Logs:
-    """Return the exporter.
-
-    Raises:
-        ConfigError: it is not the name of a log group.
-    """
+    """Return the exporter."""
     group = place or DEFAULT_GROUP
     if not _GROUP.fullmatch(group):
         raise ConfigError(f"--to cloudwatch:{printable(place)[:100]}: expected the name of a log group")
-    return Logs(group, client_of("logs"))
+    return Logs(group, create_api_client("logs"))

@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
-from sm_profiler.exporters.destination import within
-from sm_profiler.exporters.message import group_means, place_of
+from sm_profiler.exporters.destination import group_means, place_of, within
 from sm_profiler.formats.columns import Floats
 from sm_profiler.metrics import parts
 from sm_profiler.printable import one_line, printable
@@ -91,7 +90,7 @@ class Tracking:
         name = os.environ.get(EXPERIMENT_NAME) or EXPERIMENT
         experiment = self._ask(self.client.get_experiment_by_name, name)
         number = experiment.experiment_id if experiment else self._ask(self.client.create_experiment, name)
-        source = source_tag(report)
+        source = re.sub(r"['\"`\\]", "_", printable(place_of(report) or report.metrics.name))[:_TAG_LENGTH]
         quoted = source.replace("'", "\\'")
         found = self._ask(self.client.search_runs, [number], f"tags.`{SOURCE_TAG}` = '{quoted}'", max_results=1)
         if found:
@@ -106,11 +105,6 @@ class Tracking:
             run_name=printable(report.metrics.name)[:200],
         )
         return str(run.info.run_id)
-
-
-def source_tag(report: Report) -> str:
-    """Return the tag by which the run of a job is found again."""
-    return re.sub(r"['\"`\\]", "_", printable(place_of(report) or report.metrics.name))[:_TAG_LENGTH]
 
 
 def tags_of(report: Report) -> dict[str, str]:
@@ -170,11 +164,7 @@ def _thinned(seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def open_exporter(place: str) -> Tracking:
-    """Return the exporter.
-
-    Raises:
-        SourceError: MLflow does not take the address.
-    """
+    """Return the exporter."""
     try:
         return Tracking(MlflowClient(tracking_uri=place or None))
     except MlflowException as error:

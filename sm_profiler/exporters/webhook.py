@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.exporters.destination import ATTEMPT_S, within
-from sm_profiler.exporters.message import message_of
+from sm_profiler.exporters.destination import ATTEMPT_S, message_of, within
 from sm_profiler.report import Report
 
 ATTEMPTS = 4

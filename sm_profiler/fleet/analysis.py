@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.fleet import policy
-from sm_profiler.fleet.comparisons import regressions, slow_hosts
+from sm_profiler.fleet.comparisons import CHANCE, drawn_at_least, regressions, slow_hosts
 from sm_profiler.fleet.model import (
     LEAST_BILL_USD,
     STAGES,
@@ -26,9 +25,13 @@ from sm_profiler.fleet.model import (
     Week,
 )
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
-from sm_profiler.fleet.significance import drawn_at_least
 from sm_profiler.fleet.wording import Amounts
+from sm_profiler.metrics.thresholds import Threshold
 
+COMMON = Threshold(0.5, "of a group's jobs; a cause of fewer is not the group's")
+COMMON_JOBS = Threshold(3, "jobs at least; fewer have their cause in common by chance")
+COMMON_SHARE = Threshold(0.05, "of a job's billed time; less is lost by most jobs")
+TOP = 10  # jobs; a week of work
 UNFINISHED = frozenset({"InProgress", "Stopping"})
 ATTRIBUTES = {  # key → of a row
     "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
@@ -120,34 +123,35 @@ def value_of(job: FleetJob, key: str) -> str:
     return job.tags.get(key.removeprefix(TAG), "")
 
 
+def _grouped(jobs: Iterable[FleetJob], key: Callable[[FleetJob], str]) -> dict[str, list[FleetJob]]:
+    found: dict[str, list[FleetJob]] = {}
+    for job in jobs:
+        found.setdefault(key(job), []).append(job)
+    return found
+
+
 def groups_of(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Group, ...]:
     """Return the sums of each group; none for a key of which no job has a value."""
     found = []
     for key in keys:
-        by_value: dict[str, list[FleetJob]] = {}
-        for job in jobs:
-            by_value.setdefault(job.groups.get(key, ""), []).append(job)
+        by_value = _grouped(jobs, lambda job, key=key: job.groups.get(key, ""))  # type: ignore[misc] # called at once
         if any(by_value):
             groups = [Group(key, value, totals_of(some)) for value, some in by_value.items()]
-            found += sorted(
-                groups, key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value)
-            )
+            groups.sort(key=lambda group: (-group.sums.lost_usd, -group.sums.lost_instance_hours, group.value))
+            found += groups
     return tuple(found)
 
 
 def weeks_of(jobs: Sequence[FleetJob]) -> tuple[Week, ...]:
     """Return the sums of each week, in time order."""
-    by_week: dict[str, list[FleetJob]] = {}
-    for job in jobs:
-        if job.week:
-            by_week.setdefault(job.week, []).append(job)
+    by_week = _grouped((job for job in jobs if job.week), lambda job: job.week)
     return tuple(Week(week, totals_of(by_week[week])) for week in sorted(by_week))
 
 
 def top_of(jobs: Sequence[FleetJob]) -> tuple[TopJob, ...]:
     """Return the jobs that lose most, each with one next step; `jobs` is sorted by loss."""
     found = []
-    for index, job in enumerate(jobs[: int(policy.TOP)]):
+    for index, job in enumerate(jobs[:TOP]):
         if job.losses:
             most = job.losses[0]
             reason = job.failure if most.cause == FAILURE else ""
@@ -199,11 +203,8 @@ def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Shared
     judged = [job for job in jobs if job.judged]
     groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]
     for key in keys:
-        by_value: dict[str, list[FleetJob]] = {}
-        for job in judged:
-            if job.groups.get(key):
-                by_value.setdefault(job.groups[key], []).append(job)
-        groups += [(key, value, some) for value, some in by_value.items()]
+        by_value = _grouped(judged, lambda job, key=key: job.groups.get(key, ""))  # type: ignore[misc] # called at once
+        groups += [(key, value, some) for value, some in by_value.items() if value]
     with_cause: dict[str, set[int]] = {}
     for job in judged:
         for cause in _causes(job):
@@ -213,10 +214,10 @@ def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Shared
     for key, value, some in groups:
         for cause, having in with_cause.items():
             mine = [job for job in some if id(job) in having]
-            if len(mine) < policy.COMMON_JOBS or len(mine) / len(some) < policy.COMMON:
+            if len(mine) < COMMON_JOBS or len(mine) / len(some) < COMMON:
                 continue
             others = len(judged) - len(some)
-            if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > policy.CHANCE:
+            if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > CHANCE:
                 continue
             found.append(_common(key, value, cause, mine, len(some), (len(having) - len(mine)) / max(others, 1)))
     found.sort(key=lambda shared: (-(shared.usd or 0.0), -shared.instance_hours, shared.key, shared.value))
@@ -229,13 +230,11 @@ def _causes(job: FleetJob) -> set[str]:
     return {
         loss.cause
         for loss in job.losses
-        if whole and loss.seconds / whole >= policy.COMMON_SHARE and loss.cause not in {FAILURE, INTERRUPTION}
+        if whole and loss.seconds / whole >= COMMON_SHARE and loss.cause not in {FAILURE, INTERRUPTION}
     }
 
 
-def _common(  # one argument a part of the sentence
-    key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float
-) -> SharedCause:
+def _common(key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float) -> SharedCause:
     losses = [(job, loss) for job in jobs for loss in job.losses if loss.cause == cause]
     priced = [loss.usd for _, loss in losses if loss.usd is not None]
     hours = sum(loss.seconds * job.instances / 3600 for job, loss in losses)
@@ -274,7 +273,7 @@ def _distinct(found: Sequence[SharedCause]) -> list[SharedCause]:
 GROUP_BY = tuple(ATTRIBUTES)
 
 
-def assemble(  # keyword arguments, one an independent choice
+def assemble(
     jobs: Iterable[FleetJob],
     *,
     group_by: Sequence[str] = GROUP_BY,

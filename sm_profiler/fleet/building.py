@@ -1,39 +1,47 @@
-"""From sources to a fleet: find the jobs, take their rows from the index, read or judge the others."""
+"""From sources to a fleet: find the jobs, take their rows from the index, read or judge the others.
+
+The index keeps the rows of earlier runs: a job whose files have not changed is not read again. A row is kept without
+prices, under the location of its job, with a text that changes if one of its files does.
+"""
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import attrs
+import msgspec
 
 from sm_profiler._version import __version__
-from sm_profiler.errors import ProfilerError
-from sm_profiler.executors import Meter, open_pool, run_tasks
-from sm_profiler.fleet import policy, sanitize
+from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
+from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
-from sm_profiler.fleet.billing import with_bill
+from sm_profiler.fleet.description import as_json, described
 from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
-from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
-from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.rows import read_report, row_of
+from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.formatting import percent, plural
-from sm_profiler.printable import one_line
+from sm_profiler.metrics.thresholds import Threshold
+from sm_profiler.printable import one_line, printable
 from sm_profiler.report.prices import Prices
 from sm_profiler.source.opening import is_account, not_a_folder, split_account
-from sm_profiler.storage import Storage, open_storage
+from sm_profiler.storage import MissingFileError, Storage, open_storage
 
 READERS = 8  # threads
 BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
 SAVED_S = 60.0  # between two writes of the index while jobs are judged
+LARGE = Threshold(0.5, "of all machine time; a single job that has more of it decides every share")
+LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most of the time")
 
 
-def build_fleet(  # keyword arguments, one an independent choice
+def build_fleet(
     sources: Sequence[str],
     *,
     since: float | None = None,
@@ -122,23 +130,26 @@ def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
     if per_gpu:
         yield f"Without a bill, because their price is that of a GPU, and no GPU was recorded: {plural(len(per_gpu), 'job')}."
     others = [row for row in unpriced if row not in per_gpu]
-    kinds = sorted({row.instance_type for row in others if row.instance_type})
-    if kinds:
-        more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # as many as a line holds
-        yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
+    if kinds := {row.instance_type for row in others if row.instance_type}:
+        yield f"No price is known for {_some(kinds)}: give them with --prices."
     billed = {kind for row in rows if row.bill_usd is not None for kind in (row.types or (row.instance_type,))}
-    if rough := sorted(kind for kind in billed if prices.is_estimated(kind)):
-        more = f" and {len(rough) - 3} more" if len(rough) > 3 else ""
-        yield f"Estimated, because no list price is known: the price of {', '.join(rough[:3])}{more}."
+    if rough := {kind for kind in billed if prices.is_estimated(kind)}:
+        yield f"Estimated, because no list price is known: the price of {_some(rough)}."
     largest = max(rows, key=lambda row: row.instance_hours, default=None)
     whole = sum(row.instance_hours for row in rows)
-    if largest and len(rows) >= policy.LARGE_AMONG and largest.billed_by == "profile":
+    if largest and len(rows) >= LARGE_AMONG and largest.billed_by == "profile":
         share = largest.instance_hours / whole if whole else 0.0
-        if share > policy.LARGE:
+        if share > LARGE:
             yield f"{percent(share)} of all machine time is that of {largest.name}, by nothing but its own profile."
     unknown = sum(not row.instance_type for row in others)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
+
+
+def _some(names: set[str]) -> str:
+    """Return the first names, as many as a line holds."""
+    first, more = sorted(names)[:3], len(names) - 3
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
 @attrs.define(eq=False)
@@ -220,13 +231,8 @@ class _Run:
                     if isinstance(loaded, str):
                         self._failed(candidate, loaded)
                         continue
-                    known = self._old.get(candidate.job)
-                    if (
-                        known is not None
-                        and loaded.identity
-                        and known.identity == loaded.identity
-                        and known.modified == candidate.modified
-                    ):
+                    known, now = self._old.get(candidate.job), (loaded.identity, candidate.modified)
+                    if known is not None and loaded.identity and (known.identity, known.modified) == now:
                         self._add(candidate, known.row, loaded.identity)
                     elif not self._from_report(candidate, loaded):
                         judged.append((candidate, attrs.evolve(loaded, report=None)))
@@ -255,29 +261,24 @@ class _Run:
 
     def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
         """Judge jobs from their profiles."""
-        tasks = (task_of(loaded.profile, loaded.place.name, loaded.description) for _, loaded in jobs)
+        tasks = (judge_job.encode(_Task.of(loaded)) for _, loaded in jobs)
         saved = time.monotonic()
         with open_pool(self.executor) as pool, self._meter(len(jobs), pool.workers) as meter:
             for result in run_tasks(pool, judge_job, tasks, waiting=meter.draw):
                 candidate, loaded = jobs[result.number]
                 meter.add(1)
-                self._judged(candidate, loaded, result.data, result.error)
+                try:
+                    if result.error:
+                        raise SourceError(result.error)
+                    report = read_report(judge_job.decode(result.data))
+                except ProfilerError as error:
+                    self._failed(candidate, one_line(error), loaded)
+                else:
+                    place = attrs.evolve(loaded.place, judged="profile", report="")
+                    self._add(candidate, row_of(report, loaded.description, place), loaded.identity)
                 if time.monotonic() - saved > SAVED_S:
                     self.save()
                     saved = time.monotonic()
-
-    def _judged(self, candidate: Candidate, loaded: Loaded, data: bytes, error: str) -> None:
-        try:
-            answer = answer_of(data) if not error else None
-            if answer is None or answer.error:
-                self._failed(candidate, answer.error if answer else error, loaded)
-                return
-            report = read_report(answer.report)
-        except ProfilerError as damaged:
-            self._failed(candidate, one_line(damaged), loaded)
-            return
-        place = attrs.evolve(loaded.place, judged="profile", report="")
-        self._add(candidate, row_of(report, loaded.description, place), loaded.identity)
 
     def _failed(self, candidate: Candidate, error: str, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
@@ -294,7 +295,7 @@ class _Run:
             return
         gone = () if self.since is not None else tuple(self._sources)
         others = {job: entry for job, entry in self._old.items() if not job.startswith(gone)}
-        write_index(self.index, others | self._new, NAME)
+        write_index(self.index, others | self._new)
 
     def finish(self) -> None:
         """Keep the rows for the next time."""
@@ -310,3 +311,97 @@ def _loaded(candidate: Candidate) -> Loaded | str:
         return one_line(error)
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OSError) as error:
         return f"{type(error).__name__}: {one_line(error)}"
+
+
+@attrs.frozen
+class _Task:
+    """A job as it is sent to a worker.
+
+    Attributes:
+        profile: location, as `source.open_source` takes it.
+        name: the job's name.
+        instance_type: type of its instances; "" if unknown, or if there are several.
+        description: parts of its description that a report uses.
+    """
+
+    profile: str
+    name: str
+    instance_type: str
+    description: dict[str, Any]
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> _Task:
+        """Return the task for a job whose small files are read."""
+        job = described(loaded.place, loaded.description)
+        description = as_json(loaded.description) if loaded.description else {}
+        return cls(loaded.profile, loaded.place.name, "" if job.types else job.instance_type, description)
+
+
+@Remote
+def judge_job(task: _Task) -> bytes:
+    """Judge a job from its profile, and return its report.json; run by an executor's workers."""
+    # a process that only sends tasks does without these imports
+    from sm_profiler.report import JobInfo, build_report
+    from sm_profiler.report.report_json import to_json
+    from sm_profiler.source import open_source
+
+    job = JobInfo(task.name or None, task.instance_type or None, description=task.description or None, finished=None)
+    source = open_source(task.profile, cache=False, progress=False, processes=1)
+    return to_json(build_report(source, job=job)).encode()
+
+
+NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
+MAX_BYTES = 1 << 30  # of the file, and of its content
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row as it was read.
+
+    Attributes:
+        identity: text that changes if a file of the job does.
+        row: the row without prices.
+        modified: last change of the job's description, for jobs of an account; "" otherwise.
+        settled: no file of the job is expected any more.
+    """
+
+    identity: str
+    row: FleetJob
+    modified: str = ""
+    settled: bool = False
+
+
+class _Index(msgspec.Struct):
+    """Content of the file; other versions of sm-profiler may reach other verdicts, and have other rows."""
+
+    version: str
+    entries: msgspec.Raw
+
+
+def read_index(storage: Storage, key: str = NAME) -> tuple[dict[str, Entry], str]:
+    """Return the entries by job, and a sentence if there is an index that cannot be used."""
+    where = printable(f"{storage.uri}/{key}")
+    try:
+        data = zlib.decompressobj().decompress(storage.read(key, 0, MAX_BYTES), MAX_BYTES)
+        index = msgspec.msgpack.decode(data, type=_Index)
+        if index.version != __version__:
+            return {}, f"{where} was written by another version of sm-profiler: all jobs are read again."
+        return msgspec.msgpack.decode(index.entries, type=dict[str, Entry]), ""
+    except MissingFileError:
+        return {}, ""
+    except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+        return {}, f"{where} is damaged and is made anew ({one_line(error)[:100]})."
+
+
+def write_index(storage: Storage, entries: Mapping[str, Entry], key: str = NAME) -> None:
+    """Write the entries in one piece: a simultaneous run sees the old index or the new one."""
+    encoder = msgspec.msgpack.Encoder()
+    # names of files need not be Unicode
+    kept = {
+        _text(job): msgspec.structs.replace(entry, identity=_text(entry.identity)) for job, entry in entries.items()
+    }
+    content = encoder.encode(_Index(__version__, msgspec.Raw(encoder.encode(kept))))
+    storage.write(key, zlib.compress(content, 1))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

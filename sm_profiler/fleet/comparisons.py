@@ -8,18 +8,26 @@ their median.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.fleet import policy
 from sm_profiler.fleet.model import FleetJob, Regression, SlowHost
-from sm_profiler.fleet.significance import at_least
 from sm_profiler.formatting import percent
+from sm_profiler.metrics.thresholds import Threshold
 
+CHANCE = Threshold(0.01, "probability, times the number of tests; one wrong name in a hundred fleets")
+SLOW_HOST = Threshold(1.05, "of the other nodes' time; less is the usual difference between machines of a type")
+SLOW_JOBS = Threshold(2, "jobs at least; once is an event of that job")
+PEERS = Threshold(3, "jobs on other machines at least, for a median that one of them cannot move")
+REGRESSED = Threshold(0.10, "longer steps; less is the usual difference between two runs")
+REGRESSED_SPREADS = Threshold(4.0, "deviations of the predecessors; chance does not reach this far in a thousand jobs")
+LEAST_SPREAD = Threshold(0.02, "of a step; the same job run twice differs by this, however close its predecessors were")
+PREDECESSORS = Threshold(3, "jobs at least; fewer have no spread")
+MOST_PREDECESSORS = Threshold(10, "jobs; older ones ran other code")
+NEW_NORMAL = Threshold(5, "slower jobs in a row; from then on they are what the next ones are compared with")
 MOST_NAMES = 20
 
 
@@ -77,24 +85,24 @@ def _add_peers(jobs: Sequence[FleetJob], draws: dict[str, list[_Draw]]) -> None:
         of_others = {
             host: median(value for name, value in typical.items() if name != host)
             for host in typical
-            if len(some) - len(by_host[host]) >= policy.PEERS
+            if len(some) - len(by_host[host]) >= PEERS
         }
         for host, step, job in some:
             if host in of_others and of_others[host] > 0:
                 relative = step / of_others[host]
-                slow = relative >= policy.SLOW_HOST
+                slow = relative >= SLOW_HOST
                 lost = (1 - 1 / relative) * (job.billable_s or 0.0) if slow else 0.0
                 draws.setdefault(host, []).append(_Draw(job, 0.5, slow, relative, lost))
 
 
 def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
     slow = [draw for draw in draws if draw.slow]
-    if len(slow) < policy.SLOW_JOBS:
+    if len(slow) < SLOW_JOBS:
         return None
     chance = min(at_least(len(slow), [draw.chance for draw in draws]) * tested, 1.0)
     relatives = [draw.relative for draw in slow if draw.relative is not None]
     relative = median(relatives) if relatives else 1.0
-    if chance > policy.CHANCE or (relatives and relative < policy.SLOW_HOST):
+    if chance > CHANCE or (relatives and relative < SLOW_HOST):
         return None
     expected = sum(draw.chance for draw in draws)
     priced = [draw for draw in slow if draw.job.price is not None]
@@ -134,25 +142,25 @@ def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
 
 def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:
     """Yield the jobs that train the same: by name first, then by tag, then by image."""
-    ways: list[tuple[str, Callable[[FleetJob], str]]] = [
-        ("name", lambda job: job.stem),
-        *((f"tag {tag}", partial(_tag, tag)) for tag in LINEAGE_TAGS),
-        ("image", lambda job: job.image if "@sha256:" in job.image or ":" in job.image else ""),
-    ]
     taken: set[int] = set()
-    for same, key in ways:
+    for same in ("name", *(f"tag {tag}" for tag in LINEAGE_TAGS), "image"):
         by_key: dict[tuple[str, str, int], list[FleetJob]] = {}
         for job in jobs:
-            if id(job) not in taken and key(job):
-                by_key.setdefault((key(job), job.instance_type, job.instances), []).append(job)
+            if id(job) not in taken and (key := _lineage(job, same)):
+                by_key.setdefault((key, job.instance_type, job.instances), []).append(job)
         for lineage in by_key.values():
-            if len(lineage) > policy.PREDECESSORS:
+            if len(lineage) > PREDECESSORS:
                 taken.update(map(id, lineage))
                 yield same, lineage
 
 
-def _tag(tag: str, job: FleetJob) -> str:
-    return job.tags.get(tag, "")
+def _lineage(job: FleetJob, same: str) -> str:
+    """Return what a job has in common with its predecessors; "" if it has nothing of that kind."""
+    if same == "name":
+        return job.stem
+    if same == "image":
+        return job.image if ":" in job.image else ""  # with a tag or a digest
+    return job.tags.get(same.removeprefix("tag "), "")
 
 
 @attrs.define
@@ -173,13 +181,13 @@ def _of_lineage(
     slow: _Slow | None = None
     for job in lineage:
         step = job.step_ms or 0.0
-        if len(before) < policy.PREDECESSORS:
+        if len(before) < PREDECESSORS:
             before.append(job)
             continue
         usual, spread = (slow.usual, slow.spread) if slow else _usual(before)
-        limit = max(float(policy.REGRESSED), policy.REGRESSED_SPREADS * spread * math.sqrt(1 + 1 / len(before)))
+        limit = max(float(REGRESSED), REGRESSED_SPREADS * spread * math.sqrt(1 + 1 / len(before)))
         if step / usual - 1 < limit:
-            before = [*before, job][-int(policy.MOST_PREDECESSORS) :]
+            before = [*before, job][-int(MOST_PREDECESSORS) :]
             if slow is not None:
                 yield _regression(same, slow, index)
                 slow = None
@@ -187,7 +195,7 @@ def _of_lineage(
         if slow is None:
             slow = _Slow(job, before, usual, spread, [])
         slow.jobs.append(job)
-        if len(slow.jobs) >= policy.NEW_NORMAL:
+        if len(slow.jobs) >= NEW_NORMAL:
             yield _regression(same, slow, index)
             before, slow = slow.jobs, None
     if slow is not None:
@@ -199,7 +207,7 @@ def _usual(before: Sequence[FleetJob]) -> tuple[float, float]:
     steps = [job.step_ms or 0.0 for job in before]
     usual = median(steps)
     deviation = NORMAL * median(abs(step - usual) for step in steps) / usual
-    return usual, max(deviation, float(policy.LEAST_SPREAD))
+    return usual, max(deviation, float(LEAST_SPREAD))
 
 
 def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regression, list[int]]:
@@ -224,3 +232,48 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
         index[id(job)], job.name, tuple(earlier.name for earlier in reversed(slow.before)), same, slow.usual, now, change,
         slow.spread, changed, usd if priced else None, text, later,
     ), [index[id(slower)] for slower in slow.jobs]  # fmt: skip
+
+
+EXACT = 1000  # trials; the number of operations grows with their square
+
+
+def at_least(count: int, chances: Sequence[float]) -> float:
+    """Return the probability of at least `count` successes in trials of different chances."""
+    mean = math.fsum(chances) / max(len(chances), 1)
+    share = count / max(len(chances), 1)
+    if count <= 0 or share <= mean:  # more than about a half: no test asks how much more
+        return 1.0
+    if len(chances) > EXACT:
+        return math.exp(-len(chances) * _divergence(min(share, 1.0), mean))  # Chernoff's bound, never too small
+    # state: probability of each number of successes; the last one is that of `count` or more
+    state = [1.0] + [0.0] * count
+    for chance in chances:
+        state[count] += state[count - 1] * chance
+        for number in range(count - 1, 0, -1):
+            state[number] = state[number] * (1 - chance) + state[number - 1] * chance
+        state[0] *= 1 - chance
+    return min(state[count], 1.0)
+
+
+def drawn_at_least(count: int, drawn: int, marked: int, total: int) -> float:
+    """Return the probability that at least `count` of `drawn` jobs are among the `marked` ones of `total`."""
+    if count <= max(0, drawn + marked - total):
+        return 1.0
+    whole = _log_choose(total, drawn)
+    logs = [
+        _log_choose(marked, number) + _log_choose(total - marked, drawn - number) - whole
+        for number in range(count, min(drawn, marked) + 1)
+    ]
+    return min(math.fsum(math.exp(log) for log in logs), 1.0)
+
+
+def _log_choose(total: int, drawn: int) -> float:
+    return math.lgamma(total + 1) - math.lgamma(drawn + 1) - math.lgamma(total - drawn + 1)
+
+
+def _divergence(share: float, mean: float) -> float:
+    """Return how far a share is from its mean, as the relative entropy."""
+    if mean <= 0.0:
+        return math.inf
+    rest = (1 - share) * math.log((1 - share) / (1 - mean)) if share < 1.0 else 0.0
+    return share * math.log(share / mean) + rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -83,7 +84,7 @@ def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
         interruptions=interruptions,
         user=sanitize.name(user.rpartition("/")[2] if user.startswith("arn:") else user),
         image=_text(algorithm, "TrainingImage") or _text(algorithm, "AlgorithmName"),
-        git=sanitize.name(git)[:_SHORT_HASH] if _is_hash(git) else sanitize.name(git),
+        git=sanitize.name(git)[: _SHORT_HASH if re.fullmatch(r"[0-9a-f]{40}", git) else None],
         tuning_job=_text(description, "TuningJobArn").rpartition("/")[2],
         tags=tags,
     )
@@ -162,7 +163,3 @@ def _time(value: object) -> float | None:
 def _duration(value: object) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number and 0 <= value <= LONGEST_S else None  # type: ignore[operator, arg-type]
-
-
-def _is_hash(text: str) -> bool:
-    return len(text) == 40 and all(letter in "0123456789abcdef" for letter in text)  # of SHA-1

@@ -76,11 +76,7 @@ class Candidate:
 
 
 def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]]:
-    """Return the jobs below a storage's root, and sentences about what was left out.
-
-    Raises:
-        SourceError: it cannot be listed, or is no folder.
-    """
+    """Return the jobs below a storage's root, and sentences about what was left out."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     found = find_places(storage)
@@ -100,11 +96,7 @@ def _candidate_of(storage: Storage, place: Place) -> Candidate:
 
 
 def _load(storage: Storage, place: Place, name: str) -> Loaded:
-    """Read the small files of a job.
-
-    Raises:
-        SourceError: one of them cannot be read.
-    """
+    """Read the small files of a job."""
     profile = ""
     if place.dataset:
         profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
@@ -112,10 +104,11 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
         profile = _join(storage.uri, place.profile)
     found = _read(storage, place.description, descriptions.MAX_BYTES)
     above = place.report.key.rpartition("/")[0] if place.report else ""
+    has_page = place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)  # for a link to it
     row = FleetJob(
         sanitize.name(name),
         source=sanitize.sentence(profile or _join(storage.uri, place.folder)),
-        report=sanitize.sentence(_join(storage.uri, above)) if _has_page(storage, place, above) else "",
+        report=sanitize.sentence(_join(storage.uri, above)) if has_page else "",
     )
     return Loaded(
         descriptions.read_description(found) if found is not None else {},
@@ -126,11 +119,6 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
         place.report.mtime if place.report else 0.0,
         place.identity,
     )
-
-
-def _has_page(storage: Storage, place: Place, above: str) -> bool:
-    """Return whether there is a page beside a job's report.json, for a link to it."""
-    return place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)
 
 
 def _read(storage: Storage, info: FileInfo | None, most: int) -> bytes | None:
@@ -146,15 +134,7 @@ def _join(root: str, key: str) -> str:
 
 
 def candidates_of(account: Account, since: float | None = None) -> Iterator[Candidate]:
-    """Yield the jobs, the newest first.
-
-    Args:
-        account: the account.
-        since: leave out jobs that were created before; seconds since the epoch.
-
-    Raises:
-        SourceError: they cannot be listed.
-    """
+    """Yield the jobs, the newest first."""
     for job in account.jobs(since):
         yield Candidate(
             job=job.arn or job.name,
@@ -167,11 +147,7 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
 
 
 def _load_described(account: Account, name: str, arn: str) -> Loaded:
-    """Describe a job, and read its report if there is one.
-
-    Raises:
-        SourceError: a request failed.
-    """
+    """Describe a job, and read its report if there is one."""
     description = account.describe(name)
     description["Tags"] = account.tags(arn) if arn else []
     found = account.place(description, name)

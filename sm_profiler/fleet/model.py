@@ -470,11 +470,7 @@ class Fleet:
 
     @classmethod
     def from_json(cls, data: bytes) -> Fleet:
-        """Read fleet.json.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read fleet.json."""
         return msgspec.json.decode(data, type=cls)
 
 

@@ -126,7 +126,7 @@ class _Page:
             weeks=self._weeks(),
             groups=self._groups(),
             common=[
-                self._sentence(shared.sentence, shared.usd, shared.instance_hours, shared.next_step)
+                Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
                 for shared in fleet.common
             ],
             hosts=self._hosts(),
@@ -214,11 +214,11 @@ class _Page:
         """
         fleet = self._fleet
         steps = [
-            Step(self._amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
+            Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
             for shared in fleet.common
         ]
         steps += [
-            Step(self._amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
+            Step(self._amounts.amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
             for host in fleet.hosts
         ]
         best = max(steps, key=lambda step: step.amount, default=None)
@@ -229,7 +229,7 @@ class _Page:
 
     def _cause(self) -> Step | None:
         """Return the repair of the most expensive cause, with the job that loses most to it."""
-        causes = [(self._amount(cause.usd, cause.instance_hours), cause) for cause in self._fleet.causes]
+        causes = [(self._amounts.amount(cause.usd, cause.instance_hours), cause) for cause in self._fleet.causes]
         amount, cause = max(causes, key=lambda pair: pair[0], default=(0.0, None))
         if cause is None or amount <= 0:
             return None
@@ -261,18 +261,12 @@ class _Page:
             job = self._fleet.jobs[top.job]
             found.append(
                 Step(
-                    self._amount(top.usd, top.instance_hours),
+                    self._amounts.amount(top.usd, top.instance_hours),
                     label(top.cause) + (f": {shorten(top.reason, 200)}" if top.reason else ""),
                     top.next_step, shorten(top.name, 90), self._address(job), _where(job, top.cause),
                 )
             )  # fmt: skip
         return found
-
-    def _amount(self, usd: float | None, instance_hours: float) -> float:
-        return (usd or 0.0) if self._amounts.priced else instance_hours
-
-    def _sentence(self, sentence: str, usd: float | None, instance_hours: float, step: str) -> Step:
-        return Step(self._amount(usd, instance_hours), sentence, step)
 
     # ------------------------------------------------------------------ trends
 
@@ -336,8 +330,8 @@ class _Page:
                 if pair not in wanted:
                     continue
                 sums = found[pair][places[job.week]]
-                sums[0] += self._amount(job.bill_usd, job.instance_hours)
-                sums[1] += self._amount(job.lost_usd, job.lost_instance_hours)
+                sums[0] += self._amounts.amount(job.bill_usd, job.instance_hours)
+                sums[1] += self._amounts.amount(job.lost_usd, job.lost_instance_hours)
         return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
 
     # ------------------------------------------------------------------ tables

@@ -41,51 +41,23 @@ DEVICE_FORWARD = f"{OWN}Forward-gpu"
 DEVICE_BACKWARD = f"{OWN}Backward-gpu"
 DEVICE_OPTIMIZER = f"{OWN}Optimizer-gpu"
 DEVICE_MEMORY = f"{OWN}cuda_memory"
-# Time that only the profiler caused; name: what it did. `kind` is "stall" (the training waited for it: a window started,
-# stopped, was prepared), "background" (another thread competed for the interpreter: an export) or "window" (from the
-# first step of a window to the step after it: these steps ran slower; `window` is the collector, `steps` their number,
-# `slower` by how much if the usual step is known, else null).
-PROFILING = f"{OWN}profiling"
+# What each of these records is a class in `recorded`.
+PROFILING = f"{OWN}profiling"  # time that only the profiler caused; name: what it did
 SAVE = f"{OWN}save"  # a checkpoint or another file that the script writes; name: the function
 LOG = f"{OWN}log"  # a call of a logger or experiment tracker; name: the function
-COPY = f"{OWN}copy"  # copies between host and device, summed up
 COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf.function or jax.jit; name: the function
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
-# Operators of a training step: `operators` (forward, backward and optimizer, from the autograd graph of that step), and
-# `fixed_us`, the microseconds that one takes at least on this machine; `step_us`, the length of the steps after it
-# without waiting for a core. Of JAX, operations of a gradient function that is not compiled, and `call_us`, the length of
-# its call.
-OPERATORS = f"{OWN}operators"
-# A method of a training callback; name: `Class.method`. A long call is an event, short calls are summed up:
-# `calls`, and the `file` and `line` that define the method.
-CALLBACK = f"{OWN}callback"
-# The input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator). `num_workers` and, for
-# a PyDataset, `processes`, and the `file`, `line` and `function` of its __getitem__.
-INPUT = f"{OWN}input"
-EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included; `epoch` is its number
+OPERATORS = f"{OWN}operators"  # operators of a training step
+CALLBACK = f"{OWN}callback"  # a method of a training callback; name: `Class.method`
+INPUT = (
+    f"{OWN}input"  # the input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator)
+)
+EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included
 LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loader; name: "start" or "stop"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
 DATA_STAGES = f"{OWN}data_stages"  # the stages of a pipeline, as tf.data models them
-# Events that describe one occurrence each and carry arguments; the report collects them by phase.
-RECORDED = (
-    PROFILING,
-    SAVE,
-    LOG,
-    COPY,
-    COMPILE,
-    ALLOCATOR,
-    OPERATORS,
-    OBJECTS,
-    THREADS,
-    HANG,
-    CALLBACK,
-    EPOCH,
-    INPUT,
-    DATA_STAGES,
-    LOADER_WORKERS,
-)
 SAMPLES = (
     f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more
 )

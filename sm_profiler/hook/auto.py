@@ -6,11 +6,13 @@ also pip, torchrun and the trackers of multiprocessing.  So arming imports nothi
 
 from __future__ import annotations
 
+import atexit
+import os
+import resource
 import sys
 from functools import partial
 
 from sm_profiler.hook.frameworks import Framework, frameworks
-from sm_profiler.hook.left_files import complete_at_exit
 from sm_profiler.hook.patches import when_loaded
 from sm_profiler.monitor.run_id import run_id
 
@@ -20,7 +22,7 @@ def arm() -> None:
     run_id()
     for framework in frameworks():
         when_loaded(framework.module, partial(_loaded, framework))
-    complete_at_exit()
+    atexit.register(_complete_after_children, os.getpid())
 
 
 def _loaded(framework: Framework) -> None:
@@ -30,3 +32,22 @@ def _loaded(framework: Framework) -> None:
         install(framework)
     except Exception as error:  # the framework's import must succeed regardless
         sys.stderr.write(f"sm-profiler: the hook is off: {error}\n")
+
+
+def _complete_after_children(pid: int) -> None:
+    """Complete the files of killed processes if this process has waited for children; nothing is imported otherwise."""
+    if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss:
+        return
+    try:
+        from sm_profiler.config import load_profile
+        from sm_profiler.container import read_resources
+        from sm_profiler.hook.process_end import complete
+        from sm_profiler.hook.settings import find_config
+        from sm_profiler.monitor.place import find
+
+        source = find_config()
+        root = find(load_profile(source.text)) if source is not None else None
+        if root is not None:
+            complete(root, read_resources().node)
+    except Exception:  # noqa: S110 - fail open, and pip's output or torchrun's is no place for our errors
+        pass

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.hook.guard import attempt
 from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id, shared_mounts
 from sm_profiler.monitor.node_state import PROC, start_time
@@ -132,7 +133,8 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
         proc: the process file system.
         input_config: the folder that every training container has, unlike a machine on which only /opt/ml exists.
     """
-    try:
+
+    def read() -> Birth:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         has_proc = (proc / "self").exists()
 
@@ -143,5 +145,5 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
         inside = input_config.is_dir()
         host = host_id(in_container=inside, proc=proc)
         return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
-    except Exception:  # fail open; the report does without
-        return Birth()
+
+    return attempt(read) or Birth()  # the report does without

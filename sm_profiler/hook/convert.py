@@ -37,12 +37,7 @@ _BATCH = 4096  # events written at once
 
 
 def start(kind: str, order: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    """Start a conversion.
-
-    Args:
-        kind: KINETO, XPLANE or PYINSTRUMENT.
-        order: its input.
-    """
+    """Start a conversion: KINETO, XPLANE or PYINSTRUMENT."""
     child = start_module(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
         child.stdin.write(json.dumps({"kind": kind, **order}).encode() + b"\n")

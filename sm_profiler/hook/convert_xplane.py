@@ -141,14 +141,7 @@ def _text(texts: Category, row: int) -> str:
 def read_operators(
     data: bytes, steps: list[tuple[int, int]], pid: int, framework: str
 ) -> tuple[Iterator[TraceEvent], int]:
-    """Return the operators of the steps in a trace, and how many events are damaged or of no step.
-
-    Args:
-        data: the trace.
-        steps: see `operators`.
-        pid: the profiled process.
-        framework: whose profiler recorded it.
-    """
+    """Return the operators of the steps in a trace, see `operators`, and how many events are damaged or of no step."""
     trace, outcome = read_xplane(data)
     outside = int(np.count_nonzero(is_operator(trace) & ~is_of_the_steps(trace, steps)))
     return operators(trace, steps, pid, framework), outcome.lost + outside

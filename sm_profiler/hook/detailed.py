@@ -12,14 +12,15 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from sm_profiler.hook import convert
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
 
@@ -142,11 +143,8 @@ class DetailedWindow(Collector):
             running, folder = self._take()
             if running is None or folder is None:
                 return
-            try:
+            with _removed_on_error(folder):
                 write = self._profiler.stop(running)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
             self._steps.append((-1, self._session.timebase.now_us()))
         self._session.later(partial(self._export, write, folder, self._first_step, self._steps))
 
@@ -203,10 +201,8 @@ class DetailedWindow(Collector):
             if self._profiler.is_own(running, args):
                 return original(*args, **kwargs)
             with self._changing:  # no window stops late, or starts, during the start of the script's session
-                try:
+                with self._session.guarded(DETAILED):
                     self._end("cut short: the script started to profile")
-                except Exception as error:  # fail open
-                    self._session.guard.failed(DETAILED, error)
                 return original(*args, **kwargs)
 
         self._patches.put(owner, name, starts)
@@ -215,11 +211,8 @@ class DetailedWindow(Collector):
         """Write the trace and start its conversion, on the recorder's thread."""
         session, profiler, raw = self._session, self._profiler, folder / "raw.trace"
         with session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
-            try:
+            with _removed_on_error(folder):
                 write(raw)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
             order = {
                 "trace": str(raw), "framework": profiler.framework, "root": str(session.root), "source": session.source,
                 "pid": os.getpid(), "first_step": first, "steps": steps, "collector": DETAILED, "process": session.describe(),
@@ -227,6 +220,15 @@ class DetailedWindow(Collector):
             child = convert.start(profiler.trace, order)
             self._children.append(child)
             self._converting.append((child, perf_counter_ns()))
+
+
+@contextmanager
+def _removed_on_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _new_folder() -> Path:

@@ -18,19 +18,17 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
-from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.hang import HangWatch
-from sm_profiler.hook.memory_growth import Objects
+from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.patches import when_loaded
 from sm_profiler.hook.process_end import Leaving
 from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.scheduling import Threads
 from sm_profiler.hook.session import UNSUPPORTED, Session
-from sm_profiler.hook.standby import Standby
+from sm_profiler.hook.settings import Standby, accompany
 from sm_profiler.hook.steps import SCRIPT
 from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.monitor.gpu import why_missing
@@ -132,14 +130,12 @@ class Hook:
             duration: seconds.
             args: further arguments of the event.
         """
-        try:
-            session = self.session
+        session = self.session
+        with session.guarded("user events"):
             start_us = session.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
             text = json.dumps(args, default=str) if args else ""
             event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
             session.append_event(event)
-        except Exception as error:  # fail open
-            self.session.guard.failed("user events", error)
 
     def close(self) -> None:
         """End the profile; further calls do nothing."""
@@ -168,16 +164,11 @@ def install(framework: Framework | None = None) -> Hook | None:
             return None
         try:
             session = _start()
-        except (ProfilerError, OSError, ValueError) as error:
-            pass_on(error)
-            logger.warning("sm-profiler: the hook is off: %s", error)
-            _refused.append(True)
-            return None
         except Exception as error:  # the training must start regardless
             pass_on(error)
-            logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
-            _refused.append(True)
-            return None
+            kind = "" if isinstance(error, (ProfilerError, OSError, ValueError)) else f"{type(error).__name__}: "
+            logger.warning("sm-profiler: the hook is off: %s%s", kind, error)
+            session = None
         if session is None:
             _refused.append(True)
             return None
@@ -214,7 +205,7 @@ def start(profile: Profile, source: settings.ConfigText, *, here: bool = False) 
 
 def _arm(session: Session, framework: Framework) -> None:
     """Let a framework take part in a session, unless it does already."""
-    try:
+    with session.guarded(framework.title):  # the framework's import must succeed regardless
         if not _installed or _installed[0].session is not session or framework.module in session.armed:
             return
         known = frameworks()
@@ -223,8 +214,6 @@ def _arm(session: Session, framework: Framework) -> None:
         session.armed.append(framework.module)
         module, _, name = framework.adapter.partition(":")
         session.arm(getattr(import_module(module), name)(session), first=first)
-    except Exception as error:  # the framework's import must succeed regardless
-        session.guard.failed(framework.title, error)
 
 
 def uninstall() -> None:

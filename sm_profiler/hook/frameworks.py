@@ -28,7 +28,7 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = (
     Framework("torch", "PyTorch", "sm_profiler.hook.pytorch.adapter:PyTorchAdapter"),
-    Framework("keras", "Keras", "sm_profiler.hook.keras.adapter:KerasAdapter"),
+    Framework("keras", "Keras", "sm_profiler.hook.keras:KerasAdapter"),
     Framework("tensorflow", "TensorFlow", "sm_profiler.hook.tensorflow.adapter:TensorFlowAdapter"),
     Framework("jax", "JAX", "sm_profiler.hook.jax.adapter:JaxAdapter"),
 )

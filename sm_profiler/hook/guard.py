@@ -24,6 +24,8 @@ import attrs
 
 from sm_profiler.printable import logger_for
 
+Result = TypeVar("Result")
+
 # Exceptions of the script.
 
 
@@ -38,6 +40,15 @@ def pass_on(error: BaseException) -> None:
     """Raise an error again if it is the script's. Call it first in each handler that "fails open"."""
     if is_foreign(error):
         raise error
+
+
+def attempt(action: Callable[[], Result], failed: Callable[[Exception], None] = pass_on) -> Result | None:
+    """Return the result of an action of the hook; None if it raises, and `failed` takes the error."""
+    try:
+        return action()
+    except Exception as error:  # fail open
+        failed(error)
+        return None
 
 
 def is_foreign(error: BaseException) -> bool:
@@ -156,9 +167,6 @@ class Guard:
     def is_off(self, collector: str) -> bool:
         """Return whether a collector has failed."""
         return collector in self.failures
-
-
-Result = TypeVar("Result")
 
 
 def run_bounded(action: Callable[[], Result], seconds: float, message: str) -> Result:

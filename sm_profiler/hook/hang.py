@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from sm_profiler.formats.event_names import HANG
+from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import error_line
+from sm_profiler.formats.recorded import ChildProcess, DeadThread, ThreadStack
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
-from sm_profiler.hook.caller import is_library, shown
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import Frames, Stack, current_frames, is_library, shown, stack_of
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.process_end import place_of
 from sm_profiler.hook.secrets import masked
@@ -214,28 +214,29 @@ class HangWatch(Collector):
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
 
-    def _write(self, now: float, state: str, *, place: str = "", **more: Any) -> None:
+    def _write(self, now: float, state: str, *, place: str = "", error: str | None = None) -> None:
         session = self._session
         since = self._since or now
         waited = now - since
         session.start_recording(waited)
-        args: dict[str, Any] = {
-            "state": state,
-            "waited": round(waited, 1),
-            "longest": round(self._longest, 1),
-            "cpu": round((time.process_time() - self._cpu) / max(waited, 1e-3), 3),
-            "same": self._same,
-            **{key: value for key, value in more.items() if value is not None},
-        }
-        if state == "hanging":
-            args["threads"] = stacks(session.adapter.training_thread())
-            args["children"] = children()
-            args["dead"] = self._dead.as_args()
-        start = session.timebase.now_us() - int(waited * 1e6)
-        session.append_event(
-            TraceEvent(HANG, "hang", start, int(waited * 1e6), span_args(os.getpid(), session.tracker.number, args))
+        hangs = state == "hanging"
+        found = recorded.Hang(
+            state=state,
+            waited=round(waited, 1),
+            longest=round(self._longest, 1),
+            cpu=round((time.process_time() - self._cpu) / max(waited, 1e-3), 3),
+            same=self._same,
+            error=error,
+            threads=stacks(session.adapter.training_thread()) if hangs else None,
+            children=children() if hangs else None,
+            dead=self._dead.latest() if hangs else None,
         )
-        if state == "hanging":
+        start, args = (
+            session.timebase.now_us() - int(waited * 1e6),
+            span_args(os.getpid(), session.tracker.number, found.args()),
+        )
+        session.append_event(TraceEvent(found.phase, "hang", start, int(waited * 1e6), args))
+        if hangs:
             wait = (
                 f"this process has waited at {place} for {_duration(waited)} before the first step"
                 if place
@@ -329,7 +330,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < START_TIMES * HANG_SECONDS.default else f"{seconds / 60:.3g} min"
 
 
-def stacks(training: int | None) -> list[dict[str, Any]]:
+def stacks(training: int | None) -> tuple[ThreadStack, ...]:
     """Return the stacks of all threads of the script, that of the training first; frames from the innermost outwards.
 
     Args:
@@ -341,12 +342,14 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = [[shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name] for frame in stack_of(ident)]
-        found.append({"name": name, "training": ident == training, "frames": frames[:MAX_FRAMES]})
-    return sorted(found, key=lambda thread: not thread["training"])[:MAX_THREADS]
+        frames = (
+            (shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name) for one in stack_of(ident)[:MAX_FRAMES]
+        )
+        found.append(ThreadStack(name=name, training=ident == training, frames=tuple(frames)))
+    return tuple(sorted(found, key=lambda thread: not thread.training)[:MAX_THREADS])
 
 
-def children() -> list[dict[str, Any]]:
+def children() -> tuple[ChildProcess, ...]:
     """Return the state of this process's children, such as loader workers, as the kernel reports it."""
     found = []
     for pid in _children_of("self"):
@@ -355,8 +358,8 @@ def children() -> list[dict[str, Any]]:
             waits = Path("/proc", pid, "wchan").read_text()
         except OSError:  # a child that ended
             continue
-        found.append({"pid": int(pid), "name": name.partition("(")[2], "state": rest.split()[0], "waits_in": waits})
-    return found[:MAX_CHILDREN]
+        found.append(ChildProcess(pid=int(pid), name=name.partition("(")[2], state=rest.split()[0], waits_in=waits))
+    return tuple(found[:MAX_CHILDREN])
 
 
 def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
@@ -367,29 +370,12 @@ def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
 MAX_DEAD = 16  # threads that ended with an exception, the latest
 
 
-@attrs.frozen
-class DeadThread:
-    """A thread that ended with an exception.
-
-    Attributes:
-        name: its name.
-        error: the exception's type and the first line of its message.
-        where: the innermost line of the script that the exception passed, as `train.py:12`; "" if there is none.
-        at: when that was, seconds of the clock.
-    """
-
-    name: str
-    error: str
-    where: str
-    at: float
-
-
 class DeadThreads:
     """Records the threads of the script that end with an exception, from `install` to `remove`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._found: deque[DeadThread] = deque(maxlen=MAX_DEAD)
+        self._found: deque[tuple[float, DeadThread]] = deque(maxlen=MAX_DEAD)  # and the seconds of the clock then
         self._patches = Patches(lambda _error: None)
 
     def install(self) -> None:
@@ -404,13 +390,10 @@ class DeadThreads:
         """Start over in a forked child, which has none of these threads."""
         self._found.clear()
 
-    def as_args(self) -> list[dict[str, Any]]:
-        """Return the threads for a record, the latest first; `ago` is in seconds."""
+    def latest(self) -> tuple[DeadThread, ...]:
+        """Return the threads, the latest first."""
         now = self._clock()
-        return [
-            {"name": dead.name, "error": dead.error, "where": dead.where, "ago": round(max(now - dead.at, 0.0), 1)}
-            for dead in reversed(self._found.copy())
-        ]
+        return tuple(attrs.evolve(dead, ago=round(max(now - at, 0.0), 1)) for at, dead in reversed(self._found.copy()))
 
     def _called(self, args: Any) -> None:
         self._record(args.exc_value, args.thread)
@@ -419,4 +402,5 @@ class DeadThreads:
         name = thread.name if thread is not None else ""
         if error is None or isinstance(error, SystemExit) or name.startswith("sm-profiler"):
             return
-        self._found.append(DeadThread(name, masked(error_line(error)), place_of(error), self._clock()))
+        dead = DeadThread(name=name, error=masked(error_line(error)), where=place_of(error))
+        self._found.append((self._clock(), dead))

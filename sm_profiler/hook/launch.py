@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
-
 from sm_profiler.hook.auto import arm
+from sm_profiler.processes import run_as_main
 
 
 def main() -> None:
     """Run `-m MODULE ARGS` or `SCRIPT ARGS` as `__main__`."""
     arm()
-    del sys.argv[0]
-    if sys.argv[0] == "-m":
-        del sys.argv[0]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_as_main()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from sm_profiler.formats.event_names import PROFILING
+from sm_profiler.formats.recorded import Profiling
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
 
@@ -86,4 +86,22 @@ class OwnWork:
 
     def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
         """Record a span of the hook's work."""
-        self._append((PROFILING, what, start_ns, end_ns, -1, {"kind": kind, **more}))
+        self._append(Profiling(kind=kind, **more).span(what, start_ns, end_ns))
+
+
+class Aside:
+    """Callbacks, saving and logging on the training thread: what they launch is not the work of the step around them.
+
+    Attributes:
+        depth: calls that run, one inside the other.
+        ns: nanoseconds of the outermost calls that ended.
+    """
+
+    def __init__(self) -> None:
+        self.depth = self.ns = 0
+
+    def leave(self, taken_ns: int) -> None:
+        """Record the end of a call."""
+        self.depth -= 1
+        if self.depth == 0:
+            self.ns += taken_ns

@@ -1,4 +1,4 @@
-"""End of this process, observed while it exits, and what is written when no exit function sees it.
+"""End of this process, observed while it exits, what is written when no exit function sees it, and files of killed processes.
 
 CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and an exception
 that ends a process of multiprocessing is still being handled when that process's exit functions run.  `os._exit` calls no
@@ -34,8 +34,9 @@ from sm_profiler.formats.process_end import (
     STOPPED,
     error_line,
 )
-from sm_profiler.hook.caller import is_library, shown
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import is_library, shown
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.secrets import masked_message
 
@@ -145,11 +146,6 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
     the code, as one byte, to the file with the record.  Other processes of the job convert it to a trace file once this process
     is gone (`formats.trace_recovery`).
 
-    Args:
-        root: the profile's folder.
-        source: name of this process in file names.
-        process: the record.
-
     Raises:
         OSError: the folder cannot be written.
     """
@@ -171,7 +167,18 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
         raise
     library.fdopen.restype = ctypes.c_void_p
     stream = ctypes.c_void_p(library.fdopen(file, b"a"))
-    library.setvbuf(
-        stream, None, _UNBUFFERED, 0
-    )  # a destructor of a C++ library may end the process before buffers are written
+    # A destructor of a C++ library may end the process before buffers are written.
+    library.setvbuf(stream, None, _UNBUFFERED, 0)
     on_exit(fputc, stream)
+
+
+# Files that killed processes left open.
+
+
+def complete(root: Path, node: str) -> None:
+    """Complete the trace files of this node's processes that have ended.
+
+    With the managed service, our monitor does not run on the node, so a rank does that when it starts again or ends, and at
+    its end a process that has waited for others, such as torchrun; the service uploads the files.
+    """
+    recover_traces(root, node, stopped=False)

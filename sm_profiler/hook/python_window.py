@@ -28,14 +28,14 @@ from cProfile import label
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from sm_profiler.config import CollectorConfig, Profile
 from sm_profiler.formats.layout import StatsWindow, stats_path
 from sm_profiler.hook import convert
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND
@@ -116,7 +116,7 @@ def _merged(calls: bytearray) -> Iterator[tuple[int, bytes]]:
         yield caller, marshal.dumps(total, PLAIN)
 
 
-# Profilers, each used for one run, and a time limit for such a run.
+# Profilers, each used for one run (`name` is in requests and in paths), and a time limit for such a run.
 
 
 # Seconds during which this process had no processor.  Not a Python function: the profiler would call it twice per call,
@@ -127,25 +127,6 @@ TIMERS: dict[str, Callable[[], float]] = {  # besides total_time, which cProfile
     "cpu_time": time.process_time,
     "off_cpu_time": off_cpu,
 }
-
-
-class PythonProfiler(Protocol):
-    """One run of a profiler.
-
-    Attributes:
-        name: in requests and in paths.
-    """
-
-    name: str
-
-    def start(self) -> None:
-        """Start."""
-
-    def stop(self) -> None:
-        """Stop; writes nothing."""
-
-    def files(self) -> dict[str, bytes]:
-        """Return the results: file name → content."""
 
 
 RAW_SESSION = "python_stats.session"
@@ -281,6 +262,9 @@ class Pyinstrument:
     def files(self) -> dict[str, bytes]:
         """Return the raw session, which `render_pyinstrument` renders: that takes seconds for a profile of imports."""
         return {RAW_SESSION: marshal.dumps(self._session.to_json())}
+
+
+PythonProfiler: TypeAlias = CProfile | Pyinstrument
 
 
 # The collector.
@@ -511,7 +495,6 @@ class PythonCollector(Collector):
     def _start(self, point: Point, seconds: float | None = None) -> None:
         if (other := other_profiler()) is not None:
             raise RuntimeError(other)
-        profiler: PythonProfiler
         profiler = Pyinstrument() if self._config.profiler == Pyinstrument.name else CProfile(self._timer())
         profiler.start()
         self._profiler, self._began = profiler, point

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_of
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.other_threads import Frames, current_frames, outwards, stack_of
 from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker

@@ -17,8 +17,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from sm_profiler.formats.event_names import THREADS
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats import recorded
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.steps import Record
 from sm_profiler.limits import Limits
@@ -66,14 +66,14 @@ class Threads(Collector):
         if last is None or now[0] <= last[0]:
             return
         torch: Any = sys.modules.get("torch")
-        args = {
-            "threads": running_threads(),
-            "library_threads": int(torch.get_num_threads()) if torch is not None else 1,
-            "cores": self._cores,
-            "waited_ns": now[1] - last[1],
-            "switches": now[2] - last[2],
-        }
-        self._append((THREADS, "threads", last[0], now[0], -1, args))
+        found = recorded.Threads(
+            threads=running_threads(),
+            library_threads=int(torch.get_num_threads()) if torch is not None else 1,
+            cores=self._cores,
+            waited_ns=now[1] - last[1],
+            switches=now[2] - last[2],
+        )
+        self._append(found.span("threads", last[0], now[0]))
 
 
 def usable_cores() -> float:

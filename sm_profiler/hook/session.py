@@ -22,21 +22,17 @@ from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_record
 from sm_profiler.hook import settings
-from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
-from sm_profiler.hook.aside import Aside
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
-from sm_profiler.hook.collector import Collector, overrides
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.left_files import complete
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
-from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.process_end import how_it_ends, how_it_leaves, record_exit_code
+from sm_profiler.hook.own_work import Aside, OwnWork
+from sm_profiler.hook.process_end import complete, how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
-from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
-from sm_profiler.hook.windows import Schedule
+from sm_profiler.hook.windows import Schedule, Slowdown
 from sm_profiler.limits import memory_total, oom_kills
 
 UNSUPPORTED = "not available in this version"

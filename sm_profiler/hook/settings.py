@@ -1,19 +1,39 @@
-"""The profile of this job, and the rank of this process."""
+"""The job's configuration in this process: profile, rank, the monitor of its node, and the start of a hook that was off."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import multiprocessing
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.config import Profile, config_from_environment
+from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.config.profile import COLLECTORS
-from sm_profiler.container import PROFILER_CONFIG, expanded, rooted
-from sm_profiler.hook.guard import run_bounded
+from sm_profiler.container import (
+    DEFAULT_PROFILER_OUTPUT,
+    JOB_NAME_VARIABLE,
+    PROFILER_CONFIG,
+    RESOURCE_CONFIG,
+    expanded,
+    read_resources,
+    rooted,
+)
+from sm_profiler.hook.frames import current_frames, stack_of
+from sm_profiler.hook.guard import pass_on, run_bounded
+from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
+from sm_profiler.printable import logger_for
 from sm_profiler.settings import CONFIG_PATH
 
+if TYPE_CHECKING:
+    from sm_profiler.monitor.start import Registration
+
+logger = logger_for("sm_profiler")
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
 _MAX_DIGITS = 9  # of a rank
 
@@ -108,3 +128,139 @@ def _from_s3(uri: str) -> ConfigText:
         return open_storage(prefix).read(key).decode()
 
     return ConfigText(run_bounded(read, S3_SECONDS, f"no answer from S3 for {S3_SECONDS} seconds: {uri}"))
+
+
+# The monitor and uploader, for jobs without a managed service that does both.
+
+_joined: list[Registration] = []
+
+
+def accompany(profile: Profile, config: Path | None = None) -> None:
+    """Register this process with the monitor of its node, and start the monitor if necessary, in a job of the agent backend.
+
+    Args:
+        profile: the profile.
+        config: its file, which may switch the sampling off while the job runs.
+    """
+    if _joined or multiprocessing.parent_process() is not None:
+        return  # the parent of a worker is registered already
+    if not is_agent_job(profile, os.environ, rooted(PROFILER_CONFIG)):
+        return
+    from sm_profiler.monitor.start import join  # not needed in jobs of the service
+
+    task = task_of(profile, job_name(os.environ), config=config)
+    try:
+        registration = join(task)
+    except Exception as error:  # the training and its hook continue regardless
+        pass_on(error)
+        logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
+        return
+    _joined.append(registration)
+    unnamed = task.root == str(rooted(DEFAULT_PROFILER_OUTPUT).absolute())  # no news if it was configured
+    if not task.destination and unnamed and registration.monitor is not None and not rooted(RESOURCE_CONFIG).exists():
+        logger.warning("sm-profiler: the configuration has no S3OutputPath: the profile stays in %s", task.root)
+    atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
+
+
+def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | None = None) -> Task:
+    """Return the task of this node's monitor for a profile."""
+    resources = read_resources()
+    return Task(
+        root=str(rooted(profile.local_path).absolute()),
+        node=resources.node,
+        interval_ms=profile.interval_ms if sample else 0,
+        destination=destination_of(profile.s3_output_path, job) if profile.s3_output_path else "",
+        kms_key_id=profile.kms_key_id or "",
+        first=resources.is_first_node,
+        interface=resources.interface,
+        job=os.environ.get(JOB_NAME_VARIABLE, ""),
+        config=str(config.absolute()) if config is not None else "",
+    )
+
+
+# The start of a hook that was off.
+
+SECONDS = 2.0  # between two looks at the file's time
+AGAIN_SECONDS = 0.05
+BUSY = (
+    "torch",
+    "keras",
+    "tensorflow",
+    "jax",
+    "flax",
+    "optax",
+    "importlib",
+)  # their tables must not change while they run
+_PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_kept: list[Any] = []  # the interpreter holds no reference to pending calls
+
+
+class Standby:
+    """Looks at a configuration file from a thread, and starts the hook on the main thread, outside of the frameworks.
+
+    Args:
+        source: the configuration, by which the hook is off.
+        start: installs the hook with a profile.
+    """
+
+    def __init__(self, source: ConfigText, start: Callable[[Profile, ConfigText], object]) -> None:
+        self._source = source
+        self._start = start
+        self._ended = threading.Event()
+        self._asked = threading.Event()
+        self._call = _PENDING(self._on_main_thread)
+        self._ready: tuple[Profile, ConfigText] | None = None
+
+    def begin(self) -> None:
+        """Start the thread."""
+        _kept.append(self._call)
+        threading.Thread(target=self._run, name="sm-profiler standby", daemon=True).start()
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(SECONDS):
+            self._ready = self.changed()
+            if self._ready is None:
+                continue
+            logger.warning("sm-profiler: the configuration changed: the hook starts, and counts steps from here on")
+            while not self._ended.wait(AGAIN_SECONDS):
+                self._asked.clear()
+                if ctypes.PyDLL(None).Py_AddPendingCall(self._call, None) == 0:
+                    self._asked.wait()
+
+    def changed(self) -> tuple[Profile, ConfigText] | None:
+        """Return the configuration if it has changed and the hook is on now."""
+        path = self._source.path
+        try:
+            if path is None or path.stat().st_mtime_ns == self._source.changed:
+                return None
+            self._source = read_config(path)
+            profile = load_profile(self._source.text)
+        except (OSError, ValueError):  # half a file; the next look reads it again
+            return None
+        return (profile, self._source) if profile.hook_on else None
+
+    def _on_main_thread(self, _: Any = None) -> int:
+        """Start the hook unless a framework runs, between two instructions of the main thread."""
+        try:
+            if self._ready is not None and not self._ended.is_set() and not in_framework():
+                self._ended.set()
+                self._start(*self._ready)
+        except Exception as error:  # no caller could handle it, and the training continues
+            logger.warning("sm-profiler: the hook is off: %s", error)
+        self._asked.set()
+        return 0
+
+
+def in_framework() -> bool:
+    """Return whether any thread of the script runs code of a framework."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return any(
+        str(frame.f_globals.get("__name__", "")).partition(".")[0] in BUSY
+        for ident in current_frames()
+        if not names.get(ident, "").startswith("sm-pro")
+        for frame in stack_of(ident)
+    )

@@ -16,8 +16,7 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from sm_profiler.hook.caller import cell_name, file_of, is_library
-from sm_profiler.hook.other_threads import Stack
+from sm_profiler.hook.frames import Stack, cell_name, file_of, is_library
 from sm_profiler.hook.secrets import masked
 
 Place: TypeAlias = tuple[str, int, str]  # file, line, function

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.formats.event_names import CALLBACK, LOG, SAVE
-from sm_profiler.hook.caller import definition, user_line
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats.recorded import AtLine, Callback, Log, Save, TimedCall
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import definition, user_line
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import Record
@@ -37,71 +37,62 @@ MAX_LONG = 200  # between two beats; more are summed up like the short ones
 
 
 class CallSum:
-    """Short calls of one function so far; what times them only adds, and each beat takes the difference."""
+    """Calls of one function; of short ones what times them only adds, and each beat takes the difference.
 
-    __slots__ = ("count", "seen_count", "seen_ns", "total_ns")
+    Attributes:
+        kind: what its calls are recorded as.
+        name: name of the records.
+        at: file, line and function that the records have; None if they are to be found at the next short call.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("at", "count", "kind", "name", "seen_count", "seen_ns", "total_ns")
+
+    def __init__(self, kind: type[AtLine], name: str, at: dict[str, Any] | None = None) -> None:
+        self.kind, self.name, self.at = kind, name, at
         self.count = self.seen_count = 0
         self.total_ns = self.seen_ns = 0
 
     def add(self, length_ns: int) -> None:
-        """Count a call."""
+        """Count a short call."""
         self.count += 1
         self.total_ns += length_ns
 
-    def take(self) -> tuple[int, int]:
-        """Return the calls and nanoseconds since the last time."""
-        count, total = self.count, self.total_ns
-        new = count - self.seen_count, total - self.seen_ns
-        self.seen_count, self.seen_ns = count, total
-        return new
-
-
-class Callback(CallSum):
-    """One function of the user's that a framework calls.
-
-    Attributes:
-        name: under which its calls are recorded.
-        args: its file, line and name; empty for a library's.
-    """
-
-    __slots__ = ("args", "name")
-
-    def __init__(self, name: str, code: CodeType | None) -> None:
-        super().__init__()
-        self.name = name
-        self.args: dict[str, Any] = {**definition(code)}
+    def take(self, now_ns: int = 0) -> Record | None:
+        """Return a record of the short calls since the last time; None without any."""
+        count, length_ns = self.count - self.seen_count, self.total_ns - self.seen_ns
+        self.seen_count, self.seen_ns = self.count, self.total_ns
+        if not count:
+            return None
+        return self.kind(calls=count, **(self.at or {})).span(self.name, now_ns - length_ns, now_ns)
 
 
 class CallbackTimes:
-    """Records the calls of callbacks."""
+    """Records the calls of callbacks: functions of the user's that a framework calls."""
 
     def __init__(self, append: Callable[[Record], None]) -> None:
         self._append = append
-        self._callbacks: list[Callback] = []
+        self._callbacks: list[CallSum] = []
         self._long = 0
 
-    def callback(self, name: str, code: CodeType | None) -> Callback:
+    def callback(self, name: str, code: CodeType | None) -> CallSum:
         """Return a callback whose calls are recorded from now on."""
-        self._callbacks.append(callback := Callback(name, code))
+        self._callbacks.append(callback := CallSum(Callback, name, definition(code)))
         return callback
 
-    def ended(self, callback: Callback, start_ns: int, end_ns: int, step: int) -> None:
+    def ended(self, callback: CallSum, start_ns: int, end_ns: int, step: int) -> None:
         """Record a call."""
         if end_ns - start_ns < LONG_NS or self._long >= MAX_LONG:
             callback.add(end_ns - start_ns)
         else:
             self._long += 1
-            self._append((CALLBACK, callback.name, start_ns, end_ns, step, {"calls": 1, **callback.args}))
+            self._append(Callback(calls=1, **(callback.at or {})).span(callback.name, start_ns, end_ns, step))
 
     def beat(self, now_ns: int) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
         self._long = 0
         for callback in list(self._callbacks):
-            count, total = callback.take()
-            if count:
-                self._append((CALLBACK, callback.name, now_ns - total, now_ns, -1, {"calls": count, **callback.args}))
+            if (record := callback.take(now_ns)) is not None:
+                self._append(record)
 
     def forget(self) -> None:
         """Discard the short calls so far."""
@@ -120,37 +111,37 @@ class Target:
     Attributes:
         module: module that defines them.
         names: their names there; `Class.method` for a method.
-        phase: phase under which their calls are recorded.
+        kind: what their calls are recorded as.
         path: position and keyword of the argument with the path, if there is such an argument.
     """
 
     module: str
     names: tuple[str, ...]
-    phase: str
+    kind: type[TimedCall]
     path: tuple[int, str] | None = None
 
 
 TARGETS = (
-    Target("torch", ("save",), SAVE, (1, "f")),
-    Target("torch.jit", ("save",), SAVE, (1, "f")),
-    Target("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), SAVE, (-1, "checkpoint_id")),
-    Target("safetensors.torch", ("save_file", "save_model"), SAVE, (1, "filename")),
-    Target("safetensors.numpy", ("save_file",), SAVE, (1, "filename")),
-    Target("numpy", ("save", "savez", "savez_compressed"), SAVE, (0, "file")),
-    Target("pickle", ("dump",), SAVE),
-    Target("json", ("dump",), SAVE),
-    Target("os", ("fsync", "fdatasync"), SAVE),
-    Target("joblib", ("dump",), SAVE, (1, "filename")),
-    Target("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
-    Target("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
-    Target("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model"), SAVE),
-    Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), SAVE, (1, "save_directory")),
-    Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), SAVE),
-    Target("keras.src.saving.saving_api", ("save_model", "save_weights"), SAVE, (1, "filepath")),
-    Target("tensorflow.python.checkpoint.checkpoint", ("Checkpoint.save", "Checkpoint.write"), SAVE, (1, "file_prefix")),
-    Target("tensorflow.python.checkpoint.checkpoint_management", ("CheckpointManager.save",), SAVE),
-    Target("builtins", ("print",), LOG),
-    Target("logging", ("Logger.handle",), LOG),
+    Target("torch", ("save",), Save, (1, "f")),
+    Target("torch.jit", ("save",), Save, (1, "f")),
+    Target("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), Save, (-1, "checkpoint_id")),
+    Target("safetensors.torch", ("save_file", "save_model"), Save, (1, "filename")),
+    Target("safetensors.numpy", ("save_file",), Save, (1, "filename")),
+    Target("numpy", ("save", "savez", "savez_compressed"), Save, (0, "file")),
+    Target("pickle", ("dump",), Save),
+    Target("json", ("dump",), Save),
+    Target("os", ("fsync", "fdatasync"), Save),
+    Target("joblib", ("dump",), Save, (1, "filename")),
+    Target("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",), Save, (1, "filepath")),
+    Target("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",), Save, (1, "filepath")),
+    Target("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model"), Save),
+    Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), Save, (1, "save_directory")),
+    Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), Save),
+    Target("keras.src.saving.saving_api", ("save_model", "save_weights"), Save, (1, "filepath")),
+    Target("tensorflow.python.checkpoint.checkpoint", ("Checkpoint.save", "Checkpoint.write"), Save, (1, "file_prefix")),
+    Target("tensorflow.python.checkpoint.checkpoint_management", ("CheckpointManager.save",), Save),
+    Target("builtins", ("print",), Log),
+    Target("logging", ("Logger.handle",), Log),
     *(
         Target(
             module,
@@ -161,31 +152,19 @@ TARGETS = (
                     "add_text", "add_embedding", "add_graph", "add_pr_curve", "add_mesh", "add_hparams", "flush",
                 )
             ),
-            LOG,
+            Log,
         )
         for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer")
     ),
-    Target("matplotlib.figure", ("Figure.savefig",), LOG),
-    Target("wandb.sdk.wandb_run", ("Run.log", "Run.log_artifact", "Run.save"), LOG),
+    Target("matplotlib.figure", ("Figure.savefig",), Log),
+    Target("wandb.sdk.wandb_run", ("Run.log", "Run.log_artifact", "Run.save"), Log),
     Target(
         "mlflow.tracking.fluent",
         ("log_metric", "log_metrics", "log_param", "log_params", "log_artifact", "log_artifacts", "log_image", "log_figure"),
-        LOG,
+        Log,
     ),
-    Target("comet_ml.experiment", ("BaseExperiment.log_metric", "BaseExperiment.log_metrics"), LOG),
+    Target("comet_ml.experiment", ("BaseExperiment.log_metric", "BaseExperiment.log_metrics"), Log),
 )  # fmt: skip
-
-
-class _Sum(CallSum):
-    """Short calls of one function."""
-
-    __slots__ = ("line", "name", "phase")
-
-    def __init__(self, phase: str, name: str) -> None:
-        super().__init__()
-        self.phase = phase
-        self.name = name
-        self.line: dict[str, Any] | None = None  # of the user's code; None: to be found at the next call
 
 
 class TimedCalls(Collector):
@@ -199,7 +178,7 @@ class TimedCalls(Collector):
         self._inside = False
         self._modules = 0  # that were loaded when the call began
         self._thread = session.adapter.training_thread()
-        self._sums: list[_Sum] = []
+        self._sums: list[CallSum] = []
         self._long = 0  # events since the last beat
         self._paths: list[str] = []  # of the calls inside the call that runs
         self._patches = Patches(functools.partial(session.guard.failed, self.name))
@@ -225,13 +204,13 @@ class TimedCalls(Collector):
                 if owner is not None:
                     title = name if module == "builtins" else f"{module.partition('.')[0]}.{name}"
                     self._patches.replace(
-                        owner, attribute, functools.partial(self._wrap, phase=target.phase, title=title, path=target.path)
+                        owner, attribute, functools.partial(self._wrap, kind=target.kind, title=title, path=target.path)
                     )  # fmt: skip
 
-    def _wrap(self, original: Any, *, phase: str, title: str, path: tuple[int, str] | None) -> Any:
+    def _wrap(self, original: Any, *, kind: type[TimedCall], title: str, path: tuple[int, str] | None) -> Any:
         session, tracker, clock, get_ident = self._session, self._session.tracker, self._clock, threading.get_ident
         aside = session.aside
-        short = _Sum(phase, title)
+        short = CallSum(kind, title)
         self._sums.append(short)
 
         @functools.wraps(original)
@@ -254,42 +233,36 @@ class TimedCalls(Collector):
                 aside.leave(length)
                 if length < LONG_NS:
                     short.add(length)
-                    if short.line is None:
-                        short.line = user_line()
+                    if short.at is None:
+                        short.at = user_line()
                 else:
-                    self._ended(short, start, length, _path(path, args, kwargs))
+                    session.run(self, self._ended, kind, short, start, length, _path(path, args, kwargs))
 
         timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
         return timed
 
-    def _ended(self, short: _Sum, start: int, length: int, paths: list[str]) -> None:
+    def _ended(self, kind: type[TimedCall], short: CallSum, start: int, length: int, paths: list[str]) -> None:
         """Record a long call on its own, unless there are too many of them."""
-        try:
-            self._long += 1
-            if self._long > MAX_LONG:
-                short.add(length)
-            else:
-                self._note(short.phase, short.name, start, start + length, paths + self._paths)
-            self._paths.clear()
-        except Exception as error:  # fail open
-            self._session.switch_off(self, error)
+        self._long += 1
+        if self._long > MAX_LONG:
+            short.add(length)
+        else:
+            self._note(kind, short.name, start, start + length, paths + self._paths)
+        self._paths.clear()
 
-    def _note(self, phase: str, title: str, start: int, end: int, paths: list[str]) -> None:
+    def _note(self, kind: type[TimedCall], title: str, start: int, end: int, paths: list[str]) -> None:
         session = self._session
         if not session.is_recording:
             return
-        args: dict[str, Any] = {"calls": 1, **user_line()}
-        imported = len(sys.modules) - self._modules
-        if imported >= MANY_MODULES:
-            args["imported"] = imported
-        record = (phase, title, start, end, session.tracker.train_number, args)
+        imported, step, line = len(sys.modules) - self._modules, session.tracker.train_number, user_line()
+        call = kind(calls=1, imported=imported if imported >= MANY_MODULES else None, **line)
         if not paths:
-            session.append(record)
+            session.append(call.span(title, start, end, step))
             return
 
         def measure() -> None:
-            args["path"], args["bytes"] = paths[0], sum(size_of(path) for path in dict.fromkeys(paths))
-            session.append(record)
+            size = sum(size_of(path) for path in dict.fromkeys(paths))
+            session.append(attrs.evolve(call, path=paths[0], bytes=size).span(title, start, end, step))
 
         session.later(measure)
 
@@ -304,11 +277,9 @@ class TimedCalls(Collector):
         self._long = 0
         now = self._clock()
         for short in self._sums:
-            count, total = short.take()
-            if count:
-                args = {"calls": count, **(short.line or {})}
-                short.line = None
-                self._session.append((short.phase, short.name, now - total, now, -1, args))
+            if (record := short.take(now)) is not None:
+                short.at = None
+                self._session.append(record)
 
     def close(self) -> None:
         """Record the last sums."""

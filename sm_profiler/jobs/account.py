@@ -68,7 +68,7 @@ def _timestamp(value: object) -> float:
 
 @attrs.frozen(eq=False)
 class Account:
-    """An account's training jobs in one region.
+    """An account's training jobs in one region; requests that fail are a SourceError.
 
     Attributes:
         sagemaker, s3: boto3 clients.
@@ -81,23 +81,12 @@ class Account:
 
     @classmethod
     def open(cls, region: str) -> Account:
-        """Open the account of the environment's credentials.
-
-        Raises:
-            SourceError: there is no region, or the clients cannot be created.
-        """
+        """Open the account of the environment's credentials."""
         client = create_client("sagemaker", region_name=region or None, attempts=ATTEMPTS)
         return cls(client, create_client("s3", region_name=region or None), client.meta.region_name)
 
     def jobs(self, since: float | None = None) -> Iterator[TrainingJob]:
-        """Yield the jobs, the newest first.
-
-        Args:
-            since: leave out jobs that were created before; seconds since the epoch.
-
-        Raises:
-            SourceError: they cannot be listed.
-        """
+        """Yield the jobs, the newest first."""
         request: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
         if since is not None:
             request["CreationTimeAfter"] = datetime.fromtimestamp(since, timezone.utc)
@@ -105,11 +94,7 @@ class Account:
         yield from map(TrainingJob.of, summaries)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the description of a job.
-
-        Raises:
-            SourceError: the request failed.
-        """
+        """Return the description of a job."""
         try:
             described = self.sagemaker.describe_training_job(TrainingJobName=name)
         except REQUEST_ERRORS as error:
@@ -117,11 +102,7 @@ class Account:
         return {key: value for key, value in described.items() if key != "ResponseMetadata"}
 
     def place(self, description: dict[str, Any], name: str) -> tuple[Storage, Place] | None:
-        """Return where a job's profile and report are; None if it has neither.
-
-        Raises:
-            SourceError: it cannot be listed.
-        """
+        """Return where a job's profile and report are; None if it has neither."""
         try:
             output = output_of(description, name)
         except SourceError:  # it is not profiled
@@ -131,11 +112,7 @@ class Account:
         return (storage, places[0]) if places else None
 
     def tags(self, arn: str) -> list[dict[str, str]]:
-        """Return the tags of a job.
-
-        Raises:
-            SourceError: a request failed.
-        """
+        """Return the tags of a job."""
         return list(self._items("list_tags", "Tags", MAX_TAGS, ResourceArn=arn))
 
     def _items(

@@ -86,6 +86,17 @@ def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Accoun
         raise not_a_folder(source)
 
 
+def is_remote(where: str) -> bool:
+    """Return whether a source is a URI, or in an account."""
+    return "://" in where or is_account(where)
+
+
+def local_folder(where: str) -> Path | None:
+    """Return the folder of a source on this machine; None for anything else."""
+    folder = Path(where)
+    return folder if "://" not in where and folder.is_dir() else None
+
+
 def is_job_name(text: str) -> bool:
     """Return whether a training job may have this name."""
     return _JOB_NAME.fullmatch(text) is not None

@@ -105,9 +105,6 @@ def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
     Args:
         storage: the folder or prefix.
         recent_only: list only the first files of a long profile and those of the last two hours, which show that it runs.
-
-    Raises:
-        SourceError: it cannot be listed.
     """
     profiles: dict[tuple[str, str], Place] = {}
     reports: list[FileInfo] = []

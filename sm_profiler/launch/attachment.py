@@ -31,6 +31,7 @@ from sm_profiler.launch.request import (
     require_accepted,
     require_managed_profiling,
     sdk_version,
+    snake_case,
 )
 from sm_profiler.printable import logger_for
 from sm_profiler.settings import AUTO
@@ -45,9 +46,6 @@ def attach_estimator(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: the service would reject the configuration.
     """
     others = [rule for rule in estimator.rules or [] if not is_kind(rule, ProfilerRule)]
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
@@ -123,11 +121,7 @@ def _check(config: Any, rules: Sequence[Any]) -> None:
 
 
 def _require_docker_in_local_mode(estimator: Any, backend: str) -> None:
-    """Refuse the SDK's local mode where it cannot profile.
-
-    Raises:
-        ConfigError: Docker is missing, or the managed service would have to profile a container on this machine.
-    """
+    """Refuse the SDK's local mode where it cannot profile."""
     if estimator.instance_type not in LOCAL_MODES:
         return
     if shutil.which("docker") is None:
@@ -157,24 +151,27 @@ def attach_model_trainer(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: the method that builds the request is missing, or returns something else than in the tested version.
     """
     kind = type(trainer)
     if not callable(getattr(trainer, METHOD, None)):
         raise _unknown(f"ModelTrainer has no {METHOD}")
-    add = _add_to_environment if backend == "agent" else _add_to_request
 
     def build(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        request = getattr(kind, METHOD)(self, *arguments, **keywords)
-        add(_Request(request), self, profiler_config, rules)
-        return request
+        parameters = getattr(kind, METHOD)(self, *arguments, **keywords)
+        if not isinstance(parameters, dict) or not {"output_data_config", "OutputDataConfig"} & parameters.keys():
+            raise _unknown(f"ModelTrainer.{METHOD} does not return a request")
+        request = _Request(parameters, in_snake_case="OutputDataConfig" not in parameters)
+        if backend == "agent":
+            request.set("Environment", request.environment_with(profiler_config))
+        else:
+            _add_to_request(request, self, profiler_config, rules)
+        return parameters
 
     # A subclass for this one instance, since a copy of the ModelTrainer would share a wrapped method and send the
     # original's requests.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: build}
-    object.__setattr__(trainer, "__class__", _new_class(kind, names))
+    metaclass: Any = type(kind)  # pydantic's
+    object.__setattr__(trainer, "__class__", metaclass(kind.__name__, (kind,), names))
 
     def restore() -> None:
         object.__setattr__(trainer, "__class__", kind)
@@ -187,31 +184,39 @@ def attach_model_trainer(
     return f"the configuration is passed in the {carrier} of every job that this ModelTrainer starts", undo
 
 
-def _new_class(kind: type, names: dict[str, Any]) -> type:
-    metaclass: Any = type(kind)  # pydantic's
-    subclass: type = metaclass(kind.__name__, (kind,), names)
-    return subclass
-
-
+@attrs.frozen
 class _Request:
-    """A request in one of two forms: snake_case with shapes, or boto3's."""
+    """A request in one of two forms: boto3's, or snake_case with shapes. What is not set, or not an object, is None."""
 
-    def __init__(self, request: Any) -> None:
-        if not isinstance(request, dict) or not {"output_data_config", "OutputDataConfig"} & request.keys():
-            raise _unknown(f"ModelTrainer.{METHOD} does not return a request")
-        self.request = request
-        self.pascal = "OutputDataConfig" in request
+    parameters: Any
+    in_snake_case: bool = False
 
-    def get(self, name: str, inner: str | None = None) -> Any:
-        """Return a parameter by its API name, or a member of it; None if it is not set."""
-        value = self.request.get(name if self.pascal else _SNAKE[name])
-        if inner is not None:
-            value = value.get(inner) if isinstance(value, dict) else getattr(value, _SNAKE[inner], None)
+    def _name(self, name: str) -> str:
+        return snake_case(name) if self.in_snake_case else name
+
+    def get(self, name: str, inner: str = "") -> Any:
+        """Return a parameter by its API name, or a member of it."""
+        value = self.parameters.get(self._name(name))
+        if inner:
+            value = value.get(inner) if isinstance(value, Mapping) else getattr(value, self._name(inner), None)
         return None if type(value).__name__ == "Unassigned" else value
 
     def set(self, name: str, value: Any) -> None:
         """Set a parameter by its API name."""
-        self.request[name if self.pascal else _SNAKE[name]] = value
+        self.parameters[self._name(name)] = value
+
+    def environment_with(self, profiler_config: Any, limit: int = MAX_VARIABLES) -> dict[str, Any]:
+        """Return the job's environment with the profiler's variables."""
+        checkpoints = self.get("CheckpointConfig", "LocalPath") or CHECKPOINTS
+        return agent_environment(
+            profiler_config,
+            self.get("Environment"),
+            s3_output_path=self.get("OutputDataConfig", "S3OutputPath"),
+            kms_key_id=self.get("OutputDataConfig", "KmsKeyId"),
+            network_isolation=self.get("EnableNetworkIsolation") is True,
+            checkpoint_path=checkpoints if self.get("CheckpointConfig") else None,
+            max_variables=limit,
+        )
 
 
 def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules: Sequence[Any]) -> None:
@@ -222,34 +227,7 @@ def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules
     )
     if "ProfilingParameters" in added["ProfilerConfig"]:
         request.set("Environment", {AUTO.name: "1", **(request.get("Environment") or {})})
-    request.request.update(added if request.pascal else request_to_shapes(added))
-
-
-def _add_to_environment(request: _Request, trainer: Any, profiler_config: Any, _rules: Sequence[Any]) -> None:
-    del trainer
-    checkpoints = request.get("CheckpointConfig")
-    environment = agent_environment(
-        profiler_config,
-        request.get("Environment"),
-        s3_output_path=request.get("OutputDataConfig", "S3OutputPath"),
-        kms_key_id=request.get("OutputDataConfig", "KmsKeyId"),
-        network_isolation=request.get("EnableNetworkIsolation") is True,
-        checkpoint_path=(request.get("CheckpointConfig", "LocalPath") or CHECKPOINTS) if checkpoints else None,
-    )
-    request.set("Environment", environment)
-
-
-_SNAKE = {
-    "OutputDataConfig": "output_data_config",
-    "S3OutputPath": "s3_output_path",
-    "KmsKeyId": "kms_key_id",
-    "CheckpointConfig": "checkpoint_config",
-    "LocalPath": "local_path",
-    "ResourceConfig": "resource_config",
-    "InstanceType": "instance_type",
-    "Environment": "environment",
-    "EnableNetworkIsolation": "enable_network_isolation",
-}
+    request.parameters.update(request_to_shapes(added) if request.in_snake_case else added)
 
 
 def _unknown(what: str) -> ConfigError:
@@ -273,9 +251,6 @@ def attach_client(
 
     Returns:
         A description, and functions that undo it.
-
-    Raises:
-        ConfigError: it is a client of another service.
     """
     service = client.meta.service_model.service_name
     if service != "sagemaker":
@@ -315,20 +290,12 @@ def _cached_by_sdk3(session: Any) -> list[Any]:
 
 
 def warn_of_tuning(client: Any) -> Callable[[], object]:
-    """Warn when a client of SageMaker creates a tuning job, whose trials the service backend cannot profile.
-
-    Returns:
-        A function that ends it.
-    """
+    """Warn when a client creates a tuning job, whose trials the service backend cannot profile; return what ends that."""
     return _on(_TUNING, lambda: [client.meta.events], _tuning_is_not_profiled, _TUNING_ID)
 
 
 def warn_of_tuning_in(session: Any) -> Callable[[], object]:
-    """Warn when a boto3 session creates a tuning job from a ModelTrainer, of which a tuner of SDK v3 reads the attributes only.
-
-    Returns:
-        A function that ends it.
-    """
+    """Warn when a session creates a tuning job from a ModelTrainer, of which a tuner of SDK v3 reads the attributes only."""
 
     def emitters() -> list[Any]:  # a client that is created later has the session's handlers, too
         return [session.events, *(client.meta.events for client in _cached_by_sdk3(session))]
@@ -391,15 +358,14 @@ class _Adder:
     def training(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:
         """Add the profiler's parameters to those of CreateTrainingJob."""
         if self.backend == "agent":
-            return {**params, "Environment": self._environment(params)}
-        output = _member(params, "OutputDataConfig", "S3OutputPath")
-        require_managed_profiling(self.region, _member(params, "ResourceConfig", "InstanceType"))
+            return {**params, "Environment": _Request(params).environment_with(self.profiler_config)}
+        request = _Request(params)
+        output = request.get("OutputDataConfig", "S3OutputPath")
+        require_managed_profiling(self.region, request.get("ResourceConfig", "InstanceType"))
         added = build_request(
             self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
         )
-        if _member(
-            params, "ProfilerConfig", "ProfilingParameters"
-        ):  # a bare ProfilerConfig is an SDK v2 Estimator's default
+        if request.get("ProfilerConfig", "ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
             logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached configuration")
         ours = added.get("ProfilerRuleConfigurations", [])
         names = [rule["RuleConfigurationName"] for rule in ours]
@@ -434,25 +400,8 @@ class _Adder:
     def _definition(self, definition: Any) -> Any:
         if not isinstance(definition, dict):
             return definition  # botocore reports it
-        return {**definition, "Environment": self._environment(definition, MAX_VARIABLES_TUNING)}
-
-    def _environment(self, params: dict[str, Any], limit: int = MAX_VARIABLES) -> dict[str, Any]:
-        checkpoints = _member(params, "CheckpointConfig", "LocalPath") or CHECKPOINTS
-        return agent_environment(
-            self.profiler_config,
-            params.get("Environment"),
-            s3_output_path=_member(params, "OutputDataConfig", "S3OutputPath"),
-            kms_key_id=_member(params, "OutputDataConfig", "KmsKeyId"),
-            network_isolation=params.get("EnableNetworkIsolation") is True,
-            checkpoint_path=checkpoints if params.get("CheckpointConfig") else None,
-            max_variables=limit,
-        )
-
-
-def _member(params: Mapping[str, Any], name: str, member: str) -> Any:
-    """Return a member of a parameter, or None if either is missing or the parameter is not an object."""
-    value = params.get(name)
-    return value.get(member) if isinstance(value, Mapping) else None
+        environment = _Request(definition).environment_with(self.profiler_config, MAX_VARIABLES_TUNING)
+        return {**definition, "Environment": environment}
 
 
 BACKENDS = ("service", "agent")

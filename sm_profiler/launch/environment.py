@@ -75,11 +75,7 @@ def agent_environment(  # one argument for each setting of a job
 
 
 def require_destination(config: Mapping[str, Any]) -> None:
-    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without a path.
-
-    Raises:
-        ConfigError: the profile would be lost.
-    """
+    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without a path."""
     path = config.get("S3OutputPath")
     if path is not None:
         require_uploadable(path)
@@ -94,11 +90,7 @@ def require_destination(config: Mapping[str, Any]) -> None:
 
 
 def require_uploadable(path: object) -> None:
-    """Check that the agent can upload to a path.
-
-    Raises:
-        ConfigError: it is not an S3 URI.
-    """
+    """Check that the agent can upload to a path."""
     if not is_pipeline_variable(path) and not (isinstance(path, str) and _S3_URI.match(path)):
         raise ConfigError(printable(f"S3OutputPath: {shown(path)} is not an S3 URI such as s3://bucket/prefix"))
 

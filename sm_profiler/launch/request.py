@@ -167,17 +167,7 @@ _NAMES = {
 
 
 def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: str | None) -> dict[str, Any]:
-    """Return a rule's entry in the request's `ProfilerRuleConfigurations`; the rule is not changed.
-
-    Args:
-        rule: a ProfilerRule of this package or of the SDK.
-        region: region of the job; needed for AWS's own image.
-        session: boto3 session for uploading a local rule source.
-        s3_output_path: S3 URI that a local rule source is uploaded to; the session's default bucket if it is None.
-
-    Raises:
-        ConfigError: the image cannot be resolved, or the source cannot be uploaded.
-    """
+    """Return a rule's entry in the request's `ProfilerRuleConfigurations`; the rule is not changed."""
     request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
     if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
         _resolve_image(request, region)
@@ -228,11 +218,7 @@ def _upload(source: str, name: str, session: Any, s3_output_path: str | None) ->
 
 
 def local_source(source: str, name: str) -> Path:
-    """Return the path of a local rule source.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Return the path of a local rule source."""
     path = Path(source.removeprefix("file://"))
     try:
         exists = path.is_file()
@@ -244,11 +230,7 @@ def local_source(source: str, name: str) -> Path:
 
 
 def check_class(path: Path, name: str) -> None:
-    """Check that a file can define a rule's class, without running it.
-
-    Raises:
-        ConfigError: it is not Python, or has no such name.
-    """
+    """Check that a file can define a rule's class, without running it."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -269,11 +251,7 @@ def source_uri(prefix: str, name: str, path: Path) -> str:
 
 
 def upload_source(path: Path, uri: str, name: str, client: Any) -> None:
-    """Upload a rule's source.
-
-    Raises:
-        ConfigError: that failed.
-    """
+    """Upload a rule's source."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     kms_key = KMS_KEY.read()
     encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
@@ -347,11 +325,7 @@ def build_request(
     session: Any = None,
     s3_output_path: str | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of `to_request`, which may lack an S3 path.
-
-    Raises:
-        ConfigError: the service would reject the request.
-    """
+    """Return the arguments of `to_request`, which may lack an S3 path."""
     session = getattr(session, "boto_session", session)
     region = (
         region
@@ -382,11 +356,7 @@ def warn_of_missing_path(request: Mapping[str, Any]) -> None:
 
 
 def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str, Any]:
-    """Return the API's `ProfilerConfig`, with the given path if the configuration has none.
-
-    Raises:
-        ConfigError: the argument is not a profiler configuration.
-    """
+    """Return the API's `ProfilerConfig`, with the given path if the configuration has none."""
     if profiler_config is None:
         profiler_config = ProfilerConfig()
     if isinstance(profiler_config, Mapping):
@@ -406,11 +376,7 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
 
 
 def checked_rules(rules: object) -> Sequence[Any]:
-    """Return rules as a sequence.
-
-    Raises:
-        ConfigError: they are something else than a list of ProfilerRule objects.
-    """
+    """Return rules as a sequence."""
     if hasattr(rules, "to_profiler_rule_config_dict"):
         raise ConfigError("rules must be a list of ProfilerRule objects, not one ProfilerRule: rules=[rule]")
     if rules is None:
@@ -424,11 +390,7 @@ def checked_rules(rules: object) -> Sequence[Any]:
 
 
 def require_managed_profiling(region: object, instance_type: object = None) -> None:
-    """Check that the managed service can profile in a region and on an instance type.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that the managed service can profile in a region and on an instance type."""
     if isinstance(region, str) and region.lower() in UNSUPPORTED_REGIONS:
         raise ConfigError(f"SageMaker has no managed profiling in {region}: use attach(…, backend='agent')")
     if isinstance(instance_type, str) and instance_type.startswith(("ml.trn", "ml_trn")):
@@ -436,11 +398,7 @@ def require_managed_profiling(region: object, instance_type: object = None) -> N
 
 
 def require_accepted(request: Mapping[str, Any]) -> None:
-    """Check the profiler's part of a request against the API's model and its further constraints.
-
-    Raises:
-        ConfigError: the service would reject it; the message lists all reasons in one line.
-    """
+    """Check the profiler's part of a request against the API's model and its further constraints."""
     config = request.get("ProfilerConfig") or {}
     interval = interval_problem(config.get("ProfilingIntervalInMilliseconds"))
     problems = [interval] if interval is not None else []
@@ -480,11 +438,7 @@ def to_shapes(
 
 
 def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profiler's part of a request as `profiler_config` and `profiler_rule_configurations`.
-
-    Raises:
-        ConfigError: SDK v3 is not installed or incompatible.
-    """
+    """Return the profiler's part of a request as `profiler_config` and `profiler_rule_configurations`."""
     try:
         shapes = import_module("sagemaker.core.shapes")
     except ModuleNotFoundError as error:
@@ -497,11 +451,11 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         # one object that both create (ProfilerConfig) and update (ProfilerConfigForUpdate) accept
         kind = type("ProfilerConfig", (shapes.ProfilerConfig, shapes.ProfilerConfigForUpdate), {"__module__": __name__})
-        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
+        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config))}
         rules = request.get("ProfilerRuleConfigurations")
         if rules:
             converted["profiler_rule_configurations"] = [
-                shapes.ProfilerRuleConfiguration(**_snake(rule, _RULE)) for rule in rules
+                shapes.ProfilerRuleConfiguration(**_snake(rule)) for rule in rules
             ]
     except (AttributeError, TypeError, ValueError) as error:
         line = " ".join(str(error).split())
@@ -521,22 +475,12 @@ def sdk_version() -> str:
         return "(unknown)"
 
 
-_CONFIG = {
-    "S3OutputPath": "s3_output_path",
-    "DisableProfiler": "disable_profiler",
-    "ProfilingIntervalInMilliseconds": "profiling_interval_in_milliseconds",
-    "ProfilingParameters": "profiling_parameters",
-}
-_RULE = {
-    "RuleConfigurationName": "rule_configuration_name",
-    "RuleEvaluatorImage": "rule_evaluator_image",
-    "InstanceType": "instance_type",
-    "VolumeSizeInGB": "volume_size_in_gb",
-    "LocalPath": "local_path",
-    "S3OutputPath": "s3_output_path",
-    "RuleParameters": "rule_parameters",
-}
+def snake_case(name: str) -> str:
+    """Return the name that SDK v3 has for a parameter of the API."""
+    from botocore import xform_name  # boto3 comes with the SDK
+
+    return str(xform_name(name))
 
 
-def _snake(request: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names[key]: value for key, value in request.items()}
+def _snake(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {snake_case(key): value for key, value in request.items()}

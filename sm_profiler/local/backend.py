@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import moto.iam.urls
 import moto.sagemaker.urls
@@ -44,19 +44,8 @@ CHECKED = (
 NEEDED = ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig")
 
 
-def refuse_invalid(operation: str, request: JsonDict) -> None:
-    """Refuse a request that violates the service model: types, required keys, lengths, patterns, enumerations.
-
-    Raises:
-        AWSValidationException: with all problems, phrased as the service does.
-    """
-    if operation not in CHECKED:
-        return
-    refuse(check_request(operation, request))
-
-
 def refuse(problems: list[str]) -> None:
-    """Raise the service's ValidationException if there are problems."""
+    """Refuse a request that has problems, phrased as the service does."""
     if problems:
         count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''} detected: "
         raise AWSValidationException(count + "; ".join(problems))
@@ -70,11 +59,7 @@ def check_profiler(config: JsonDict | None, rules: list[JsonDict], names: list[s
 
 
 def check_create_training(request: JsonDict) -> None:
-    """Refuse an invalid new training job.
-
-    Raises:
-        AWSValidationException: with all problems.
-    """
+    """Refuse an invalid new training job."""
     problems = [f"{name}: required by the local endpoint" for name in NEEDED if name not in request]
     problems += check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), [])
     for number, channel in enumerate(request.get("InputDataConfig", [])):
@@ -87,11 +72,7 @@ def check_create_training(request: JsonDict) -> None:
 
 
 def check_update_training(job: TrainingJobRecord, request: JsonDict) -> None:
-    """Refuse an invalid update.
-
-    Raises:
-        AWSValidationException: the job has ended, or the new configuration is invalid.
-    """
+    """Refuse an invalid update."""
     if job.status != "InProgress":
         raise AWSValidationException(f"Training job {job.name} cannot be updated: its status is {job.status}")
     config = {**(job.profiler_config or {}), **(request.get("ProfilerConfig") or {})}
@@ -168,6 +149,7 @@ class Jobs:
                 rule.join(CLOSE_S)
 
 
+Record = TypeVar("Record", bound=JobRecord)
 GONE = "Requested resource not found."
 
 
@@ -190,11 +172,7 @@ class LocalBackend(SageMakerModelBackend):
         return f"arn:{self.partition}:sagemaker:{self.region_name}:{self.account_id}:{kind}/{name}"
 
     def find(self, jobs: dict[str, Any], name: str) -> Any:
-        """Return a job by its name.
-
-        Raises:
-            AWSValidationException: there is no such job.
-        """
+        """Return a job by its name."""
         if name not in jobs:
             raise AWSValidationException(GONE)
         return jobs[name]
@@ -208,25 +186,24 @@ class LocalBackend(SageMakerModelBackend):
 
     def new_training_job(self, request: JsonDict, jobs: Jobs) -> TrainingJobRecord:
         """Record a checked request."""
-        name = request["TrainingJobName"]
-        if name in self.training_jobs:
-            raise ResourceInUseException("Training job names must be unique within an AWS account and region")
-        folder = jobs.folder_for("training", name)
-        job = TrainingJobRecord(request, self.arn("training-job", name), self.region_name, folder)
+        job = self._new_job("Training", TrainingJobRecord, self.training_jobs, request, jobs)
         if (config := request.get("ProfilerConfig")) is not None:
             job.configure_profiler(config)
-        job.rules = [self.rule_job(name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
-        self.training_jobs[name] = job
+        job.rules = [self.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
         return job
 
     def new_processing_job(self, request: JsonDict, jobs: Jobs) -> ProcessingJobRecord:
         """Record a checked request."""
-        name = request["ProcessingJobName"]
-        if name in self.processing_jobs:
-            raise ResourceInUseException("Processing job names must be unique within an AWS account and region")
-        folder = jobs.folder_for("processing", name)
-        job = ProcessingJobRecord(request, self.arn("processing-job", name), self.region_name, folder)
-        self.processing_jobs[name] = job
+        return self._new_job("Processing", ProcessingJobRecord, self.processing_jobs, request, jobs)
+
+    def _new_job(
+        self, kind: str, record: type[Record], known: dict[str, Record], request: JsonDict, jobs: Jobs
+    ) -> Record:
+        name, lower = request[f"{kind}JobName"], kind.lower()
+        if name in known:
+            raise ResourceInUseException(f"{kind} job names must be unique within an AWS account and region")
+        folder = jobs.folder_for(lower, name)
+        job = known[name] = record(request, self.arn(f"{lower}-job", name), self.region_name, folder)
         return job
 
 
@@ -248,11 +225,7 @@ class LocalSageMakerResponse(SageMakerResponse):
 
     @property
     def sagemaker_backend(self) -> LocalBackend:
-        """Backend of the caller's account and region.
-
-        Raises:
-            AWSValidationException: there is no such region.
-        """
+        """Backend of the caller's account and region."""
         try:
             found: LocalBackend = self.backends[self.current_account][self.region]
         except KeyError:
@@ -268,11 +241,7 @@ class LocalSageMakerResponse(SageMakerResponse):
         return without_nulls(found)
 
     def setup_class(self, *args: Any, **options: Any) -> None:
-        """Parse the request.
-
-        Raises:
-            MalformedRequestError: moto cannot parse it.
-        """
+        """Parse the request."""
         try:
             super().setup_class(*args, **options)
         except Exception as error:
@@ -284,7 +253,8 @@ class LocalSageMakerResponse(SageMakerResponse):
             action = self._get_action()
             if action in REFUSED:
                 raise AWSValidationException(REFUSED[action])
-            refuse_invalid(action, self.request_body)
+            if action in CHECKED:
+                refuse(check_request(action, self.request_body))
             return super().call_action()
         except (ValueError, RecursionError) as error:
             raise MalformedRequestError(f"the request cannot be read: {error}") from error
@@ -298,6 +268,11 @@ class LocalSageMakerResponse(SageMakerResponse):
         headers["status"] = str(status)
         return status, headers, body
 
+    def _training_job(self) -> TrainingJobRecord:
+        backend = self.sagemaker_backend
+        job: TrainingJobRecord = backend.find(backend.training_jobs, self._get_param("TrainingJobName"))
+        return job
+
     def create_training_job(self) -> ActionResult:
         """CreateTrainingJob: start a job."""
         request = self.request_body
@@ -308,22 +283,20 @@ class LocalSageMakerResponse(SageMakerResponse):
 
     def describe_training_job(self) -> ActionResult:
         """DescribeTrainingJob."""
-        backend = self.sagemaker_backend
-        job = backend.find(backend.training_jobs, self._get_param("TrainingJobName"))
-        return ActionResult(job.describe())
+        return ActionResult(self._training_job().describe())
 
     def stop_training_job(self) -> ActionResult:
         """StopTrainingJob."""
-        backend = self.sagemaker_backend
-        self._stop(backend.find(backend.training_jobs, self._get_param("TrainingJobName")))
+        self._stop(self._training_job())
         return EmptyResult()
 
     def update_training_job(self) -> ActionResult:
         """UpdateTrainingJob: change the profiler of a running job."""
-        backend, request = self.sagemaker_backend, self.request_body
-        job = backend.find(backend.training_jobs, request["TrainingJobName"])
+        request, job = self.request_body, self._training_job()
         check_update_training(job, request)
-        new = [backend.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
+        new = [
+            self.sagemaker_backend.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())
+        ]
         self.jobs.update_training(job, request.get("ProfilerConfig"), new)
         return ActionResult({"TrainingJobArn": job.arn})
 

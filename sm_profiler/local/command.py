@@ -56,9 +56,6 @@ def create_overlay(folder: Path, python: str | None = None) -> Path:
     Args:
         folder: where.
         python: the interpreter with the packages; by default that of `SM_PROFILER_LOCAL_PYTHON`, or the endpoint's.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: that interpreter does not run.
     """
     python = python or LOCAL_PYTHON.read()
     if python:
@@ -82,12 +79,7 @@ def create_overlay(folder: Path, python: str | None = None) -> Path:
 
 
 def copy_commands(source: Path, target: Path) -> None:
-    """Copy the commands of Python packages (torchrun, accelerate, pip …) so that they run with the target's python.
-
-    Args:
-        source: the folder of the commands.
-        target: folder of another python, whose own files are kept.
-    """
+    """Copy the commands of Python packages (torchrun, accelerate, pip …) so that they run with the target's python."""
     shebang = re.compile(re.escape(os.fsencode(source)) + rb"/python[0-9.]*")
     python = os.fsencode(target / "python")
     with contextlib.suppress(OSError):
@@ -104,11 +96,15 @@ def copy_commands(source: Path, target: Path) -> None:
                     (target / entry.name).chmod(0o755)
 
 
+def pip_settings() -> dict[str, str]:
+    """Return the user's mirrors and proxies, for a pip that asks nothing."""
+    found = {name: value for name, value in os.environ.items() if name.upper().startswith(PIP_VARIABLES)}
+    return {**found, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
 def pip_environment(job: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a job's pip run: with the user's mirrors and proxies, and without the hook."""
-    own = {name: value for name, value in os.environ.items() if name.upper().startswith(PIP_VARIABLES)}
-    rest = {name: value for name, value in job.items() if not name.startswith("SM_PROFILER")}
-    return {**rest, **own, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    """Return the variables of a job's pip run: with the user's settings, and without the hook."""
+    return {**{name: value for name, value in job.items() if not name.startswith("SM_PROFILER")}, **pip_settings()}
 
 
 def install_command(python: Path, installs: Sequence[str]) -> list[str]:
@@ -125,27 +121,12 @@ def toolkit_python(environment: Mapping[str, str] = os.environ) -> str | None:
     return python
 
 
-def toolkit_command(python: Path, host: Host) -> list[str]:
-    """Return the command in place of the container's `train`."""
-    return [str(python), "-m", "sm_profiler.local.toolkit_start", str(host.port), *host.hosts]
-
-
 def start_environment(host: Host, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the toolkit's own process, which sets those of the script.
-
-    Args:
-        host: the machine.
-        found: the variables of any process of the job.
-    """
-    # pip runs inside: with the user's mirrors and proxies, but in the job's home folder
-    homes = {"HOME", "XDG_CONFIG_HOME"}
-    pip = {
-        name: value
-        for name, value in os.environ.items()
-        if name.upper().startswith(PIP_VARIABLES) and name not in homes
-    }
+    """Return the variables of the toolkit's own process, which sets those of the script."""
+    # pip runs inside, in the job's home folder
+    pip = {name: value for name, value in pip_settings().items() if name not in {"HOME", "XDG_CONFIG_HOME"}}
     own = {name: value for name, value in found.items() if name != "PYTHONPATH"}
-    return {**pip, **own, BASE_FOLDER: str(host.ml), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    return {**pip, **own, BASE_FOLDER: str(host.ml)}
 
 
 DRIVERS = "sm_drivers"  # channel with the scripts by which SDK v3 starts the user's script
@@ -170,11 +151,7 @@ class Program:
 
 
 def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
-    """Download the input channels and return one log line for each.
-
-    Raises:
-        ProfilerError: a channel is empty, or of a kind that the local endpoint does not support.
-    """
+    """Download the input channels and return one log line for each."""
     lines = []
     for channel in request.get("InputDataConfig", ()):
         name = channel["ChannelName"]
@@ -205,18 +182,8 @@ def rewrite_drivers(folder: Path, host: Host) -> None:
             path.write_text(re.sub(r"(?m)^SM_MASTER_PORT = \d+$", f"SM_MASTER_PORT = {host.port}", text), "utf-8")
 
 
-def program_of(  # what a command depends on
-    s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False
-) -> Program:
+def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False) -> Program:
     """Return the command of a job; downloads the source code that hyperparameters name.
-
-    Args:
-        s3: a client.
-        host: the machine.
-        request: as the client sent it.
-        python: the job's python.
-        gpus: number of GPUs of the machine.
-        toolkit: let AWS's training toolkit download and start the code.
 
     Raises:
         ProfilerError: the request names nothing that runs without a container, or a script outside the source code.
@@ -234,8 +201,9 @@ def program_of(  # what a command depends on
             " scripts (sagemaker_submit_directory and sagemaker_program, which an Estimator with entry_point sends)"
             " and jobs with a ContainerEntrypoint"
         )
-    if toolkit:
-        return Program(toolkit_command(python, host), host.ml, by_toolkit=True)
+    if toolkit:  # in place of the container's `train`
+        command = [str(python), "-m", "sm_profiler.local.toolkit_start", str(host.port), *host.hosts]
+        return Program(command, host.ml, by_toolkit=True)
     code = host.path(CODE)
     unpack(_source_archive(s3, host, directory), code)
     if not _is_file_below(code, script):
@@ -274,11 +242,7 @@ def _is_file_below(folder: Path, name: str) -> bool:
 
 
 def launcher(host: Host, hyperparameters: JsonDict, python: Path, gpus: int) -> list[str]:
-    """Return the words before the script: python, or torchrun if the request enables it.
-
-    Raises:
-        ProfilerError: the request enables MPI.
-    """
+    """Return the words before the script: python, or torchrun if the request enables it."""
     if decode(hyperparameters.get("sagemaker_mpi_enabled", "false")):
         raise ProfilerError(
             "MPI needs AWS's training toolkit: start the endpoint with SM_PROFILER_LOCAL_TOOLKIT, the python of an"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -13,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
@@ -20,6 +21,8 @@ from sm_profiler.formatting import plural
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.services import download, s3_keys
+from sm_profiler.render.gain_text import factors
+from sm_profiler.report.report_json import ReportJson
 from sm_profiler.settings import LOCAL_PYTHON
 
 if TYPE_CHECKING:
@@ -37,34 +40,17 @@ QUIET_S = 5.0  # seconds without output of the SDK before a progress line
 MAX_RULE_WAIT_S = 600.0
 
 
-def scripts_folder() -> Path:
-    """Return the folder of train.py and launch.py, in the repository or the installed package.
-
-    Raises:
-        ProfilerError: neither has them.
-    """
+def launch_script(framework: str = "pytorch") -> Path:
+    """Return the demo's launch script, in the repository or the installed package."""
     package = Path(sm_profiler.__file__).parent
     for folder in (package / "local" / "demo", package.parent / "examples" / "demo"):
-        if (folder / "launch.py").is_file():
-            return folder
+        if (folder / LAUNCHES[framework]).is_file():
+            return folder / LAUNCHES[framework]
     raise ProfilerError("this installation has no demo scripts; they are in examples/demo of the sources")
 
 
-def launch_of(framework: str) -> Path:
-    """Return the launch script for a framework.
-
-    Raises:
-        ProfilerError: this installation has none.
-    """
-    return scripts_folder() / LAUNCHES[framework]
-
-
 def check_packages(framework: str = "pytorch") -> None:
-    """Check that the demo's packages are installed; the jobs may use another interpreter.
-
-    Raises:
-        ProfilerError: names the first package to install.
-    """
+    """Check that the demo's packages are installed; the jobs may use another interpreter."""
     needed = NEEDED if LOCAL_PYTHON.read() else NEEDED | FRAMEWORKS[framework]
     for module, requirement in needed.items():
         if find_spec(module) is None:
@@ -80,22 +66,18 @@ class Demo:
         local: the running endpoint.
         out: folder for a copy of the report.
         show: receives each line for the user.
-        launch: the launch script; examples/demo/launch.py by default.
+        launch: the launch script; default: PyTorch's.
     """
 
     def __init__(self, local: EndpointBase, out: Path, show: Callable[[str], None], launch: Path | None = None) -> None:
         self.local, self.out, self.show = local, out, show
-        self.launch = launch or scripts_folder() / "launch.py"
+        self.launch = launch or launch_script()
         self._last_output = time.monotonic()
         self._sagemaker = local.client("sagemaker")
         self._s3 = local.client("s3")
 
-    def run(self) -> dict[str, Any]:
-        """Run the demo and return the content of report.json.
-
-        Raises:
-            ProfilerError: the launch, the training or the rule job failed.
-        """
+    def run(self) -> ReportJson:
+        """Run the demo and return its report."""
         self.show(f"[1/4] endpoint: SageMaker and S3 at {self.local.url}, on this machine only")
         self.show(f"[2/4] launch: python {_short(self.launch)} (the unchanged SageMaker SDK v2; trains for about 40 s)")
         self._launch()
@@ -178,45 +160,39 @@ class Demo:
         rule = job["ProfilerRuleConfigurations"][0]["RuleConfigurationName"]
         return f"{base}/{job['TrainingJobName']}/rule-output/{rule}/profiler-output"
 
-    def _fetch_report(self) -> dict[str, Any]:
+    def _fetch_report(self) -> ReportJson:
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (PROFILE, "profiler-reports"):  # left by an earlier demo; other files are overwritten
             shutil.rmtree(self.out / name, ignore_errors=True)
         download(self._s3, self.report_uri + "/", self.out)
         download(self._s3, self.report_uri.partition("/rule-output/")[0] + f"/{PROFILE}/", self.out / PROFILE)
         try:
-            found: dict[str, Any] = json.loads((self.out / "report.json").read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            return msgspec.json.decode((self.out / "report.json").read_bytes(), type=ReportJson)
+        except (OSError, msgspec.MsgspecError) as error:
             raise ProfilerError(f"the rule job left no report.json under {self.report_uri}") from error
-        return found
 
-    def summary(self, report: dict[str, Any]) -> list[str]:
+    def summary(self, report: ReportJson) -> list[str]:
         """Return the closing lines: the job, the verdict with its line of code and gain, the cost of profiling, the report's location."""
-        job = self._job()
+        job, verdict = self._job(), report.verdict
         metrics = {entry["MetricName"]: entry["Value"] for entry in job.get("FinalMetricDataList", ())}
         loss = f", last loss {metrics['loss']:.3f}" if "loss" in metrics else ""
-        verdict = report["verdict"]
         lines = [
             f"job      {job['TrainingJobName']}: {job['TrainingTimeInSeconds']} s of training{loss}",
-            f"verdict  {verdict['class']}: {verdict['headline']}",
+            f"verdict  {verdict.kind.value}: {verdict.headline}",
         ]
-        for place in verdict.get("where", ())[:1]:
-            source = f": {place['source']}" if place.get("source") else ""
-            lines.append(f"where    {place['file']}:{place['line']} in {place['function']}{source}")
-        if gain := verdict.get("gain"):
-            from sm_profiler.diagnosis.model import Interval
-            from sm_profiler.render.gain_text import factors  # imports numpy
-
-            faster = factors(Interval(**gain["speedup"]))
-            lines.append(f"gain     after the repair, the loop runs {faster} times as fast")
-        if "next_step" in verdict:
-            lines.append(f"next     {verdict['next_step']}")
+        for place in verdict.where[:1]:
+            source = f": {place.source}" if place.source else ""
+            lines.append(f"where    {place.file}:{place.line} in {place.function}{source}")
+        if verdict.gain:
+            lines.append(f"gain     after the repair, the loop runs {factors(verdict.gain.speedup)} times as fast")
+        if verdict.next_step:
+            lines.append(f"next     {verdict.next_step}")
         command = Path(sys.executable).with_name("sm-profiler")
-        fired = [name for name, rule in report.get("rules", {}).items() if rule.get("RuleTriggered")]
+        fired = [name for name, rule in report.rules.items() if rule["RuleTriggered"]]
         return [
             *lines,
-            f"rules    {len(report.get('rules', {}))} evaluated, fired: {', '.join(fired) or 'none'}",
-            f"cost     profiling: {report.get('profiling_cost', 'not recorded')}",
+            f"rules    {len(report.rules)} evaluated, fired: {', '.join(fired) or 'none'}",
+            f"cost     profiling: {report.profiling_cost}",
             f"report   {self.report_uri}/profiler-report.html",
             f"         copied to {_short(self.out / 'profiler-report.html')}, profile to {_short(self.out / PROFILE)}",
             f"live     in the browser, also while a job runs: {_short(command)} serve {_short(self.out)}",

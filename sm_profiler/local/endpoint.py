@@ -29,6 +29,7 @@ ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
 ENVIRONMENT_PATH = "/_sm_profiler/environment"
 INTERRUPT_PATH = "/_sm_profiler/interrupt/"  # and the name of a training job
 MAX_ENVIRONMENT = 65_536  # bytes
+ANSWER_S = 10.0
 
 
 class EndpointBase(ABC):
@@ -39,11 +40,7 @@ class EndpointBase(ABC):
 
     @property
     def services(self) -> Services:
-        """Address and clients.
-
-        Raises:
-            ProfilerError: the endpoint is not running.
-        """
+        """Address and clients."""
         if self._services is None:
             raise ProfilerError("the local endpoint is not running: call start(), or use it in a with statement")
         return self._services
@@ -182,38 +179,34 @@ def environment_at(port: int) -> dict[str, str] | None:
     """
     if not is_own_listener(port):
         return None
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
     try:
-        connection.request("GET", ENVIRONMENT_PATH)
-        answer = connection.getresponse()
-        found = json.loads(answer.read(MAX_ENVIRONMENT)) if answer.status == HTTPStatus.OK else None
-    except (OSError, ValueError, http.client.HTTPException):
+        status, body = _ask(port, "GET", ENVIRONMENT_PATH)
+        found = json.loads(body) if status == HTTPStatus.OK else None
+    except (ProfilerError, ValueError):
         return None
-    finally:
-        connection.close()
     if not isinstance(found, dict) or found.get("AWS_ENDPOINT_URL") != f"http://{ADDRESS}:{port}":
         return None
     return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
 
 
 def interrupt_at(port: int, name: str) -> None:
-    """Interrupt a training job of the endpoint that serves this port.
-
-    Raises:
-        ProfilerError: there is no endpoint of this user, or no such job runs there.
-    """
+    """Interrupt a training job of the endpoint that serves this port."""
     if not is_own_listener(port):
         raise ProfilerError(f"no endpoint of yours serves port {port}")
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
+    if _ask(port, "POST", INTERRUPT_PATH + quote(name, safe=""))[0] != HTTPStatus.OK:
+        raise ProfilerError(f"no training job {name} is running")
+
+
+def _ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=ANSWER_S)
     try:
-        connection.request("POST", INTERRUPT_PATH + quote(name, safe=""), headers={"Content-Length": "0"})
-        status = connection.getresponse().status
+        connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read(MAX_ENVIRONMENT)
     except (OSError, http.client.HTTPException) as error:
         raise ProfilerError(f"the endpoint on port {port} does not answer: {error}") from error
     finally:
         connection.close()
-    if status != HTTPStatus.OK:
-        raise ProfilerError(f"no training job {name} is running")
 
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))

@@ -12,33 +12,27 @@ from typing import Any
 import attrs
 
 from sm_profiler import container
+from sm_profiler.errors import ProfilerError
 from sm_profiler.local.records import JsonDict
 from sm_profiler.settings import ROOT
 
 FOLDERS = (
-    container.INPUT_CONFIG,
-    container.INPUT_DATA,
-    container.MODEL,
-    container.CODE,
-    container.OUTPUT_DATA,
-    container.OUTPUT_INTERMEDIATE,
-    container.CHECKPOINTS,
-)
+    container.INPUT_CONFIG, container.INPUT_DATA, container.MODEL, container.CODE, container.OUTPUT_DATA,
+    container.OUTPUT_INTERMEDIATE, container.CHECKPOINTS,
+)  # fmt: skip
 # Hyperparameters that the toolkit keeps for itself, and those by which the SDK requests a distribution.
-SAGEMAKER_HYPERPARAMETERS = frozenset(
-    {
-        *(f"sagemaker_{name}" for name in ("program", "submit_directory", "enable_cloudwatch_metrics", "region")),
-        *("sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output"),
-        *("default_user_module_name", "_tuning_objective_metric"),
-    }
-)
+SAGEMAKER_HYPERPARAMETERS = frozenset((
+    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region",
+    "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output", "default_user_module_name",
+    "_tuning_objective_metric",
+))  # fmt: skip
 DISTRIBUTIONS = tuple(
     f"sagemaker_{name}_enabled"
     for name in (
-        *("mpi", "parameter_server", "distributed_dataparallel", "pytorch_ddp", "torch_distributed"),
-        *("pytorch_xla_multi_worker", "multi_worker_mirrored_strategy"),
+        "mpi", "parameter_server", "distributed_dataparallel", "pytorch_ddp", "torch_distributed",
+        "pytorch_xla_multi_worker", "multi_worker_mirrored_strategy",
     )
-)
+)  # fmt: skip
 SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 MAX_HOSTS = 8  # of a job; each is a process on this machine
 # Inherited from the endpoint's environment: variables that make this machine's GPUs and libraries usable.
@@ -181,13 +175,7 @@ def machine_environment() -> dict[str, str]:
 
 
 def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of every process of a job; the endpoint's own are not inherited.
-
-    Args:
-        host: the machine.
-        python: the job's python.
-        client: endpoint address, region and credentials.
-    """
+    """Return the variables of every process of a job; the endpoint's own are not inherited."""
     return {
         "LANG": "C.UTF-8",
         **machine_environment(),
@@ -319,6 +307,8 @@ def user_hyperparameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 
 def host_names(count: int) -> Sequence[str]:
     """Return the names of `count` hosts: algo-1, algo-2 and so on."""
+    if count > MAX_HOSTS:
+        raise ProfilerError(f"{count} instances requested; the local endpoint runs at most {MAX_HOSTS}")
     return [f"algo-{number + 1}" for number in range(count)]
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import queue
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any
 
-from sm_profiler.processes import start_module
+from sm_profiler.processes import Helper, receive_message, send_message
 
 TRAINING_GROUP, PROCESSING_GROUP = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
 FLUSH_S = 0.5
@@ -113,20 +113,16 @@ class MetricMatcher:
         self._definitions = definitions
         self._on_value, self._on_problem = on_value, on_problem
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_QUEUED)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
         self.skipped = 0  # lines that were not searched
+        self._helper: Helper | None = None
         if definitions:
-            expressions = json.dumps([entry["Regex"] for entry in definitions])
-            self._process = start_module(
-                __name__, [expressions], stdin=subprocess.PIPE, stdout=subprocess.PIPE, new_session=True
-            )
-            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._helper = Helper(__name__, [json.dumps([entry["Regex"] for entry in definitions])])
+            self._thread = threading.Thread(target=self._run, args=(self._helper,), daemon=True)
             self._thread.start()
 
     def search(self, line: str) -> None:
         """Queue a line; never blocks."""
-        if self._process is None:
+        if self._helper is None:
             return
         try:
             self._lines.put_nowait(line)
@@ -135,46 +131,38 @@ class MetricMatcher:
 
     def close(self) -> None:
         """Search the queued lines for a few seconds at most, then stop."""
-        if self._process is None or self._thread is None:
+        if self._helper is None:
             return
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(_END)
         self._thread.join(CLOSE_S)
-        self._process.kill()
+        self._helper.process.kill()
         self._thread.join()
-        self._process.wait()
-        self.skipped += sum(1 for line in _drain(self._lines) if line is not _END)
+        self._helper.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.skipped += self._lines.get_nowait() is not _END
         if self.skipped:
             self._on_problem(f"MetricDefinitions: {self.skipped} lines were not searched")
 
-    def _run(self) -> None:
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:  # for the type checker
-            return
+    def _run(self, helper: Helper) -> None:
         try:
-            with process.stdin, process.stdout:
-                while (line := self._lines.get()) is not _END:
-                    self._search(process.stdin, process.stdout, line)
-        except (OSError, ValueError):  # the matching process ended: killed by close, or by the system
+            while (line := self._lines.get()) is not _END:
+                self._search(helper, line)
+        except (OSError, EOFError):  # the matching process ended: killed by close, or by the system
             self.skipped += 1
 
-    def _search(self, stdin: IO[bytes], stdout: IO[bytes], line: str) -> None:
-        stdin.write(json.dumps(line).encode() + b"\n")
-        stdin.flush()
-        if not select.select([stdout], [], [], ANSWER_S)[0]:
+    def _search(self, helper: Helper, line: str) -> None:
+        send_message(helper.requests, line.encode("utf-8", "surrogatepass"))
+        helper.requests.flush()
+        if not select.select([helper.answers], [], [], ANSWER_S)[0]:
             raise TimeoutError
-        for number, value in json.loads(stdout.readline()):
+        for number, value in json.loads(receive_message(helper.answers)):
             name = self._definitions[number]["Name"]
             if value is None:
                 self._on_problem(f"MetricDefinitions: the Regex of {name} took over {MATCH_S} s on one line; given up")
             else:
                 self._on_value(name, value)
-
-
-def _drain(lines: queue.Queue[str | None]) -> Iterator[str | None]:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            yield lines.get_nowait()
 
 
 def expression_problem(expression: str) -> str:
@@ -206,12 +194,12 @@ def _values(expression: re.Pattern[str], text: str) -> list[float | None]:
     return [value] if math.isfinite(value) else []
 
 
-def serve(expressions: list[str]) -> None:
-    """Answer each line of JSON on standard input with [number, value] pairs; value None: this expression is given up."""
+def serve(requests: IO[bytes], answers: IO[bytes], expressions: list[str]) -> None:
+    """Answer each line with JSON: [number, value] pairs; value null: this expression is given up."""
     signal.signal(signal.SIGVTALRM, _time_out)
     active = {number: re.compile(expression) for number, expression in enumerate(expressions)}
-    for line in sys.stdin:
-        text = json.loads(line)
+    while True:
+        text = receive_message(requests).decode("utf-8", "surrogatepass")
         found: list[tuple[int, float | None]] = []
         for number, expression in active.items():
             with contextlib.suppress(ValueError, IndexError, TypeError):  # no group, or its text is not a number
@@ -219,9 +207,14 @@ def serve(expressions: list[str]) -> None:
         for number, value in found:
             if value is None:
                 del active[number]
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        send_message(answers, json.dumps(found).encode())
+        answers.flush()
 
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]))
+    with (
+        contextlib.suppress(EOFError),
+        os.fdopen(int(sys.argv[1]), "rb") as lines,
+        os.fdopen(int(sys.argv[2]), "wb") as out,
+    ):
+        serve(lines, out, json.loads(sys.argv[3]))

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from sm_profiler.container import (
-    DEFAULT_NODE,
     EXIT_MESSAGE,
     JOB_NAME_VARIABLE,
     PROCESSING_CONFIG,
@@ -27,9 +26,9 @@ from sm_profiler.container import (
 )
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import create_overlay
-from sm_profiler.local.host import MAX_HOSTS, free_port, host_names
+from sm_profiler.local.host import free_port, host_names
 from sm_profiler.local.output import PROCESSING_GROUP, LogStream
-from sm_profiler.local.process import JobProcess, describe_exit
+from sm_profiler.local.process import GRACE_S, JobProcess, describe_exit
 from sm_profiler.local.records import (
     FINAL_RULE_STATUSES,
     MAX_REASON,
@@ -47,7 +46,6 @@ from sm_profiler.settings import ROOT, SCHEDULER
 
 POLL_S = 0.5
 RULE_GRACE_S = 5.0
-RULE_POLL_S = 1.0
 LAST_UPLOAD_S = 30.0  # for which uploads of a rule's last files are tried again
 RULE_IMAGE = re.compile(r"(sagemaker-debugger-rules|sm-profiler)")
 RULE_COMMAND = [sys.executable, "-m", "sm_profiler", "rules", "run"]
@@ -79,6 +77,17 @@ class ProcessingHost:
             with contextlib.suppress(Exception):  # retried in the next round
                 uploader.upload_new()
 
+    def write_json(self, path: str, content: Any) -> None:
+        """Write a file at a path of the container."""
+        target = relocated(path, self.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(content), "utf-8")
+
+    @property
+    def stopped(self) -> bool:
+        """True once the end of the process was requested."""
+        return self.process is not None and self.process.stopped
+
     def stop(self) -> None:
         """Request the end of the process."""
         if self.process is not None:
@@ -96,10 +105,13 @@ class ProcessingHost:
 class ProcessingRun(threading.Thread):
     """Life of a processing job."""
 
+    grace_s = GRACE_S
+
     def __init__(self, services: Services, job: ProcessingJobRecord) -> None:
         super().__init__(name=f"processing {job.name}", daemon=True)
         self.services, self.job = services, job
         self.hosts: list[ProcessingHost] = []
+        self.deadline = float("inf")  # by the monotonic clock
 
     def close(self) -> None:
         """Stop the job because the endpoint ends."""
@@ -109,13 +121,15 @@ class ProcessingRun(threading.Thread):
 
     def run(self) -> None:
         """Run the job to a final status."""
-        status, reason = "Completed", ""
         try:
             status, reason = self._process()
         except ProfilerError as error:
             status, reason = "Failed", f"ClientError: {error}"
         except Exception as error:  # clients wait for a final status
             status, reason = "Failed", f"InternalServerError: the local endpoint failed: {error!r}"
+        self._end(status, reason)
+
+    def _end(self, status: str, reason: str) -> None:
         with self.job.lock:
             self.job.failure = reason[:MAX_REASON]
             self.job.end_time = self.job.last_modified_time = now()
@@ -134,8 +148,8 @@ class ProcessingRun(threading.Thread):
             python = Path(sys.executable) if self.is_rule else create_overlay(job.folder / "env")
             scheduler = f"127.0.0.1:{free_port()}" if len(self.hosts) > 1 else ""
             for host, words in zip(self.hosts, command, strict=True):
-                environment = self._environment(host, python, scheduler)
-                host.process = JobProcess(words, environment, host.root, host.log.write)
+                environment = self.environment(host, python, scheduler)
+                host.process = JobProcess(words, environment, host.root, host.log.write, self.grace_s)
             failed = self._wait()
         finally:
             for host in self.hosts:
@@ -145,22 +159,23 @@ class ProcessingRun(threading.Thread):
             return "Stopped", ""
         if failed is not None:
             where = f"{failed.name}: " if len(self.hosts) > 1 else ""
-            return (
-                "Failed",
-                f"AlgorithmError: {where}{describe_exit(failed.code or 0)}: {' '.join(failed.log.tail[-3:])}",
-            )
-        if any(host.process is not None and host.process.stopped for host in self.hosts):
+            reason = f"{where}{describe_exit(failed.code or 0)}: {' '.join(failed.log.tail[-3:])}"
+            return "Failed", f"AlgorithmError: {reason}"
+        if any(host.stopped for host in self.hosts):
             return "Stopped", "MaxRuntimeExceeded"
         return "Completed", ""
 
+    def _limit_s(self) -> float:
+        limit: float = self.job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
+        return limit
+
     def _wait(self) -> ProcessingHost | None:
         """Wait until all hosts have ended; return the first that failed, which ends the others as in the service."""
-        limit = self.job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
-        end = time.monotonic() + limit
+        self.deadline = min(self.deadline, time.monotonic() + self._limit_s())
         failed: ProcessingHost | None = None
         running = list(self.hosts)
         while running:
-            over = self.job.stop_requested.is_set() or time.monotonic() > end or failed is not None
+            over = self.job.stop_requested.is_set() or time.monotonic() > self.deadline or failed is not None
             for host in list(running):
                 if over:
                     host.stop()
@@ -169,26 +184,24 @@ class ProcessingRun(threading.Thread):
                 if host.code is None:
                     continue
                 running.remove(host)
-                stopped = host.process is not None and host.process.stopped
-                if host.code and not stopped and failed is None:
+                if host.code and not host.stopped and failed is None:
                     failed = host
         return failed
 
     def _make_hosts(self) -> None:
         count = self.job.request.get("ProcessingResources", {}).get("ClusterConfig", {}).get("InstanceCount", 1)
-        if count > MAX_HOSTS:
-            raise ProfilerError(f"{count} instances requested; the local endpoint runs at most {MAX_HOSTS}")
+        client = self.services.client("logs", self.job.region)
         for name in host_names(count):
-            log = _log_stream(self.services, self.job.region, self.job.name, name)
+            log = LogStream(client, PROCESSING_GROUP, f"{self.job.name}/{name}-{int(time.time())}")
             folder = self.job.folder if count == 1 else self.job.folder / name
             self.hosts.append(ProcessingHost(name, folder / "ml", log))
 
     def _prepare(self, host: ProcessingHost, s3: Any) -> None:
         (host.root.parent / "home").mkdir(parents=True)
-        _write_json(host.root, PROCESSING_CONFIG, {**self.job.request, "ProcessingJobArn": self.job.arn})
+        host.write_json(PROCESSING_CONFIG, {**self.job.request, "ProcessingJobArn": self.job.arn})
         names = [each.name for each in self.hosts]
         resources = {"current_host": host.name, "hosts": names, "network_interface_name": "lo"}
-        _write_json(host.root, PROCESSING_RESOURCE_CONFIG, resources)
+        host.write_json(PROCESSING_RESOURCE_CONFIG, resources)
         for entry in self.job.request.get("ProcessingInputs", ()):
             source = entry.get("S3Input")
             if source is None or not source.get("LocalPath"):
@@ -226,10 +239,16 @@ class ProcessingRun(threading.Thread):
         words = [*application["ContainerEntrypoint"], *application.get("ContainerArguments", ())]
         return [relocated_text(word, host.root) for word in words]
 
-    def _environment(self, host: ProcessingHost, python: Path, scheduler: str) -> dict[str, str]:
+    def environment(self, host: ProcessingHost, python: Path, scheduler: str = "") -> dict[str, str]:
+        """Return all variables of a host's process."""
         requested = self.job.request.get("Environment", {})
         return {
-            **_base_environment(self.services, self.job.region, host.root.parent, python),
+            "LANG": "C.UTF-8",
+            "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(host.root.parent / "home"),
+            "TMPDIR": str(self.services.temporary_folder()),
+            "PYTHONUNBUFFERED": "1",
+            **self.services.environment(self.job.region),
             ROOT.name: str(host.root),
             "PROCESSING_JOB_NAME": self.job.name,
             "PROCESSING_JOB_ARN": self.job.arn,
@@ -238,108 +257,80 @@ class ProcessingRun(threading.Thread):
         }
 
 
-class RuleRun(threading.Thread):
-    """Life of one rule of a training job, in the folders and with the variables of the rule container."""
+class RuleRun(ProcessingRun):
+    """Life of one rule of a training job, which the service runs as a processing job."""
 
-    def __init__(self, services: Services, job: TrainingJobRecord, rule: RuleRecord) -> None:
-        super().__init__(name=f"rule {rule.name}", daemon=True)
-        self.services, self.job, self.rule = services, job, rule
-        self.folder = job.folder / "rules" / rule.folder_name
-        self.root = self.folder / "ml"
-        self.stop_file = self.root / "stop-signal"
-        self.process: JobProcess | None = None
-        self._deadline = float("inf")
-        self._closing = threading.Event()
+    grace_s = RULE_GRACE_S
+    is_rule = True
 
-    @property
-    def output_uri(self) -> str:
-        """s3:// URI of the rule's output, without a trailing slash."""
-        own = self.rule.configuration.get("S3OutputPath")
-        base = f"{own.rstrip('/')}/{self.job.name}" if own else self.job.profiler_path
-        return f"{base}/rule-output/{self.rule.name}"
+    def __init__(self, services: Services, training: TrainingJobRecord, rule: RuleRecord) -> None:
+        folder = training.folder / "rules" / rule.folder_name
+        super().__init__(services, ProcessingJobRecord(rule_request(training, rule), rule.arn, training.region, folder))
+        self.training, self.rule = training, rule
+        self.stop_file = folder / "ml" / "stop-signal"
 
     def training_ended(self) -> None:
         """Signal the runner that the training is over."""
-        self._deadline = time.monotonic() + MAX_AFTER_TRAINING_S
+        self.deadline = time.monotonic() + MAX_AFTER_TRAINING_S
         with contextlib.suppress(OSError):
             self.stop_file.write_text(str(int(time.time())), "utf-8")
 
-    def close(self) -> None:
-        """Stop the rule because the endpoint ends."""
-        self._closing.set()
-        if self.process is not None:
-            self.process.stop()
+    def _limit_s(self) -> float:
+        return float("inf")  # until some time after the training
 
-    def run(self) -> None:
-        """Run the rule to a final status."""
-        try:
-            self._evaluate()
-        except Exception as error:  # clients wait for a final status
-            self.rule.set("Error", f"InternalServerError: {error!r}")
-        if self.rule.status not in FINAL_RULE_STATUSES:
-            self.rule.set("Error", "InternalServerError: the rule ended without a status")
-        self.services.log_event(
-            f"rule {self.rule.name} of {self.job.name}: {self.rule.status} {self.rule.details}".rstrip()
-        )
+    def _wait(self) -> ProcessingHost | None:
+        failed = super()._wait()
+        for uploader in self.hosts[0].uploaders:
+            uploader.drain(uploader.clock() + LAST_UPLOAD_S)
+        return failed
 
-    def _evaluate(self) -> None:
-        output = relocated(RULE_OUTPUT, self.root)
-        for folder in (output, self.folder / "home"):
-            folder.mkdir(parents=True, exist_ok=True)
-        _write_json(self.root, PROCESSING_CONFIG, self.container_config())
-        log = _log_stream(self.services, self.job.region, self.rule.processing_job_name)
-        uploader = open_uploader(self.services.client("s3", self.job.region), output, self.output_uri, log.write)
-        self.process = JobProcess(RULE_COMMAND, self.environment(), self.folder, log.write, RULE_GRACE_S)
-        while (code := self.process.wait(RULE_POLL_S)) is None:
-            uploader.upload_new()
-            if time.monotonic() > self._deadline or self._closing.is_set():
-                self.process.stop()
-        uploader.drain(uploader.clock() + LAST_UPLOAD_S)
-        log.close()
-        self.rule.set(*self._final_status(code, log.tail))
-
-    def _final_status(self, code: int, tail: list[str]) -> tuple[str, str]:
-        if self._closing.is_set():
-            return "Stopped", "the local endpoint was stopped"
-        if self.process is not None and self.process.stopped and time.monotonic() > self._deadline:
-            return "Error", f"stopped: still running {MAX_AFTER_TRAINING_S:.0f} s after the training"
-        found = read_status(self.root)
-        status = found.get("RuleEvaluationStatus", "")
-        if status in FINAL_RULE_STATUSES and (code == 0 or status != "NoIssuesFound"):
-            return status, found.get("StatusDetails", "")
-        last = tail[-1] if tail else ""
-        return "Error", f"InternalServerError: the rule's process ended with {describe_exit(code)}: {last}"
-
-    def parameters(self) -> dict[str, str]:
-        """Return the rule's parameters, including those that address the container."""
-        return {name: str(value) for name, value in self.rule.configuration.get("RuleParameters", {}).items()}
-
-    def environment(self) -> dict[str, str]:
+    def environment(self, host: ProcessingHost, python: Path, scheduler: str = "") -> dict[str, str]:
         """Return all variables of the rule's process."""
         return {
-            **_base_environment(self.services, self.job.region, self.folder, Path(sys.executable)),
-            **self.parameters(),
-            ROOT.name: str(self.root),
+            **super().environment(host, python, scheduler),
             RULE_POLL.name: "2",  # listing S3 on this machine costs little
             STOP_SIGNAL_VARIABLE: str(self.stop_file),
-            JOB_NAME_VARIABLE: self.job.name,
-            "TRAINING_JOB_ARN": self.job.arn,
+            JOB_NAME_VARIABLE: self.training.name,
+            "TRAINING_JOB_ARN": self.training.arn,
         }
 
-    def container_config(self) -> JsonDict:
-        """Return the content of processingjobconfig.json."""
-        data = f"{self.job.profiler_path}/profiler-output"
-        source = {"S3Uri": data, "LocalPath": RULE_INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
-        target = {"S3Uri": self.output_uri, "LocalPath": RULE_OUTPUT}
-        return {
-            "ProcessingJobName": self.rule.processing_job_name,
-            "ProcessingJobArn": self.rule.arn,
-            "TrainingJobArn": self.job.arn,
-            "AppSpecification": {"ImageUri": self.rule.configuration["RuleEvaluatorImage"]},
-            "Environment": self.parameters(),
-            "ProcessingInputs": [{"InputName": "profiler", "S3Input": source}],
-            "ProcessingOutputConfig": {"Outputs": [{"OutputName": "rule", "S3Output": target}]},
-        }
+    def _end(self, status: str, reason: str) -> None:
+        self.rule.set(*self._final_status(reason))
+        text = f"rule {self.rule.name} of {self.training.name}: {self.rule.status} {self.rule.details}"
+        self.services.log_event(text.rstrip())
+
+    def _final_status(self, reason: str) -> tuple[str, str]:
+        host = self.hosts[0] if self.hosts else None
+        if self.job.stop_requested.is_set():
+            return "Stopped", "the local endpoint was stopped"
+        if host is None or host.code is None:
+            return "Error", reason
+        if host.stopped:
+            return "Error", f"stopped: still running {MAX_AFTER_TRAINING_S:.0f} s after the training"
+        found = read_status(host.root)
+        status = found.get("RuleEvaluationStatus", "")
+        if status in FINAL_RULE_STATUSES and (host.code == 0 or status != "NoIssuesFound"):
+            return status, found.get("StatusDetails", "")
+        last = host.log.tail[-1] if host.log.tail else ""
+        return "Error", f"InternalServerError: the rule's process ended with {describe_exit(host.code)}: {last}"
+
+
+def rule_request(training: TrainingJobRecord, rule: RuleRecord) -> JsonDict:
+    """Return the request of a rule's processing job, which is also the container's processingjobconfig.json."""
+    own = rule.configuration.get("S3OutputPath")
+    output = f"{own.rstrip('/')}/{training.name}" if own else training.profiler_path
+    data = f"{training.profiler_path}/profiler-output"
+    source = {"S3Uri": data, "LocalPath": RULE_INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
+    target = {"S3Uri": f"{output}/rule-output/{rule.name}", "LocalPath": RULE_OUTPUT}
+    parameters = rule.configuration.get("RuleParameters", {})  # those that address the container, too
+    return {
+        "ProcessingJobName": rule.processing_job_name,
+        "TrainingJobArn": training.arn,
+        "AppSpecification": {"ImageUri": rule.configuration["RuleEvaluatorImage"]},
+        "Environment": {name: str(value) for name, value in parameters.items()},
+        "ProcessingInputs": [{"InputName": "profiler", "S3Input": source}],
+        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "rule", "S3Output": target}]},
+    }
 
 
 def read_status(folder: Path) -> dict[str, str]:
@@ -350,24 +341,3 @@ def read_status(folder: Path) -> dict[str, str]:
             if isinstance(found, dict):
                 return {str(name): str(value or "") for name, value in found.items()}
     return {}
-
-
-def _base_environment(services: Services, region: str, folder: Path, python: Path) -> dict[str, str]:
-    return {
-        "LANG": "C.UTF-8",
-        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(services.temporary_folder()),
-        "PYTHONUNBUFFERED": "1",
-        **services.environment(region),
-    }
-
-
-def _log_stream(services: Services, region: str, job: str, host: str = DEFAULT_NODE) -> LogStream:
-    return LogStream(services.client("logs", region), PROCESSING_GROUP, f"{job}/{host}-{int(time.time())}")
-
-
-def _write_json(root: Path, path: str, content: Any) -> None:
-    target = relocated(path, root)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(content), "utf-8")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import attrs
 from botocore.model import OperationNotFoundError
 from moto import backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -34,26 +35,22 @@ SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
 
 
+@attrs.define(eq=False)
 class RequestGuard:
     """Refuses requests of other users and of web pages, which must not start jobs, and those that would exhaust memory.
 
-    Args:
+    Attributes:
         application: moto's application.
         environment: returns the clients' environment.
         interrupt: interrupts the training job of this name; returns False if none runs.
         log_event: receives a line for each request that failed unexpectedly.
     """
 
-    def __init__(
-        self,
-        application: Any,
-        environment: Callable[[], dict[str, str]],
-        interrupt: Callable[[str], bool],
-        log_event: Callable[[str], None],
-    ) -> None:
-        self._application, self._environment, self._log_event = application, environment, log_event
-        self._interrupt = interrupt
-        self._checked: WeakKeyDictionary[socket.socket, bool] = WeakKeyDictionary()
+    application: Any
+    environment: Callable[[], dict[str, str]]
+    interrupt: Callable[[str], bool]
+    log_event: Callable[[str], None]
+    _checked: WeakKeyDictionary[socket.socket, bool] = attrs.field(factory=WeakKeyDictionary, init=False)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer or refuse one request."""
@@ -62,21 +59,21 @@ class RequestGuard:
         try:
             if environ.get("PATH_INFO", "").startswith(OWN_PATHS):
                 return self._answer(environ, start_response)
-            return self._application(environ, start_response)
+            return self.application(environ, start_response)
         except MalformedRequestError as error:
             return _error(start_response, HTTPStatus.BAD_REQUEST, "SerializationException", str(error))
         except OperationNotFoundError as error:
             return _error(start_response, HTTPStatus.BAD_REQUEST, "UnknownOperationException", str(error))
         except Exception as error:  # moto may fail on any input, and clients need an answer
-            self._log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
+            self.log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
             return _error(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", repr(error))
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         """Answer what is no API of AWS's."""
         path, found = environ["PATH_INFO"], b"{}"
         if path == ENVIRONMENT_PATH:
-            found = json.dumps(self._environment()).encode()
-        elif environ.get("REQUEST_METHOD") != "POST" or not self._interrupt(path.removeprefix(INTERRUPT_PATH)):
+            found = json.dumps(self.environment()).encode()
+        elif environ.get("REQUEST_METHOD") != "POST" or not self.interrupt(path.removeprefix(INTERRUPT_PATH)):
             return _error(start_response, HTTPStatus.NOT_FOUND, "ResourceNotFound", "no such training job is running")
         start_response("200 OK", [("Content-Type", "application/json")])
         return [found]

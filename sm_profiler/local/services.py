@@ -221,14 +221,7 @@ def upload_file(client: Any, path: Path, uri: str) -> None:
 
 
 def open_uploader(client: Any, folder: Path, uri: str, report: Callable[[str], None]) -> Uploader:
-    """Return an uploader of all closed files of a folder; links are skipped.
-
-    Args:
-        client: an S3 client.
-        folder: the folder, which need not exist yet.
-        uri: target of its files.
-        report: receives one line for each kind of problem.
-    """
+    """Return an uploader of all closed files of a folder; links are skipped."""
     return Uploader(
         folder, open_destination(uri, client=client), folders=("",), wanted=lambda _key: True, report=report
     )

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 ADDRESS = "127.0.0.1"
@@ -53,9 +52,13 @@ def _find_hosts(hosts: tuple[str, ...]) -> None:
 def _start_torchrun_here(port: str) -> None:
     torchrun: Any = importlib.import_module("sagemaker_training.torch_distributed")
     torchrun.MASTER_PORT = port
-    _before(
-        torchrun.TorchDistributedRunner, "_create_command", lambda runner: setattr(runner, "_master_hostname", ADDRESS)
-    )
+    create = torchrun.TorchDistributedRunner._create_command  # builds torchrun's arguments
+
+    def create_command(runner: Any) -> Any:
+        runner._master_hostname = ADDRESS
+        return create(runner)
+
+    torchrun.TorchDistributedRunner._create_command = create_command
 
 
 def _start_mpirun_here() -> None:
@@ -67,17 +70,17 @@ def _start_mpirun_here() -> None:
         hosts = runner._hosts  # mpirun would reach them by SSH
         if len(hosts) > 1:
             sys.exit("MPI on several hosts needs their SSH servers; the local endpoint runs it on one host")
-        runner._hosts = ["localhost"]  # see above
+        runner._hosts = ["localhost"]
         try:
             words = create(runner)
         finally:
-            runner._hosts = hosts  # see above
+            runner._hosts = hosts
         preload = next((number for number, word in enumerate(words) if word.startswith(PRELOAD)), None)
         if preload is not None:  # a library that reads the host's name from a fixed path in /opt/ml
             del words[preload - 1 : preload + 1]
         return words
 
-    mpi.MasterRunner._create_command = create_command  # see above
+    mpi.MasterRunner._create_command = create_command
 
 
 def _name_this_machine(training: Any, port: str) -> None:
@@ -88,18 +91,7 @@ def _name_this_machine(training: Any, port: str) -> None:
         original(*args)
         os.environ.update(MASTER_ADDR=ADDRESS, MASTER_PORT=port)
 
-    training._set_distributed_environment = set_environment  # see above
-
-
-def _before(owner: Any, name: str, action: Callable[[Any], None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any) -> Any:
-        action(self)
-        return original(self, *args)
-
-    setattr(owner, name, call)
+    training._set_distributed_environment = set_environment
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from sm_profiler.local.command import (
     toolkit_python,
 )
 from sm_profiler.local.host import (
-    MAX_HOSTS,
     Host,
     base_environment,
     clusters_of,
@@ -40,7 +39,7 @@ from sm_profiler.local.host import (
 )
 from sm_profiler.local.output import TRAINING_GROUP, LogStream, MetricMatcher
 from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
-from sm_profiler.local.processing import RuleRun
+from sm_profiler.local.processing import DEFAULT_MAX_RUNTIME_S, RuleRun
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
 from sm_profiler.monitor.uploader import Uploader, open_destination
@@ -162,7 +161,6 @@ def local_path(host: Host, config: dict[str, Any] | None) -> Path:
 
 
 POLL_S = 0.2
-DEFAULT_MAX_RUNTIME_S = 86400
 HOOK_IS_ADDED = (
     f"sm-profiler: the local endpoint switched the hook on; on SageMaker, add {AUTO.name}=1 to the job's environment"
 )
@@ -256,7 +254,8 @@ class TrainingRun(threading.Thread):
         job, request = self.job, self.job.request
         s3, logs = self.services.client("s3", job.region), self.services.client("logs", job.region)
         job.move("Starting")
-        self.hosts = self._make_hosts()
+        with _client_errors(s3):
+            self.hosts = self._make_hosts()
         started = int(time.time()) + self.attempts  # no two attempts share a log stream
         self.streams = [LogStream(logs, TRAINING_GROUP, f"{job.name}/{host.name}-{started}") for host in self.hosts]
         self._make_pythons()
@@ -282,19 +281,13 @@ class TrainingRun(threading.Thread):
                 self._upload_results(s3)
             raise
         self._end_profiling()
-        try:
+        with _client_errors(s3):
             self._upload_results(s3)
-        except (S3UploadFailedError, s3.exceptions.ClientError) as error:
-            raise ProfilerError(f"ClientError: {error}") from error
 
     def _make_hosts(self) -> list[Host]:
         resources = self.job.request["ResourceConfig"]
         groups = resources.get("InstanceGroups")
         count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
-        if count > MAX_HOSTS:
-            raise ProfilerError(
-                f"ClientError: {count} instances requested; the local endpoint runs at most {MAX_HOSTS}"
-            )
         names, port = tuple(host_names(count)), free_port()
         clusters = clusters_of(resources, names)
         temporary = self.services.temporary_folder
@@ -311,7 +304,7 @@ class TrainingRun(threading.Thread):
 
     def _prepare_host(self, s3: Any, number: int) -> Program:
         host, request = self.hosts[number], self.job.request
-        try:
+        with _client_errors(s3):
             with self.job.lock:  # an update either precedes this and is in the config, or finds the folder
                 host.prepare(request, self.job.profiler_config)
             for line in fetch_channels(s3, host, request):
@@ -321,8 +314,6 @@ class TrainingRun(threading.Thread):
                 download(s3, checkpoints.rstrip("/") + "/", host.path(CHECKPOINTS))
             toolkit = toolkit_python() is not None
             return program_of(s3, host, request, self.pythons[number], gpu_count(), toolkit=toolkit)
-        except (ProfilerError, s3.exceptions.ClientError) as error:
-            raise ProfilerError(f"ClientError: {error}") from error
 
     def environment(self, number: int) -> dict[str, str]:
         """Return all variables of one host's process."""
@@ -476,6 +467,15 @@ class TrainingRun(threading.Thread):
             process.stop()
         for run in self.rules:
             run.close()
+
+
+@contextlib.contextmanager
+def _client_errors(s3: Any) -> Iterator[None]:
+    """Report what is wrong with a request, or with the user's data, as the service does."""
+    try:
+        yield
+    except (ProfilerError, S3UploadFailedError, s3.exceptions.ClientError) as error:
+        raise ProfilerError(f"ClientError: {error}") from error
 
 
 def _was_stopped(code: int, codes: list[int]) -> bool:

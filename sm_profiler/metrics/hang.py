@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
 
-from sm_profiler.formats.event_names import HANG
+from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import bounded_line
+from sm_profiler.formats.recorded import Frame
 from sm_profiler.formatting import clean, is_library
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.record_fold import Record, record_of
+from sm_profiler.metrics.record_fold import Record, read_args
 
 # What the innermost frames wait for: ends of file names, the more specific ones first.
 WAITS = (
@@ -33,7 +33,6 @@ OF_A_LOOP = (RANKS, "a loader's worker", "a queue")  # a loop waits for these; w
 MAX_STACKS, MAX_CHILDREN = 512, 128  # in report.json
 MAX_TEXT = 200_000  # characters of an argument in a timeline
 SHOWN = ("state", "waited", "cpu", "same", "error")  # arguments of the event besides the stacks
-Frame = tuple[str, int, str]
 
 
 @attrs.frozen
@@ -84,7 +83,7 @@ class Stopped:
     """
 
     name: str
-    record: Record
+    record: Record[recorded.Hang]
     stacks: tuple[Stack, ...]
     waits_for: str
     dead: tuple[DeadThread, ...] = ()
@@ -114,11 +113,7 @@ class Stopped:
     @property
     def is_sure(self) -> bool:
         """True if it was at one place all the time, or used hardly any CPU time."""
-        return bool(self.record.args.get("same")) or self.number("cpu") <= thresholds.HANG_CPU
-
-    def number(self, key: str) -> float:
-        """Return a number of its record; 0 if there is none."""
-        return _number(self.record, key)
+        return self.record.args.same or self.record.args.cpu <= thresholds.HANG_CPU
 
 
 @attrs.frozen
@@ -179,31 +174,37 @@ class Hang:
     @property
     def children(self) -> list[dict[str, str]]:
         """Child processes of all of them, as the kernel reports their state."""
-        return [{"rank": one.name, **child} for one in self.stopped for child in _children(one.record)]
+        return [
+            {
+                "rank": one.name,
+                "pid": str(child.pid),
+                "name": child.name,
+                "state": child.state,
+                "waits_in": child.waits_in,
+            }
+            for one in self.stopped
+            for child in one.record.args.children or ()
+        ]
 
 
 def hang_arguments(text: str) -> dict[str, int | float | str]:
     """Return the arguments of a hang's event as a timeline shows them: each stack and each child process as text."""
-    record = record_of("", 0.0, 0.0, -1, "", text)
-    shown: dict[str, int | float | str] = {
-        key: value for key in SHOWN if isinstance(value := record.args.get(key), (int, float, str))
-    }
+    args = read_args(recorded.Hang, text)
+    shown = {key: value for key, value in args.args().items() if key in SHOWN and args.state}
     stacks = [
         "\n".join((f"{one.thread}:", *(f"  {file}:{line} in {function}" for file, line, function in one.frames)))
-        for one in _stacks(record, "")
+        for one in _stacks(args, "")
     ]
-    children = [
-        f"{one['name']} ({one['pid']}): state {one['state']}, waits in {one['waits_in']}" for one in _children(record)
-    ]
-    dead = [f"{one.name}: {one}" for one in _dead(record)]
+    children = [f"{one.name} ({one.pid}): state {one.state}, waits in {one.waits_in}" for one in args.children or ()]
+    dead = [f"{one.name}: {one}" for one in _dead(args, 0.0)]
     texts = {"threads": "\n".join(stacks), "children": "\n".join(children), "dead": "\n".join(dead)}
     return shown | {key: clean(value)[:MAX_TEXT] for key, value in texts.items() if value}
 
 
 def find_hang(metrics: JobMetrics) -> Hang | None:
     """Return the processes whose steps stopped and did not go on; None if there are none."""
-    records = metrics.records.get(HANG)
-    if records is None:
+    records = metrics.recorded(recorded.Hang)
+    if not records.longest:
         return None
     known = {*(rank.name for rank in metrics.ranks), *map(process_name, metrics.metadata), *records.seconds}
     found = (_stopped(name, records.of(name), metrics, several=len(known) > 1) for name in records.seconds)
@@ -217,29 +218,32 @@ def find_hang(metrics: JobMetrics) -> Hang | None:
     return Hang(tuple(stopped), gone)
 
 
-def _stopped(name: str, records: Sequence[Record], metrics: JobMetrics, *, several: bool) -> Stopped | None:
+def _stopped(
+    name: str, records: Sequence[Record[recorded.Hang]], metrics: JobMetrics, *, several: bool
+) -> Stopped | None:
     """Return what is known of a process whose latest record is that its steps stopped."""
-    with_stacks = [record for record in records if record.args.get("threads")]
+    with_stacks = [record for record in records if record.args.threads]
     if not with_stacks:
         return None
-    last = max(records, key=lambda record: (record.end, record.args.get("state") != "hanging"))
+    last = max(records, key=lambda record: (record.end, record.args.state != "hanging"))
     record = max(with_stacks, key=lambda record: record.end)
-    state, waiting = last.args.get("state"), _number(record, "cpu") <= thresholds.HANG_CPU
-    if state == "resumed" or (state == "hanging" and not waiting and not record.args.get("same")):
+    state, waiting = last.args.state, record.args.cpu <= thresholds.HANG_CPU
+    if state == "resumed" or (state == "hanging" and not waiting and not record.args.same):
         return None  # it went on, or it computes in changing places
-    stacks = tuple(_stacks(record, name))
+    stacks = tuple(_stacks(record.args, name))
     waits_for = _waits_for(stacks[0].frames if stacks else (), several=several)
     never_stepped = record.step < 0 and not metrics.ranks  # what follows no loop was waited for in vain
-    if state == "ended" and not last.args.get("error") and not never_stepped:
-        idle = bool(record.args.get("same")) and waiting
-        if not idle or waits_for not in OF_A_LOOP:
-            return None  # work after the loop
+    idle = record.args.same and waiting and waits_for in OF_A_LOOP
+    if state == "ended" and not last.args.error and not never_stepped and not idle:
+        return None  # work after the loop
     end = last.end if state == "ended" else _end_of(name, last, metrics)
     seconds = max(end - record.start, 0.0)
-    return Stopped(name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record)))
+    return Stopped(
+        name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record.args, record.seconds))
+    )
 
 
-def _end_of(name: str, last: Record, metrics: JobMetrics) -> float:
+def _end_of(name: str, last: Record[recorded.Hang], metrics: JobMetrics) -> float:
     """Return the end of a process's recording: it did not move up to then, or until an attempt that succeeds it."""
     end = last.end
     if name in metrics.memory:
@@ -251,36 +255,17 @@ def _end_of(name: str, last: Record, metrics: JobMetrics) -> float:
     return end
 
 
-def _stacks(record: Record, rank: str) -> Iterable[Stack]:
-    """Return the stacks of a record, which comes from a file that anyone may have written; that of the training first."""
-    threads = record.args.get("threads")
-    for place, thread in enumerate(threads if isinstance(threads, list) else ()):
-        frames = thread.get("frames") if isinstance(thread, Mapping) else None
-        sound = [frame for frame in frames if _is_frame(frame)] if isinstance(frames, list) else []
-        if sound:
-            stack = tuple((str(file), line, str(function)) for file, line, function in sound)
-            yield Stack(rank, str(thread.get("name", "")), bool(thread.get("training", place == 0)), stack)
+def _stacks(args: recorded.Hang, rank: str) -> Iterable[Stack]:
+    """Return the stacks of a record; that of the training first."""
+    for thread in args.threads or ():
+        if frames := tuple(frame for frame in thread.frames if frame[1] > 0):
+            yield Stack(rank, thread.name, thread.training, frames)
 
 
-def _is_frame(frame: object) -> bool:
-    return isinstance(frame, list) and len(frame) == 3 and type(frame[1]) is int and frame[1] > 0
-
-
-def _children(record: Record) -> Iterable[dict[str, str]]:
-    children = record.args.get("children")
-    for child in children if isinstance(children, list) else ():
-        if isinstance(child, Mapping):
-            yield {key: str(child.get(key, "")) for key in ("pid", "name", "state", "waits_in")}
-
-
-def _dead(record: Record) -> Iterable[DeadThread]:
-    dead = record.args.get("dead")
-    for one in dead if isinstance(dead, list) else ():
-        if isinstance(one, Mapping) and isinstance(error := one.get("error"), str):
-            ago = one.get("ago")
-            before = float(ago) - record.seconds if isinstance(ago, (int, float)) and math.isfinite(ago) else 0.0
-            name, where = (bounded_line(str(one.get(key, ""))) for key in ("name", "where"))
-            yield DeadThread(name, bounded_line(error), where, before)
+def _dead(args: recorded.Hang, waited: float) -> Iterable[DeadThread]:
+    for one in args.dead or ():
+        if one.error:
+            yield DeadThread(bounded_line(one.name), bounded_line(one.error), bounded_line(one.where), one.ago - waited)
 
 
 def _waits_for(frames: Sequence[Frame], *, several: bool) -> str:
@@ -295,8 +280,3 @@ def _waits_for(frames: Sequence[Frame], *, several: bool) -> str:
             return what
     # A backward pass waits for the others in C++, where no frame shows it.
     return RANKS if several and any("torch/autograd/" in file for file in inner) else ""
-
-
-def _number(record: Record, key: str) -> float:
-    value = record.args.get(key)
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0

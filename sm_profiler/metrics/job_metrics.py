@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
+from sm_profiler.formats.recorded import Profiling
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -25,7 +25,7 @@ from sm_profiler.metrics.attempts import (
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks
 from sm_profiler.metrics.gpus_of_others import gpus_of_others
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
-from sm_profiler.metrics.record_fold import Records, rename_processes
+from sm_profiler.metrics.record_fold import Kind, Records, rename_processes
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, find_stalls, iterations_of, of_all
 from sm_profiler.metrics.step_fold import (
@@ -179,7 +179,7 @@ class JobMetrics:
         memory: process → (seconds, bytes) of its resident memory.
         batch_size: samples of a batch of the loader, if known.
         samples_per_step: samples that the model was given in a training step, on average, if known.
-        records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
+        records: phase → its occurrences, see `recorded`; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
         usage: process → its CPU time and page faults over time.
         description: the response of DescribeTrainingJob; empty if unknown.
@@ -203,7 +203,7 @@ class JobMetrics:
     metadata: tuple[dict[str, Any], ...] = ()
     memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
     batch_size: int | None = None
-    records: Mapping[str, Records] = attrs.field(factory=dict)
+    records: Mapping[str, Records[Any]] = attrs.field(factory=dict)
     samples: Samples = attrs.field(factory=Samples)
     usage: Mapping[str, Usage] = attrs.field(factory=dict)
     description: Mapping[str, Any] = attrs.field(factory=dict)
@@ -212,6 +212,10 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     ending: JobEnd = attrs.field(factory=JobEnd)
+
+    def recorded(self, kind: type[Kind]) -> Records[Kind]:
+        """Return the occurrences of a kind; none if it was not recorded."""
+        return self.records.get(kind.phase, Records())
 
     @property
     def duration(self) -> float:
@@ -517,7 +521,7 @@ def measure_job(  # most are optional parts
     instance_type: str | None = None,
     metadata: tuple[dict[str, Any], ...] = (),
     memory: dict[str, tuple[Floats, Floats]] | None = None,
-    records: Mapping[str, Records] | None = None,
+    records: Mapping[str, Records[Any]] | None = None,
     samples: Samples | None = None,
     usage: Mapping[str, Usage] | None = None,
     description: Mapping[str, Any] | None = None,
@@ -534,7 +538,7 @@ def measure_job(  # most are optional parts
         summary = summary.until(ending.aftermath_s * 1e6)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records or {}, names)
-    profiling = records.get(event_names.PROFILING, Records())
+    profiling: Records[Profiling] = records.get(Profiling.phase, Records())
 
     def measured(process: str, rows: StepRows) -> Rank:
         further = (

@@ -17,7 +17,8 @@ import numpy as np
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.cprofile_reader import DamagedStatisticsError, Function, Statistics, read_statistics
-from sm_profiler.formatting import is_library, number
+from sm_profiler.formats.recorded import Profiling
+from sm_profiler.formatting import is_library
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import TRAIN, StepRows, column
@@ -131,16 +132,15 @@ class Disturbed:
 UNDISTURBED = Disturbed()
 
 
-def disturbed_spans(records: Sequence[Record]) -> Disturbed:
+def disturbed_spans(records: Sequence[Record[Profiling]]) -> Disturbed:
     """Return the spans in which the profiler disturbed a process."""
-    windows = [record for record in records if record.args.get("kind") == "window"]
     return Disturbed(
         [
             (record.start, record.end)
-            for record in windows
-            if record.args.get("slower") is None or number(record.args.get("slower")) >= thresholds.SLOWED
+            for record in records
+            if record.args.kind == "window" and (record.args.slower is None or record.args.slower >= thresholds.SLOWED)
         ],
-        [(record.start, record.end) for record in records if record.args.get("kind") == "background"],
+        [(record.start, record.end) for record in records if record.args.kind == "background"],
     )
 
 

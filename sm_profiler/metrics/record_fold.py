@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
+import msgspec
 
-from sm_profiler.formats import event_names
+from sm_profiler.formats.recorded import KINDS, Recorded, names
 from sm_profiler.metrics.step_fold import EventWindow
 
 LONGEST_NUMBER = 18  # digits
 MAX_RECORDS = 2_000  # kept per process and phase, the longest; all are counted
 
+Kind = TypeVar("Kind", bound=Recorded)
+Kind_co = TypeVar("Kind_co", bound=Recorded, covariant=True)
+
 
 @attrs.frozen
-class Record:
+class Record(Generic[Kind_co]):
     """One occurrence.
 
     Attributes:
@@ -26,7 +31,7 @@ class Record:
         start: seconds since the epoch.
         seconds: duration; 0 for an instant.
         step: step during which it happened, -1 if unknown.
-        args: what the hook noted about it.
+        args: what the hook recorded about it.
     """
 
     process: str
@@ -34,7 +39,7 @@ class Record:
     start: float
     seconds: float
     step: int
-    args: Mapping[str, Any]
+    args: Kind_co
 
     @property
     def end(self) -> float:
@@ -44,12 +49,11 @@ class Record:
     @property
     def calls(self) -> int:
         """Number of calls that it sums up."""
-        calls = self.args.get("calls", 1)
-        return calls if isinstance(calls, int) and calls > 0 else 1
+        return max(self.args.calls or 1, 1)
 
 
 @attrs.frozen
-class Records:
+class Records(Generic[Kind_co]):
     """The occurrences of one phase in all processes, in time order.
 
     Attributes:
@@ -58,24 +62,24 @@ class Records:
         seconds: process → their time in total.
     """
 
-    longest: tuple[Record, ...] = ()
+    longest: tuple[Record[Kind_co], ...] = ()
     count: int = 0
     seconds: Mapping[str, float] = attrs.field(factory=dict)
 
-    def of(self, process: str) -> tuple[Record, ...]:
+    def of(self, process: str) -> tuple[Record[Kind_co], ...]:
         """Return the records of one process, in time order."""
         return tuple(record for record in self.longest if record.process == process)
 
 
-def rename_processes(found: Mapping[str, Records], names: Mapping[str, str]) -> dict[str, Records]:
+def rename_processes(found: Mapping[str, Records[Any]], new_names: Mapping[str, str]) -> dict[str, Records[Any]]:
     """Return the records with other names for some processes, which several of them may share."""
     renamed = {}
     for phase, records in found.items():
         seconds: dict[str, float] = {}
         for process, spent in records.seconds.items():
-            name = names.get(process, process)
+            name = new_names.get(process, process)
             seconds[name] = seconds.get(name, 0.0) + spent
-        longest = tuple(attrs.evolve(one, process=names.get(one.process, one.process)) for one in records.longest)
+        longest = tuple(attrs.evolve(one, process=new_names.get(one.process, one.process)) for one in records.longest)
         renamed[phase] = Records(longest, records.count, seconds)
     return renamed
 
@@ -85,7 +89,7 @@ _Row = tuple[float, float, int, str, str]
 
 
 class RecordFold:
-    """Collects the events of `event_names.RECORDED`; memory is bounded by processes, phases and MAX_RECORDS."""
+    """Collects the events of the classes in `formats.recorded`; memory is bounded by processes, phases and MAX_RECORDS."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[_Row]] = {}
@@ -97,7 +101,7 @@ class RecordFold:
         events = window.new_events
         if not len(events):
             return
-        for phase in event_names.RECORDED:
+        for phase in KINDS:
             found = events.phase.mask(phase)
             if not found.any():
                 continue
@@ -105,7 +109,8 @@ class RecordFold:
             for process, numbers in rows.node.groups():
                 own = rows[numbers]
                 names = [own.name.values[code] for code in own.name.codes]
-                args = [own.args.values[code] for code in own.args.codes]
+                texts = (own.args.values[code] for code in own.args.codes)
+                args = list(map(_with_workers, texts, own.num_workers.tolist()))
                 columns = (own.duration_us.tolist(), own.start_us.tolist(), own.step.tolist(), names, args)
                 self._add((process, phase), list(zip(*columns, strict=True)))
 
@@ -124,36 +129,62 @@ class RecordFold:
         for key, rows in other._rows.items():
             self._add(key, rows, other._count[key], other._spent[key])
 
-    def result(self) -> dict[str, Records]:
+    def result(self) -> dict[str, Records[Recorded]]:
         """Return phase → records; a phase that was not recorded is absent."""
-        found: dict[str, Records] = {}
-        for phase in event_names.RECORDED:
+        found: dict[str, Records[Recorded]] = {}
+        for phase, kind in KINDS.items():
             keys = sorted(key for key in self._rows if key[1] == phase)
             if not keys:
                 continue
-            records = [_record(process, row) for process, _ in keys for row in self._rows[process, phase]]
+            records = [_record(kind, process, row) for process, _ in keys for row in self._rows[process, phase]]
             records.sort(key=lambda record: (record.start, record.process))
             seconds = {process: self._spent[process, phase] / 1e6 for process, _ in keys}
             found[phase] = Records(tuple(records), sum(self._count[key] for key in keys), seconds)
         return found
 
 
-def _number(text: str) -> int | float:
-    """Return a whole number; a float if it is too long to be converted to one later."""
-    return int(text) if len(text) <= LONGEST_NUMBER else float(text)
-
-
-def _record(process: str, row: _Row) -> Record:
+def _record(kind: type[Kind], process: str, row: _Row) -> Record[Kind]:
     duration, start, step, name, text = row
-    return record_of(process, start / 1e6, duration / 1e6, step, name, text)
+    return Record(process, name, start / 1e6, duration / 1e6, step, read_args(kind, text))
 
 
-def record_of(
-    process: str, start: float, seconds: float, step: int, name: str, text: str
-) -> Record:  # one argument a field
-    """Return a record with its arguments, which are empty if the text is no JSON object."""
+def read_args(kind: type[Kind], text: str) -> Kind:
+    """Return the arguments of an event, which comes from a file that anyone may have written.
+
+    What is missing or damaged has its default: a field, or an element of a list.
+    """
     try:
-        args = json.loads(text, parse_int=_number)
+        found = json.loads(text, parse_int=_number, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
-        args = {}
-    return Record(process, name, start, seconds, step, args if isinstance(args, dict) else {})
+        return kind()
+    known = {name: found[name] for name in names(kind) if name in found} if isinstance(found, dict) else {}
+    for name, value in () if _fits(kind, known) else tuple(known.items()):
+        if isinstance(value, list):
+            known[name] = [element for element in value if _fits(kind, {name: [element]})]
+        if not _fits(kind, {name: known[name]}):
+            del known[name]
+    return msgspec.convert(known, kind)
+
+
+def _fits(kind: type[Recorded], args: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(args, kind)
+    except (msgspec.ValidationError, ValueError):  # a text that is no Unicode
+        return False
+    return True
+
+
+def _with_workers(text: str, workers: int) -> str:
+    """Return arguments with the number that readers of files keep in a column."""
+    if workers < 0:
+        return text
+    return f'{{"num_workers": {workers}, {text[1:]}' if len(text) > len("{}") else f'{{"num_workers": {workers}}}'
+
+
+def _number(text: str) -> int | float | None:
+    """Return a whole number; a float if it is too long to be converted to one later."""
+    return int(text) if len(text) <= LONGEST_NUMBER else _finite(text)
+
+
+def _finite(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None

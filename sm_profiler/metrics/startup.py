@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.event_names import COMPILE, SAVE
+from sm_profiler.formats.recorded import Compile, Save
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS, TRAINING, transitions
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -32,14 +32,14 @@ def repeated_work(metrics: JobMetrics) -> Repeated | None:
 
     A checkpoint of any process counts for all: usually the first rank saves for the others.
     """
-    saves = metrics.records.get(SAVE)
-    if not saves or saves.count != len(saves.longest):  # the last ones might be missing
+    saves = metrics.recorded(Save)
+    if not saves.longest or saves.count != len(saves.longest):  # the last ones might be missing
         return None
     found = [one for rank in metrics.ranks if (one := _of_rank(rank, saves.longest)) is not None]
     return max(found, key=lambda one: one.seconds, default=None)
 
 
-def _of_rank(rank: Rank, saves: tuple[Record, ...]) -> Repeated | None:
+def _of_rank(rank: Rank, saves: tuple[Record[Save], ...]) -> Repeated | None:
     rows = rank.steps
     steps, seconds, known, begin = 0, 0.0, False, 0
     for at in np.searchsorted(rows.start, rank.attempts.restarts).tolist():
@@ -293,8 +293,7 @@ def _of_first_steps(metrics: JobMetrics) -> dict[str, float]:
     if spent <= 0:
         return {}
     until = rank.start + spent
-    records = metrics.records.get(COMPILE)
-    compiling = sum(one.seconds for one in records.of(rank.name) if one.start <= until) if records else 0.0
+    compiling = sum(one.seconds for one in metrics.recorded(Compile).of(rank.name) if one.start <= until)
     compiling = min(compiling, spent)
     return {COMPILING: compiling, "first_steps": spent - compiling}
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -27,17 +28,21 @@ from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
-from sm_profiler.monitor.board import Board, job_labels
 from sm_profiler.monitor.exit_link import ExitDesk
+from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
-from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
+from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
+
+if TYPE_CHECKING:
+    from sm_profiler.monitor.board import Board
+    from sm_profiler.storage.s3 import S3Storage
 
 logger = logger_for("sm_profiler")
 
@@ -209,7 +214,7 @@ class Agent:
     task: Task
     lock: NodeLock
     registry: ProcessRegistry
-    connect: Callable[[], Destination]
+    connect: Callable[[], S3Storage]
     sampler: Callable[[], Sampler]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
@@ -217,9 +222,13 @@ class Agent:
     terminated: bool = False
     exits: ExitDesk | None = None
     _uploader: Uploader | None = attrs.field(default=None, init=False)
-    _local_space: LocalSpace | None = attrs.field(default=None, init=False)
+    _space: LocalSpace = attrs.field(init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._space = local_space(self.root, os.environ)
+        self._space.take_uploaded = self._take_uploaded
 
     @property
     def root(self) -> Path:
@@ -255,14 +264,8 @@ class Agent:
             if self._may_leave():
                 return
 
-    @property
-    def _space(self) -> LocalSpace:
-        if self._local_space is None:
-            self._local_space = local_space(self.root, os.environ)
-        uploader = self._uploader
-        if uploader is not None:
-            self._local_space.take_uploaded = uploader.take_uploaded
-        return self._local_space
+    def _take_uploaded(self, info: FileInfo) -> bool:
+        return self._uploader is not None and self._uploader.take_uploaded(info)
 
     def _keep_space(self, stop: threading.Event) -> None:
         """Check the space on the disk once a minute until `stop` is set."""
@@ -270,13 +273,8 @@ class Agent:
             self._space.check()
 
     def _work(self) -> list[Callable[[threading.Event], None]]:
-        work: list[Callable[[threading.Event], None]] = []
-        if self.task.interval_ms:
-            work.append(self._sample)
-        if self.task.destination:
-            work.append(self._upload)
-        work.append(self._keep_space)
-        return work
+        sampling = [self._sample] if self.task.interval_ms else []
+        return [*sampling, *([self._upload] if self.task.destination else []), self._keep_space]
 
     def _sample(self, stop: threading.Event) -> None:
         """Sample until `stop` is set, while the job's configuration does not switch the profiler off."""
@@ -348,10 +346,7 @@ class Agent:
         # SIGTERM may arrive at any moment of this, and then the job may be resumed elsewhere.
         if not (ended and complete and self.task.first) or self.terminated or self.registry.living():
             return
-        for key in END_MARKERS:
-            with contextlib.suppress(OSError):
-                (self.root / key).parent.mkdir(parents=True, exist_ok=True)
-                (self.root / key).touch()
+        mark_end(self.root)
         if self._uploader is not None:
             until = self.clock() + MARKER_SECONDS
             while not self.terminated and not self._uploader.put_markers() and self.clock() < until:
@@ -422,10 +417,13 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     port = METRICS_PORT.read_or_default(environment)
     if port is None:
         return None
-    from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
-    from sm_profiler.monitor.step_counter import StepCounter
+    from sm_profiler.monitor.board import Board, StepCounter, job_labels  # few jobs are scraped
+    from sm_profiler.monitor.exposition import Exposition
 
-    labels = job_labels(job, environment, _name_in_claim(root))
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = read_claim(root)
+    labels = job_labels(job, environment, owner.job if owner is not None else "")
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
@@ -441,15 +439,6 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     return board
 
 
-def _name_in_claim(root: Path) -> str:
-    """Return the name under which a job without a name has claimed its folder; "" if it has not."""
-    try:
-        owner = read_claim(root)
-    except OSError:
-        return ""
-    return owner.job if owner is not None else ""
-
-
 def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
     """Run `work`, and restart it if it fails; the first failure is reported in one line."""
     reported = False
@@ -463,12 +452,6 @@ def keep_running(work: Callable[[threading.Event], None], stop: threading.Event)
             if not stop.wait(RESTART_SECONDS):
                 continue
         return
-
-
-def signal_when_parent_ends(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def main(arguments: list[str]) -> None:
@@ -496,7 +479,10 @@ def main(arguments: list[str]) -> None:
     agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
-    signal_when_parent_ends(signal.SIGUSR1)
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # the kernel signals the end of the thread that started this process
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     agent.run()
     agent.exits.close()
     if board is not None:

@@ -1,27 +1,222 @@
-"""The newest values that the monitor has measured, to be scraped or pushed while a job runs."""
+"""The newest values that the monitor has measured, to be scraped or pushed while a job runs.
+
+Among them is the progress of the node's processes, found by searching what was appended to their trace files.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from pathlib import Path
 
 import attrs
 
 from sm_profiler._version import __version__
-from sm_profiler.formats import event_names
+from sm_profiler.formats.event_names import DATALOADER_WAIT, STEP_EVAL, STEP_PREDICT, STEP_TRAIN
+from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id
 
+MAX_BYTES = 64 << 20  # of a file at one time; the rest follows
+MAX_FILES = 100_000
+MAX_RANKS = 64  # of a node; the steps of more are counted as those of a process without a rank
+RECENT_S = 60
+STEP_MODES = {"train": STEP_TRAIN, "eval": STEP_EVAL, "predict": STEP_PREDICT}
+_MODE = {name.rpartition(".")[2].encode(): mode for mode, name in STEP_MODES.items()}
+_STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", "[^}]{0,80}?"ts": (-?\d{1,18})')
+_ANY_STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", ')  # not the record that names the phase
+_BASE = re.compile(rb'"start_time_since_epoch_in_micros": (\d{1,18})')
+_PROCESS = re.compile(rb'"name": "sm_profiler/process", [^\n]{0,400}?"rank": (\d{1,6}|null)')
+_BATCH = re.compile(
+    rb'"name": "sm_profiler/process", [^\n]{0,4000}?"phases_every": (\d{1,9})[^\n]{0,2000}?"batch_size": (\d{1,9}|null)'
+)
+_WAITS = re.compile(rb'"name": "process_name", "ph": "M", "pid": (\d{1,6}), "args": \{"name": "' + re.escape(DATALOADER_WAIT.encode()) + rb'"\}')  # fmt: skip
+_SPAN = rb'"pid": %d, "ph": "X", "ts": (-?\d{1,18}), "dur": (\d{1,18})'
+_HANG = re.compile(rb'"name": "hang", "pid": \d{1,6}, [^\n]{0,300}?"state": "(\w{1,20})"')
+
+
+@attrs.define
+class Progress:
+    """Progress of the processes with one rank on this node.
+
+    Attributes:
+        steps: steps so far by mode.
+        step_s: time from step to step in the last minute of training; None if that is too long ago.
+        wait_share: part of that time in which it waited for data; None if unknown.
+        samples: samples a second; None if the batch size is unknown.
+        hanging: the hook found that the steps have stopped.
+    """
+
+    steps: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(STEP_MODES, 0))
+    step_s: float | None = None
+    wait_share: float | None = None
+    samples: float | None = None
+    hanging: bool = False
+
+
+@attrs.define
+class _Process:
+    """Numbers of one process, as far as its files were read."""
+
+    rank: str = ""
+    batch: int | None = None
+    every: int = 1
+    steps: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(STEP_MODES, 0))
+    starts: dict[int, tuple[int, int, int]] = attrs.field(factory=dict)  # second → train steps, first and last start
+    waits: dict[int, int] = attrs.field(factory=dict)  # second → microseconds
+    has_waits: bool = False
+    hanging: bool = False
+
+    def step(self, start_us: int) -> None:
+        second = start_us // 1_000_000
+        count, first, last = self.starts.get(second, (0, start_us, start_us))
+        self.starts[second] = count + 1, min(first, start_us), max(last, start_us)
+
+    def forget(self) -> None:
+        """Keep the last minute only."""
+        newest = max(self.starts, default=0)
+        for kept in (self.starts, self.waits):
+            for second in [second for second in kept if second < newest - RECENT_S]:
+                del kept[second]
+
+    def recent(self, now: float) -> tuple[float, float | None] | None:
+        """Return the time from step to step, and the share of waiting for data; None if both are old or unknown."""
+        if not self.starts or now - max(self.starts) > RECENT_S:
+            return None
+        count = sum(row[0] for row in self.starts.values())
+        span = max(row[2] for row in self.starts.values()) - min(row[1] for row in self.starts.values())
+        if count < 2 or span <= 0:  # between two steps
+            return None
+        wait = min(sum(self.waits.values()) / span, 1.0) if self.has_waits and self.every == 1 else None
+        return span / (count - 1) / 1e6, wait
+
+
+@attrs.define(eq=False)
+class StepCounter:
+    """Follows the trace files of one node, closed and open; safe to use from several threads.
+
+    Only complete lines count. A file keeps its count when it gets its final name.
+
+    Attributes:
+        root: the `profiler-output` folder on this machine.
+        node: `algo-1`.
+        now: the time, seconds since the epoch.
+    """
+
+    root: Path
+    node: str
+    now: Callable[[], float] = time.time
+    _processes: dict[str, _Process] = attrs.field(factory=dict)  # source of a file → its process
+    _read: dict[int, int] = attrs.field(factory=dict)  # inode → bytes searched
+    _heads: dict[int, tuple[int, int | None]] = attrs.field(factory=dict)  # inode → base, phase of waits
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def count(self) -> Mapping[str, Progress]:
+        """Return the progress by rank, "" for processes without a rank; a job without a process has 0 steps."""
+        with self._lock:
+            for path, source in self._files():
+                with contextlib.suppress(OSError):
+                    self._search(path, self._processes.setdefault(source, _Process()))
+            found: dict[str, Progress] = {}
+            now = self.now()
+            for process in self._processes.values():
+                rank = process.rank if process.rank in found or len(found) < MAX_RANKS else ""
+                _add(found.setdefault(rank, Progress()), process, now)
+            return found or {"": Progress()}
+
+    def _files(self) -> list[tuple[Path, str]]:
+        """Return this node's trace files and their sources, without following links."""
+        found = []
+        part = f"-{self.node}_{PYTHON_TIMELINE}"
+        for folder, folders, files in os.walk(self.root / TRACE_FOLDER):
+            folders.sort()
+            for name in files:
+                before, separator, after = name.partition(part)
+                if separator and (after == ".json" or (after.endswith(f".json{TEMPORARY}") and after[:1] in "_.")):
+                    found.append((Path(folder, name), before.rpartition("_")[2]))
+            if len(found) > MAX_FILES:
+                break
+        return found
+
+    def _search(self, path: Path, process: _Process) -> None:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            state = os.fstat(file.fileno())
+            first = self._read.get(state.st_ino, 0)
+            if state.st_size <= first:
+                return
+            file.seek(first)
+            data = file.read(MAX_BYTES)
+        data = _whole_lines(data)
+        self._read[state.st_ino] = first + len(data)
+        base, waits = self._heads.get(state.st_ino, (0, None))
+        if not base and (found := _BASE.search(data)):
+            base = int(found[1])
+        if waits is None and (found := _WAITS.search(data)):
+            waits = int(found[1])
+        self._heads[state.st_ino] = base, waits
+        _read_process(data, process)
+        _read_steps(data, base, process)
+        if waits is not None:
+            process.has_waits = True
+            for start, length in re.findall(_SPAN % waits, data):
+                second = (base + int(start)) // 1_000_000
+                process.waits[second] = process.waits.get(second, 0) + int(length)
+        process.forget()
+
+
+def _whole_lines(data: bytes) -> bytes:
+    """Drop the last line if it is not complete; the writer ends a line when it writes the next."""
+    end = data.rfind(b"\n") + 1
+    try:
+        json.loads(data[end:])
+    except ValueError:
+        return data[:end]
+    return data
+
+
+def _read_process(data: bytes, process: _Process) -> None:
+    if found := _PROCESS.search(data):
+        process.rank = "" if found[1] == b"null" else found[1].decode()
+    if found := _BATCH.search(data):
+        process.every = int(found[1])
+        process.batch = None if found[2] == b"null" else int(found[2])
+
+
+def _read_steps(data: bytes, base: int, process: _Process) -> None:
+    last = -1
+    for found in _ANY_STEP.finditer(data):
+        process.steps[_MODE[found[1]]] += 1
+        last = found.start()
+    for found in _STEP.finditer(data):
+        if found[1] == b"TRAIN":
+            process.step(base + int(found[2]))
+    hangs = list(_HANG.finditer(data))
+    if hangs:
+        process.hanging = hangs[-1][1] == b"hanging" and hangs[-1].start() > last
+    elif last >= 0:
+        process.hanging = False
+
+
+def _add(found: Progress, process: _Process, now: float) -> None:
+    """Add a process to the progress of its rank."""
+    for mode, count in process.steps.items():
+        found.steps[mode] += count
+    found.hanging = found.hanging or process.hanging
+    recent = process.recent(now)
+    if recent is not None and (found.step_s is None or recent[0] > found.step_s):
+        found.step_s, found.wait_share = recent
+        found.samples = process.batch / recent[0] if process.batch else None
+
+
 MAX_DEVICES = 64  # GPUs of a node; more share no series of their own
 STALE_S = 90.0  # a value that has not been measured for so long is left out
-STEP_MODES = {
-    "train": event_names.STEP_TRAIN, "eval": event_names.STEP_EVAL, "predict": event_names.STEP_PREDICT,
-}  # fmt: skip
 
 
 @attrs.frozen
@@ -87,23 +282,6 @@ class Value:
     value: float
 
 
-class RankProgress(Protocol):
-    """Progress of a process; see `step_counter.Progress`."""
-
-    steps: dict[str, int]
-    step_s: float | None
-    wait_share: float | None
-    samples: float | None
-    hanging: bool
-
-
-class StepCounts(Protocol):
-    """Counts the finished steps of a node."""
-
-    def count(self) -> Mapping[str, RankProgress]:
-        """Return the progress by rank, "" for processes without a rank."""
-
-
 def job_labels(
     name: str, environment: Mapping[str, str] = os.environ, otherwise: str = ""
 ) -> tuple[tuple[str, str], ...]:
@@ -138,7 +316,7 @@ class Board:
 
     node: str
     clock: Callable[[], float]
-    steps: StepCounts | None = None
+    steps: StepCounter | None = None
     labels: tuple[tuple[str, str], ...] = ()
     withdraw: Callable[[], object] = lambda: None
     _values: dict[tuple[str, str], tuple[float, Value]] = attrs.field(factory=dict)

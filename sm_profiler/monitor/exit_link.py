@@ -66,11 +66,7 @@ class ExitLink:
             return False
 
     def wait_in_exit(self) -> None:
-        """Have `exit` write the code and wait for the monitor: its functions run in reverse order.
-
-        Raises:
-            OSError: the record cannot be opened.
-        """
+        """Have `exit` write the code and wait for the monitor: its functions run in reverse order."""
         library = ctypes.CDLL(None)
         library.fdopen.restype = ctypes.c_void_p
         file = os.open(self.record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

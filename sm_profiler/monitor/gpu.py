@@ -1,18 +1,18 @@
 """GPU metrics: those of SageMaker's monitor, and under our own names further ones that explain why a GPU is slow.
 
-`Gpu` is the interface that a vendor's library has to provide. NVIDIA's is NVML (package nvidia-ml-py), which is loaded
-only if the machine has its driver.
+They come from NVIDIA's NVML (package nvidia-ml-py), which is loaded only if the machine has its driver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sm_profiler.formats.system_writer import Measurement
+from sm_profiler.monitor.procfs import Rates
 
 UTILIZATION, MEMORY = "GPUUtilization", "GPUMemoryUtilization"  # percent; the service's own names
 
@@ -61,18 +61,6 @@ REASONS = {
 }
 
 
-class Gpu(Protocol):
-    """One GPU. Metrics that it does not support are left out."""
-
-    number: int
-
-    def basics(self) -> Mapping[str, float]:
-        """Return utilization and used memory in percent; read at every tick."""
-
-    def details(self, now: float) -> Mapping[str, float]:
-        """Return the other metrics; read once a second. Rates are absent the first time. `now` is in monotonic seconds."""
-
-
 class GpuSource:
     """Metrics of all GPUs of this machine.
 
@@ -82,16 +70,16 @@ class GpuSource:
 
     name = "gpu"
 
-    def __init__(self, find: Callable[[], Iterable[Gpu]]) -> None:
-        self._find: Callable[[], Iterable[Gpu]] | None = find
-        self._gpus: list[Gpu] = []
+    def __init__(self, find: Callable[[], list[NvmlGpu]]) -> None:
+        self._find: Callable[[], list[NvmlGpu]] | None = find
+        self._gpus: list[NvmlGpu] = []
         self._detailed: float | None = None
 
     def measure(self, now: float) -> list[Measurement]:
         """Return two rows per GPU, and once a second the other metrics too."""
         if self._find is not None:
             find, self._find = self._find, None
-            self._gpus = list(find())
+            self._gpus = find()
         detailed = self._detailed is None or now - self._detailed >= DETAILS_EVERY_S * 0.99
         if detailed:
             self._detailed = now
@@ -118,9 +106,6 @@ def why_missing() -> str:
 
 def find_gpus(nvml: Any = None) -> list[NvmlGpu]:
     """Return the GPUs that are visible in this container.
-
-    Args:
-        nvml: the module `pynvml` or a fake; by default it is imported if there is a driver.
 
     Raises:
         ImportError: there are GPUs, but no library for them: nvidia-ml-py is not installed, or they are AMD's.
@@ -156,7 +141,7 @@ class NvmlGpu:
         self._unsupported: set[str] = set()
         self._failed: dict[str, int] = {}
         self._gpm = self._find_gpm()
-        self._pcie: tuple[float, dict[str, int]] | None = None
+        self._pcie = Rates()
 
     def basics(self) -> dict[str, float]:
         """Return utilization and used memory in percent."""
@@ -202,16 +187,12 @@ class NvmlGpu:
         """Return rates from counters; NVML's own measurement of PCIe traffic blocks for 20 ms, twice per GPU."""
         nvml = self._nvml
         fields = nvml.nvmlDeviceGetFieldValues(self._handle, [getattr(nvml, name) for name in PCIE_COUNTERS.values()])
-        counts = {}
+        counts: dict[str, float] = {}
         for name, field in zip(PCIE_COUNTERS, fields, strict=True):
             if field.nvmlReturn != nvml.NVML_SUCCESS:
                 raise nvml.NVMLError(field.nvmlReturn)
             counts[name] = int(field.value.ullVal)
-        last, self._pcie = self._pcie, (now, counts)
-        if last is None or now <= last[0]:
-            return {}
-        seconds = now - last[0]
-        return {name: max(count - last[1][name], 0) / seconds for name, count in counts.items()}
+        return self._pcie.measure(now, counts) or {}
 
     def _find_gpm(self) -> Gpm | None:
         def start() -> Gpm | None:

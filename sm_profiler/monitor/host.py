@@ -14,9 +14,8 @@ _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 _GPU = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,64})\s*$", re.MULTILINE)
 _LARGEST = 65536
 _LONGEST = 64
-_MACHINES_NAME = (
-    "uts:[4026531838]"  # the kernel's own UTS namespace (PROC_UTS_INIT_INO); Docker gives each container another
-)
+# the kernel's own UTS namespace (PROC_UTS_INIT_INO); Docker gives each container another
+_MACHINES_NAME = "uts:[4026531838]"
 
 
 def host_id(*, in_container: bool, proc: Path = PROC, dmi: Path = DMI) -> str:
@@ -58,38 +57,13 @@ def _text(file: Path) -> str:
 
 
 MAX_MOUNTS = 16
-SHARED_TYPES = frozenset(
-    [
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fhgfs",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "smb3",
-        "smbfs",
-        "wekafs",
-    ]
-)
+SHARED_TYPES = frozenset((
+    "afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
+    "smb3", "smbfs", "wekafs",
+))  # fmt: skip
 REMOTE_FUSE = (
-    "s3",
-    "gcs",
-    "goofys",
-    "rclone",
-    "sshfs",
-    "juicefs",
-    "alluxio",
-    "blobfuse",
-    "sagemaker",
-    "ceph",
-    "gluster",
-)
+    "s3", "gcs", "goofys", "rclone", "sshfs", "juicefs", "alluxio", "blobfuse", "sagemaker", "ceph", "gluster",
+)  # fmt: skip
 
 
 def shared_mounts(proc: Path = Path("/proc")) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -18,9 +19,12 @@ from sm_profiler.formats.trace_recovery import recover_killed
 from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
-from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
+from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import printable
 from sm_profiler.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from sm_profiler.storage.s3 import S3Storage
 
 TRIES = 4  # in a row without a file uploaded
 PAUSE_SECONDS = 2.0
@@ -50,12 +54,8 @@ class Uploaded:
 
 def keep_task(task: Task) -> None:
     """Write a monitor's task into the profile's folder, for an upload after its end."""
-    path = _task_path(Path(task.root), task.node)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(task.to_json(), "utf-8")
-        temporary.replace(path)
+    with contextlib.suppress(SourceError):
+        LocalStorage(task.root).write(f"{IGNORED_FOLDER}/task-{task.node}.json", task.to_json().encode())
 
 
 def tasks_of(root: Path) -> list[Task]:
@@ -72,18 +72,12 @@ def upload_left(
     root: Path,
     uri: str = "",
     *,
-    connect: Callable[[str, str | None], Destination] = open_destination,
+    connect: Callable[[str, str | None], S3Storage] = open_destination,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Uploaded:
     """Upload the files of a profile that its destination lacks, and the end markers if the job is over.
 
     Nothing is measured. Open files of processes that were killed are completed first.
-
-    Args:
-        root: the profile's folder.
-        uri: `s3://` URI of the `profiler-output`; default: that of the job.
-        connect: opens the destination, with a KMS key.
-        sleep: waits for some seconds.
 
     Raises:
         ProfilerError: there is no profile or no destination, or a monitor is running.
@@ -141,11 +135,8 @@ def mark_end(root: Path) -> None:
 
 def _skip_uploaded(uploader: Uploader) -> int:
     """Skip files that the destination has, and return their number; a role may not be allowed to list it."""
-    listing = getattr(uploader.destination, "list", None)
-    if listing is None:
-        return 0
     try:
-        sizes = {info.key: info.size for folder in uploader.folders for info in listing(folder)}
+        sizes = {info.key: info.size for folder in uploader.folders for info in uploader.destination.list(folder)}
     except SourceError:
         return 0
     return uploader.skip(info for info in uploader.pending() if sizes.get(info.key) == info.size)
@@ -159,7 +150,3 @@ def _upload_all(uploader: Uploader) -> int:
             uploader.wait(PAUSE_SECONDS * tries)
         tries = 0 if uploader.upload_new() else tries + 1
     return left or 0
-
-
-def _task_path(root: Path, node: str) -> Path:
-    return root / IGNORED_FOLDER / f"task-{node}.json"

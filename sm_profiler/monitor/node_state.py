@@ -30,11 +30,7 @@ class NodeLock:
         self.fd = fd
 
     def acquire(self) -> bool:
-        """Take the lock and return True; False if another process holds it.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Take the lock and return True; False if another process holds it."""
         fd = _try_lock(self._path)
         if fd is None:
             return False
@@ -76,11 +72,7 @@ class NodeLock:
 
 @contextlib.contextmanager
 def entry_lock(root: Path, node: str) -> Iterator[None]:
-    """Serialize joining and leaving, so that no process joins a monitor that is about to end.
-
-    Raises:
-        OSError: the folder cannot be written, or another process holds the lock for too long.
-    """
+    """Serialize joining and leaving, so that no process joins a monitor that is about to end."""
     with locked(Path(root, IGNORED_FOLDER, f"entry-{node}.lock")):
         yield
 
@@ -115,11 +107,7 @@ class ProcessRegistry:
         self._proc = proc
 
     def register(self, pid: int) -> None:
-        """Add a process.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Add a process."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{pid}-{start_time(pid, self._proc)}").touch()
 

@@ -28,7 +28,7 @@ from sm_profiler.settings import JOB
 
 logger = logger_for("sm_profiler")
 
-CLAIM = "owner"  # file in the ignored folder: the lines of an `Owner`
+CLAIM_FILE = "owner"  # in the ignored folder: the lines of an `Owner`
 MAX_NAME = 80  # characters of a job's name in a folder's name
 MAX_SAME = 9  # jobs whose names differ only in characters that no folder has
 _MAX_CLAIM = 4096
@@ -74,11 +74,7 @@ def in_path(text: str) -> str:
 
 
 def with_variables(profile: Profile, environment: Mapping[str, str] = os.environ) -> Profile:
-    """Return a profile whose paths have their variables replaced.
-
-    Raises:
-        ProfilerError: a variable is not set.
-    """
+    """Return a profile whose paths have their variables replaced."""
     job, user = in_path(job_name(environment)), user_name()
 
     def replaced(key: str, text: str) -> str:
@@ -125,11 +121,7 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
 
 
 def find(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder that a process of this job has settled in; None if none has.
-
-    Raises:
-        ProfilerError: a variable in a path is not set.
-    """
+    """Return the folder that a process of this job has settled in; None if none has."""
     profile = with_variables(profile, environment)
     given = rooted(profile.local_path, environment)
     if not _has_own_folder(profile, environment):
@@ -144,13 +136,9 @@ def find(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path 
 
 
 def read_claim(folder: Path) -> Owner | None:
-    """Return the owner of a folder; None if it has none.
-
-    Raises:
-        OSError: the claim cannot be read.
-    """
+    """Return the owner of a folder; None if it has none."""
     try:
-        fd = os.open(folder / IGNORED_FOLDER / CLAIM, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(folder / IGNORED_FOLDER / CLAIM_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
@@ -161,7 +149,7 @@ def read_claim(folder: Path) -> Owner | None:
 
 def release(folder: Path) -> None:
     """Give up a folder in which nothing was recorded."""
-    (folder / IGNORED_FOLDER / CLAIM).unlink(missing_ok=True)
+    (folder / IGNORED_FOLDER / CLAIM_FILE).unlink(missing_ok=True)
 
 
 def _has_own_folder(profile: Profile, environment: Mapping[str, str]) -> bool:
@@ -213,7 +201,7 @@ def _claim(folder: Path, owner: Owner) -> tuple[Owner | None, bool]:
     status = folder.lstat()
     if _is_shared(folder.parent) and status.st_uid != os.geteuid():
         raise PermissionError(0, "belongs to another user", str(folder))
-    with locked(folder / IGNORED_FOLDER / CLAIM) as fd:
+    with locked(folder / IGNORED_FOLDER / CLAIM_FILE) as fd:
         before = _owner(os.read(fd, _MAX_CLAIM))
         if before == owner:
             return None, False
@@ -284,7 +272,7 @@ def _make(folder: Path, user: str) -> None:
                 part.chmod(0o1777)
 
 
-OWNER = "job"  # file in the ignored folder with the job that the profile is of
+JOB_FILE = "job"  # in the ignored folder of a container, which runs one job after another: the job of the profile
 EARLIER = "earlier"
 
 
@@ -301,7 +289,7 @@ def set_aside_other_job(root: Path, job: str) -> bool:
         OSError: the folder cannot be written, or another node holds the lock for too long.
     """
     ignored = root / IGNORED_FOLDER
-    with locked(ignored / OWNER) as fd:
+    with locked(ignored / JOB_FILE) as fd:
         name = job.encode("utf-8", "replace")
         before = os.read(fd, os.fstat(fd).st_size)
         if before == name:

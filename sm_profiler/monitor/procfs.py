@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from sm_profiler.formats.system_writer import Measurement
 
 SECTOR_BYTES = 512  # the unit of /proc/diskstats, independent of the disk's sector size
 _READ = 1 << 16
+Key = TypeVar("Key", bound=Hashable)
 # Devices built on others or on memory: with them, bytes would count twice, or without ever reaching a disk.
 _STACKED_DISK = re.compile(r"loop|ram|zram|dm-|md|sr|fd|nbd")
 _VIRTUAL_CARD = re.compile(
@@ -26,11 +28,7 @@ class ProcFile:
         self._fd = -1
 
     def read(self) -> bytes:
-        """Return the current content.
-
-        Raises:
-            OSError: the file does not exist.
-        """
+        """Return the current content."""
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         else:
@@ -40,11 +38,29 @@ class ProcFile:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+
+class Rates:
+    """Growth a second of counters that never decrease.
+
+    Args:
+        every_s: the shortest time between two measurements.
+    """
+
+    def __init__(self, every_s: float = 0.0) -> None:
+        self._every_s = every_s
+        self._last: tuple[float, Mapping[Any, float]] | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to measure; `now` is in monotonic seconds."""
+        return self._last is None or now - self._last[0] >= self._every_s * 0.99
+
+    def measure(self, now: float, counts: Mapping[Key, float]) -> dict[Key, float] | None:
+        """Return the rates since the last call, None at the first; a counter that is new or was reset has grown by 0."""
+        last, self._last = self._last, (now, counts)
+        if last is None or now <= last[0]:
+            return None
+        seconds = now - last[0]
+        return {key: max(count - last[1].get(key, count), 0) / seconds for key, count in counts.items()}
 
 
 def core_times(stat: bytes) -> dict[int, tuple[int, int, int]]:
@@ -114,39 +130,33 @@ EXECUTION_COLUMN = 8  # of an operation in mountstats: milliseconds from its req
 OPERATIONS_START = "per-op statistics"
 
 
-class _Rates:
-    """Growth of counters a second, measured at most once a second."""
+class _FileSource:
+    """Rates of counters in files that are read at most once a second."""
 
     def __init__(self, read: Callable[[], dict[str, float]]) -> None:
-        self._read = read
-        self._last: tuple[float, dict[str, float]] | None = None
+        self._read, self._rates = read, Rates(EVERY_S)
 
-    def measure(self, now: float) -> dict[str, float]:
-        """Return the rates of counters that grew or stayed; empty at the first call, too early, or without the file."""
-        if self._last is not None and now - self._last[0] < EVERY_S * 0.99:
+    def rates(self, now: float) -> dict[str, float]:
+        """Return the rates; empty at the first call, too early, or without the file."""
+        if not self._rates.is_due(now):
             return {}
         try:
-            counts = self._read()
+            return self._rates.measure(now, self._read()) or {}
         except OSError:
             return {}
-        last, self._last = self._last, (now, counts)
-        if last is None:
-            return {}
-        seconds = now - last[0]
-        return {name: max(value - last[1].get(name, value), 0.0) / seconds for name, value in counts.items()}
 
 
-class Swapping:
+class Swapping(_FileSource):
     """Memory that moves between RAM and disk, from /proc/vmstat; counters of the machine."""
 
     name = "swap"
 
     def __init__(self, vmstat: Path = PROC / "vmstat") -> None:
-        self._rates = _Rates(lambda: vmstat_counters(vmstat.read_text()))
+        super().__init__(lambda: vmstat_counters(vmstat.read_text()))
 
     def measure(self, now: float) -> list[Measurement]:
         """Return three rows once a second, none at the first tick."""
-        return [Measurement("swap", name, "", value) for name, value in self._rates.measure(now).items()]
+        return [Measurement("swap", name, "", value) for name, value in self.rates(now).items()]
 
 
 def vmstat_counters(text: str) -> dict[str, float]:
@@ -164,42 +174,41 @@ def vmstat_counters(text: str) -> dict[str, float]:
     }
 
 
-class Pressure:
+class Pressure(_FileSource):
     """Percentage of the time in which some process waits for memory or I/O, from /proc/pressure (Linux 4.20, PSI)."""
 
     name = "pressure"
 
     def __init__(self, folder: Path = PROC / "pressure") -> None:
-        self._folder = folder
-        self._rates = _Rates(self._read)
-
-    def _read(self) -> dict[str, float]:
-        found = {}
-        for name, file in (("MemoryPressurePercent", "memory"), ("IOPressurePercent", "io")):
-            words = (self._folder / file).read_text().split("\n", 1)[0].split()
-            totals = [word.partition("=")[2] for word in words if word.startswith("total=")]
-            if words[:1] == ["some"] and totals and totals[0].isdigit():
-                found[name] = float(totals[0]) / 1e6 * 100  # microseconds
-        return found
+        super().__init__(lambda: pressure_counters(folder))
 
     def measure(self, now: float) -> list[Measurement]:
         """Return two rows once a second, none at the first tick or without PSI."""
-        return [
-            Measurement("pressure", name, "", min(value, 100.0)) for name, value in self._rates.measure(now).items()
-        ]
+        return [Measurement("pressure", name, "", min(value, 100.0)) for name, value in self.rates(now).items()]
 
 
-class Nfs:
+def pressure_counters(folder: Path) -> dict[str, float]:
+    """Return the time so far in which some process waited, as percentages of a second."""
+    found = {}
+    for name, file in (("MemoryPressurePercent", "memory"), ("IOPressurePercent", "io")):
+        words = (folder / file).read_text().split("\n", 1)[0].split()
+        totals = [word.partition("=")[2] for word in words if word.startswith("total=")]
+        if words[:1] == ["some"] and totals and totals[0].isdigit():
+            found[name] = float(totals[0]) / 1e6 * 100  # microseconds
+    return found
+
+
+class Nfs(_FileSource):
     """Operations on NFS mounts (EFS is one) and how long they take, from mountstats."""
 
     name = "nfs"
 
     def __init__(self, mountstats: Path = PROC / "self/mountstats") -> None:
-        self._rates = _Rates(lambda: nfs_counters(mountstats.read_text(errors="replace")))
+        super().__init__(lambda: nfs_counters(mountstats.read_text(errors="replace")))
 
     def measure(self, now: float) -> list[Measurement]:
         """Return three rows once a second, none without NFS."""
-        rates = self._rates.measure(now)
+        rates = self.rates(now)
         if not rates:
             return []
         operations, waiting = rates["operations"], rates["milliseconds"]

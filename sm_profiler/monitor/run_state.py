@@ -78,12 +78,8 @@ def write_state(
 ) -> None:
     """Write the state of this process's run."""
     state = RunState(os.getpid(), start_time(os.getpid()), exit_code, stopped, out_of_memory)
-    path = root / STATE_FILE
-    with contextlib.suppress(OSError):  # a follower then waits for the end marker
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(attrs.asdict(state)), "utf-8")
-        temporary.replace(path)
+    with contextlib.suppress(SourceError):  # a follower then waits for the end marker
+        LocalStorage(root).write(STATE_FILE, json.dumps(attrs.asdict(state)).encode())
 
 
 def remove_state(root: Path) -> None:

@@ -21,6 +21,7 @@ from sm_profiler.monitor.procfs import (
     Nfs,
     Pressure,
     ProcFile,
+    Rates,
     Swapping,
     card_counts,
     core_times,
@@ -59,7 +60,7 @@ class Cpu:
         self._cores = limits.cores()
         self._file = ProcFile(stat)
         self._last: dict[int, tuple[int, int, int]] = {}
-        self._used: tuple[float, float] | None = None
+        self._used = Rates()
 
     def measure(self, now: float) -> list[Measurement]:
         """Return two rows per core, none at the first tick."""
@@ -78,13 +79,11 @@ class Cpu:
         return rows
 
     def _of_quota(self, now: float, quota: float, waiting: float) -> list[Measurement]:
-        used, last = self._limits.cpu_seconds(), self._used
-        if used is None:
+        used = self._limits.cpu_seconds()
+        rates = self._used.measure(now, {"cpu": used}) if used is not None else None
+        if rates is None:
             return []
-        self._used = (now, used)
-        if last is None or now <= last[0]:
-            return []
-        busy = 100 * max(used - last[1], 0.0) / (quota * (now - last[0]))
+        busy = 100 * rates["cpu"] / quota
         idle = max(100.0 - busy, 0.0)  # a core that waits for I/O is otherwise idle
         rows = []
         for core in range(math.ceil(quota)):
@@ -127,22 +126,13 @@ class Disk:
     name = "i/o"
 
     def __init__(self, diskstats: Path = PROC / "diskstats") -> None:
-        self._file = ProcFile(diskstats)
-        self._last: tuple[float, dict[str, tuple[int, int, int]]] | None = None
+        self._file, self._rates = ProcFile(diskstats), Rates()
 
     def measure(self, now: float) -> list[Measurement]:
         """Return three rows, none at the first tick or without disks."""
-        counts, last = disk_counts(self._file.read()), self._last
-        self._last = (now, counts)
-        if last is None or now <= last[0] or not counts:
-            return []
-        operations, read, written = _growth(last[1], counts, 3)
-        seconds = now - last[0]
-        return [
-            Measurement("i/o", "IOPS", "", operations / seconds),
-            Measurement("i/o", "ReadThroughputInBytesPerSecond", "", read / seconds),
-            Measurement("i/o", "WriteThroughputInBytesPerSecond", "", written / seconds),
-        ]
+        rates = self._rates.measure(now, _by_counter(disk_counts(self._file.read())))
+        names = ("IOPS", "ReadThroughputInBytesPerSecond", "WriteThroughputInBytesPerSecond")
+        return [Measurement("i/o", name, "", _sum(rates, at)) for at, name in enumerate(names)] if rates else []
 
 
 class Network:
@@ -162,7 +152,7 @@ class Network:
         self._network = network
         self._seen: list[str] = []
         self._real: list[str] = []
-        self._last: tuple[float, dict[str, tuple[int, int]]] | None = None
+        self._rates = Rates()
 
     def measure(self, now: float) -> list[Measurement]:
         """Return two rows per dimension, none at the first tick."""
@@ -170,16 +160,14 @@ class Network:
         if list(counts) != self._seen:
             self._seen = list(counts)
             self._real = real_cards(self._seen, self._network)
-        counts, last = {name: counts[name] for name in self._real}, self._last
-        self._last = (now, counts)
-        if last is None or now <= last[0]:
+        rates = self._rates.measure(now, _by_counter({name: counts[name] for name in self._real}))
+        if rates is None:
             return []
-        seconds, rows = now - last[0], []
-        for dimension, names in self._dimensions().items():
-            received, sent = _growth(last[1], {name: counts[name] for name in names}, 2)
-            rows.append(Measurement("network", "ReceiveBytesPerSecond", dimension, received / seconds))
-            rows.append(Measurement("network", "TransmitBytesPerSecond", dimension, sent / seconds))
-        return rows
+        return [
+            Measurement("network", name, dimension, _sum(rates, at, cards))
+            for dimension, cards in self._dimensions().items()
+            for at, name in enumerate(("ReceiveBytesPerSecond", "TransmitBytesPerSecond"))
+        ]
 
     def _dimensions(self) -> dict[str, list[str]]:
         others = [name for name in self._real if name != self._algorithm]
@@ -188,24 +176,20 @@ class Network:
         return {ALGORITHM: [self._algorithm], PLATFORM: others}
 
 
-def _growth(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]], width: int) -> list[int]:
-    """Return how much `width` counters grew over all devices; a device that is new or was reset adds nothing."""
-    totals = [0] * width
-    for name, counts in after.items():
-        for at, (old, new) in enumerate(zip(before.get(name, counts), counts, strict=True)):
-            totals[at] += max(new - old, 0)
-    return totals
+def _by_counter(devices: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], float]:
+    return {(name, at): count for name, counts in devices.items() for at, count in enumerate(counts)}
+
+
+def _sum(rates: Mapping[tuple[str, int], float], counter: int, devices: Sequence[str] | None = None) -> float:
+    """Return the rate of the devices' counter with this number."""
+    return sum(rate for (name, at), rate in rates.items() if at == counter and (devices is None or name in devices))
 
 
 EVERY_S = 60.0  # each minute's file has it, so that any part of a profile does
 
 
-def _machine() -> str:
-    return host_id(in_container=Path(INPUT_CONFIG).is_dir())
-
-
 @attrs.define(eq=False)
-class Owner:
+class Identity:
     """Source of rows whose name and dimension are a key and its text, and whose value is 1.
 
     Attributes:
@@ -215,7 +199,7 @@ class Owner:
     """
 
     who: Callable[[], dict[str, str]] = identity
-    machine: Callable[[], str] = _machine
+    machine: Callable[[], str] = lambda: host_id(in_container=Path(INPUT_CONFIG).is_dir())
     resources: Callable[[], Resources] = read_resources
     name: str = "identity"
     _rows: list[Measurement] | None = attrs.field(default=None, init=False)
@@ -283,15 +267,11 @@ class Ticker:
 
 
 def machine_sources(interface: str = "") -> list[MetricSource]:
-    """Return all metric sources of this machine.
-
-    Args:
-        interface: the network interface that connects the job's nodes, or "".
-    """
+    """Return all metric sources of this machine."""
     limits = Limits()
     return [
         Cpu(limits), GpuSource(find_gpus), Memory(limits), Disk(), Network(interface), Swapping(), Pressure(), Nfs(),
-        Owner(),
+        Identity(),
     ]  # fmt: skip
 
 

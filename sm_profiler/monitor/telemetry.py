@@ -22,13 +22,7 @@ except ImportError as missing:
 
 
 def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = None) -> MeterProvider:
-    """Push the board's values until the provider is shut down, which sends the last of them.
-
-    Args:
-        board: the newest values.
-        job: name of the training job, an attribute of the resource.
-        reader: of the metrics; default: a periodic reader that pushes by OTLP over HTTP.
-    """
+    """Push the board's values until the provider is shut down, which sends the last of them."""
     known = dict(board.labels)
     job = job or known.get("training_job", "")
     named = {

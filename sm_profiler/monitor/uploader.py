@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
@@ -20,6 +20,9 @@ from sm_profiler.signals import StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
 from sm_profiler.storage.base import AccessDeniedError, UnavailableError, jittered_pause
 
+if TYPE_CHECKING:
+    from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without
+
 logger = logger_for("sm_profiler")
 
 POLL_SECONDS = 2.0
@@ -30,25 +33,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_LAST_PAUSE_S = 0.5, 60.0, 2.0
 MAX_WARNINGS = 5
 
 
-class Destination(Protocol):
-    """The part of an S3 storage that uploads need. Each call is one attempt; callers are responsible for retries."""
-
-    @property
-    def uri(self) -> str:
-        """The destination's URI."""
-
-    def read(self, key: str) -> bytes:
-        """Return the bytes stored under a key."""
-
-    def write(self, key: str, data: bytes) -> None:
-        """Store bytes."""
-
-    def upload(self, key: str, file: BinaryIO, size: int) -> None:
-        """Store an open file."""
-
-
-def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None) -> Destination:
-    """Open an S3 prefix for uploads.
+def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None) -> S3Storage:
+    """Open an S3 prefix for uploads. Each of its calls is one attempt: the uploader retries.
 
     Args:
         uri: `s3://bucket/prefix`.
@@ -67,7 +53,7 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
     if not bucket:
         raise ProfilerError(f"{uri} names no bucket: s3://BUCKET/PREFIX is needed")
     try:
-        from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without
+        from sm_profiler.storage.s3 import S3Storage
     except SourceError as error:
         raise ProfilerError(str(error)) from None
     key = kms_key_id or KMS_KEY.read()
@@ -103,7 +89,7 @@ class Uploader:
     """
 
     root: Path
-    destination: Destination
+    destination: S3Storage
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
     folders: Sequence[str] = (f"{SYSTEM}/", f"{FRAMEWORK}/")
@@ -198,12 +184,7 @@ class Uploader:
         return len(self.pending()) + len(self._in_flight)
 
     def round(self, pending: list[FileInfo], *, keep_going: bool = False) -> bool:
-        """Try the first files of the queue; return False if the destination accepts none, so that a pause is due.
-
-        Args:
-            pending: the queue.
-            keep_going: try every file, even if the first fail.
-        """
+        """Try the first files of the queue; return False if the destination accepts none, so that a pause is due."""
         pool = ThreadPoolExecutor(PARALLEL, "sm-profiler-upload")
         try:
             for at in range(0, min(len(pending), QUEUE_FILES), PARALLEL):

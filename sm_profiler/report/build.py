@@ -104,7 +104,7 @@ def _built_from_slices(
     """Judge a job that is over: from the state that is kept with it, or slice by slice, with an executor's workers if any."""
     if not parameters and (whole := kept.load(source)) is not None:
         with suppress(Exception):  # the rows are read then
-            report = _of_slice(source, whole, job)
+            report = report_of_folds(source, whole, job)
             if not report.broken:
                 return report
         source.rewind()
@@ -119,16 +119,16 @@ def _built_from_slices(
         )
     if not parameters:
         kept.keep(source, whole)
-    return _of_slice(source, whole, job)
+    return report_of_folds(source, whole, job)
 
 
-def _of_slice(source: Any, whole: Slice, job: JobInfo) -> Report:
-    """Return the report of a whole job's folds."""
-    folds = whole.folds[1:]
-    results = whole.folds[0].results()
+def report_of_folds(source: Any, whole: Slice, job: JobInfo, *, windows: bool = True) -> Report:
+    """Return the report of a whole job's folds, the rules' first; `windows` as for `assemble`."""
+    rules, *folds = whole.folds
+    results = rules.results()
     for index, line in whole.broken.items():
         results.broken[type(whole.folds[index]).__name__] = line
-    return assemble(source, results, MetricFolds.of(folds), job)
+    return assemble(source, results, MetricFolds.of(folds), job, windows=windows)
 
 
 def assemble(

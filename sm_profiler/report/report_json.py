@@ -22,6 +22,7 @@ from sm_profiler.diagnosis import model
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Cost, Finding, Quality, Report
 from sm_profiler.errors import SourceError
+from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import UNKNOWN
 from sm_profiler.identity import MACHINE
 from sm_profiler.metrics import hang
@@ -596,7 +597,7 @@ def _hang(found: hang.Hang) -> Hang:
     )
 
 
-def _frame(frame: hang.Frame) -> dict[str, Any]:
+def _frame(frame: recorded.Frame) -> dict[str, Any]:
     return dict(zip(Frame.__struct_fields__, frame, strict=True))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formatting import duration, shorten
+from sm_profiler.jobs.finding import is_job_name, local_folder
 from sm_profiler.printable import printable
 from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
@@ -33,7 +33,6 @@ from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
-from sm_profiler.serve.reading import local_folder
 from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.source.opening import is_account, split_account
@@ -50,7 +49,6 @@ KINDS = {"detailed": "Operators (the framework's profiler)", "dataloader": "Data
 MAX_STEP = 10**9
 MAX_STEPS = 1000  # of a window; each slows the training down
 _PLACE = ("StartStep", "NumSteps", "StartTimeInSecSinceEpoch", "DurationInSeconds")
-_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _KEYS = ("S3OutputPath", "ProfilingIntervalInMilliseconds", "ProfilingParameters", "DisableProfiler")
 
 
@@ -70,11 +68,7 @@ class Window:
 
     @classmethod
     def parse(cls, form: Mapping[str, str]) -> Window:
-        """Return the window of a form.
-
-        Raises:
-            ConfigError: a field is missing or out of its range.
-        """
+        """Return the window of a form."""
         kind = form.get("kind", "")
         if kind not in KINDS:
             raise ConfigError("choose what to record")
@@ -90,11 +84,7 @@ class Window:
         return cls(kind, *numbers)
 
     def within(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a ProfilerConfig with this window in place of that of its kind.
-
-        Raises:
-            ConfigError: the result is not valid.
-        """
+        """Return a ProfilerConfig with this window in place of that of its kind."""
         given = request.get("ProfilingParameters")
         parameters = dict(given) if isinstance(given, Mapping) else {}
         wire = COLLECTORS[self.kind].wire
@@ -123,11 +113,7 @@ class FileTarget:
         return f"the file {self.path}"
 
     def change(self, window: Window) -> None:
-        """Change it, atomically.
-
-        Raises:
-            ConfigError, SourceError: it cannot be read or written, or the result is not valid.
-        """
+        """Change it, atomically."""
         storage = LocalStorage(self.path.parent)
         try:
             request = json.loads(storage.read(self.path.name, end=MAX_CONFIG_BYTES))
@@ -152,12 +138,7 @@ class JobTarget:
         return f"the training job {self.name}, by UpdateTrainingJob"
 
     def change(self, window: Window) -> None:
-        """Send UpdateTrainingJob.
-
-        Raises:
-            ConfigError: the result is not valid.
-            SourceError: there is no such job, it is over, or the request fails.
-        """
+        """Send UpdateTrainingJob."""
         from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
 
         from sm_profiler.source.job import describe
@@ -178,14 +159,10 @@ class JobTarget:
 
 
 def target_of(where: str, name: str) -> FileTarget | JobTarget:
-    """Return where a job's windows can be changed.
-
-    Raises:
-        ConfigError: nowhere.
-    """
+    """Return where a job's windows can be changed."""
     folder = local_folder(where)
     if folder is None:
-        if not _JOB_NAME.fullmatch(name):
+        if not is_job_name(name):
             raise ConfigError(f"{name} is not the name of a training job")
         return JobTarget(name, region=split_account(where)[0] if is_account(where) else None)
     for path in (folder / CONFIG_FILE, folder.resolve().parent / CONFIG_FILE):
@@ -238,12 +215,8 @@ class Site:
 
     def _links(self, request: Request, *more: Link, here: str = "") -> Sequence[Link]:
         """Return the links of a page."""
-        return links_of(request.scope["path"], *more, fleet=self.has_fleet, here=here)
-
-    @property
-    def has_fleet(self) -> bool:
-        """True if there is a page of the fleet: of several jobs, as far as they have been listed."""
-        return self.jobs.count > 1 and bool(self.fleet_page.places())
+        has_fleet = self.jobs.count > 1 and bool(self.fleet_page.places())  # as far as the jobs have been listed
+        return links_of(request.scope["path"], *more, fleet=has_fleet, here=here)
 
     def list_of_jobs(self, _request: Request) -> Response:
         """Answer with the list's HTML."""
@@ -288,7 +261,7 @@ class Site:
             line=state_line(snapshot),
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
-            parts=as_markup({key: part.html for key, part in snapshot.parts.items()}),
+            parts={key: Markup(part.html) for key, part in snapshot.parts.items()},  # noqa: S704 - rendered by our templates
             links=self._links(request, *links),
         )
 
@@ -460,11 +433,6 @@ def next_step(snapshot: Snapshot) -> int:
         return 100
     latest = max((int(rank.steps.number.max()) for rank in snapshot.report.metrics.ranks if len(rank.steps)), default=0)
     return (latest // 100 + 2) * 100
-
-
-def as_markup(parts: dict[str, str]) -> dict[str, Any]:
-    """Return rendered parts as what they are: HTML."""
-    return {key: Markup(html) for key, html in parts.items()}  # noqa: S704 - rendered by the report's templates
 
 
 def page(template: str, status: int = 200, **content: Any) -> Response:

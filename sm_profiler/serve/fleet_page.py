@@ -25,11 +25,13 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.page import link
 from sm_profiler.fleet.sanitize import sentence
+from sm_profiler.jobs.finding import is_remote
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.pages import FLEET, links_of
 from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account
+from sm_profiler.storage import LocalStorage
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open
@@ -62,7 +64,7 @@ class FleetPage:
 
     def places(self) -> list[str]:
         """Return the sources that can hold several jobs."""
-        return [source for source in self.sources if _is_remote(source) or Path(source).is_dir()]
+        return [source for source in self.sources if is_remote(source) or Path(source).is_dir()]
 
     def page(self) -> tuple[str, str]:
         """Return the latest page and the error of the latest attempt; "" for what there is not."""
@@ -77,7 +79,7 @@ class FleetPage:
                 arguments = [
                     str(out),
                     str(self.limit_s),
-                    *(source if _is_remote(source) else str(Path(source).absolute()) for source in self.places()),
+                    *(source if is_remote(source) else str(Path(source).absolute()) for source in self.places()),
                 ]
                 (out / PAGES).write_text(json.dumps(pages_of(self.jobs())), "utf-8")
                 with (out / "error").open("wb") as errors:
@@ -102,10 +104,6 @@ def policy_of(page: str) -> str:
     """Return the content security policy that a page contains."""
     found = _POLICY.search(page)
     return html.unescape(found[1]) if found else "default-src 'none'"
-
-
-def _is_remote(source: str) -> bool:
-    return "://" in source or is_account(source)
 
 
 def _text(path: Path) -> str:
@@ -138,21 +136,15 @@ def address_of(job: FleetJob, pages: Mapping[str, str]) -> str:
 
 
 def make(out: Path, sources: Sequence[str]) -> None:
-    """Write the page of a fleet to a folder, which also keeps the index for the next time and names the live pages.
-
-    Raises:
-        ProfilerError: a source cannot be listed.
-    """
+    """Write the page of a fleet to a folder, which also keeps the index for the next time and names the live pages."""
     from sm_profiler.fleet.building import build_fleet  # for this process only
     from sm_profiler.fleet.page import render_html
-    from sm_profiler.storage import open_storage
 
-    fleet = build_fleet(sources, executor="local:1", index=open_storage(str(out)), progress=False)
-    temporary = out / "fleet.tmp"
+    storage = LocalStorage(out)
+    fleet = build_fleet(sources, executor="local:1", index=storage, progress=False)
     pages: Mapping[str, str] = json.loads((out / PAGES).read_text("utf-8"))
     page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
-    temporary.write_text(page, "utf-8")
-    temporary.replace(out / "fleet.html")
+    storage.write("fleet.html", page.encode())
 
 
 def too_long(*_: object) -> None:

@@ -134,11 +134,7 @@ class HeatFold:
 
 
 def heat_of(source: ProfileSource) -> HeatFold:
-    """Return the use of each core and GPU in a whole profile, of which only the system metrics are read.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
+    """Return the use of each core and GPU in a whole profile, of which only the system metrics are read."""
     fold = HeatFold()
     items = [item for item in source.files if item.is_system]
     for _, pieces in groupby(source.rows_of(items), key=lambda piece: piece.item.at_us):

@@ -15,11 +15,10 @@ import attrs
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.errors import ProfilerError
-from sm_profiler.jobs.finding import Job, find_jobs
+from sm_profiler.jobs.finding import Job, find_jobs, is_remote, local_folder
 from sm_profiler.printable import printable
 from sm_profiler.report.report_json import read_verdict
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.serve.reading import local_folder
 from sm_profiler.source.opening import is_account
 
 if TYPE_CHECKING:
@@ -52,10 +51,6 @@ class Found(Job):
         return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(self.where)).hexdigest()[:8]}"
 
 
-def _is_remote(where: str) -> bool:
-    return "://" in where or is_account(where)
-
-
 @attrs.frozen
 class _Known:
     """The verdict of a report, or when to try again."""
@@ -85,7 +80,7 @@ class Verdicts:
         """Return the verdict of a job's report; None if it has none, or if that has not been read yet."""
         known = self._known.get(job.where)
         due = known is None or known.identity != job.identity or (known.failures and self.clock() >= known.again_at)
-        if due and not _is_remote(job.where):
+        if due and not is_remote(job.where):
             self._read(job)
         elif due and (job.state == "ended" or not is_account(job.where)):  # asking the service costs several requests
             with self._lock:
@@ -128,16 +123,7 @@ class Verdicts:
 def find_shown(
     source: str, verdicts: Verdicts | None = None, accounts: dict[str, Account] | None = None
 ) -> Iterator[Found]:
-    """Yield the jobs of a source as they are shown.
-
-    Args:
-        source: as named on the command line.
-        verdicts: reads the verdicts of saved reports.
-        accounts: accounts that are open, by region.
-
-    Raises:
-        SourceError: it cannot be listed.
-    """
+    """Yield the jobs of a source as they are shown."""
     for job in find_jobs(source, expected=True, accounts=accounts):
         saved = verdicts.of(job) if verdicts is not None else None
         yield Found(job.name, job.where, job.changed, job.state, saved=saved)
@@ -167,8 +153,7 @@ class Jobs:
 
     def listing(self) -> list[Found]:
         """Return the jobs, the latest first; the sources are listed again if that was some time ago."""
-        is_remote = any(_is_remote(source) for source in self.sources)
-        pause_s = REMOTE_LISTING_S if is_remote else LOCAL_LISTING_S
+        pause_s = REMOTE_LISTING_S if any(map(is_remote, self.sources)) else LOCAL_LISTING_S
         with self._listing:
             if self._listed is None or self.clock() - self._listed >= pause_s:
                 self._list()
@@ -197,7 +182,7 @@ class Jobs:
     def known(self, identifier: str) -> Found | None:
         """Return a job by its identifier; the sources are listed again if it is not known yet, or its folder is gone."""
         found = self._found.get(identifier)
-        if found is None or not (_is_remote(found.where) or local_folder(found.where)):
+        if found is None or not (is_remote(found.where) or local_folder(found.where)):
             self.listing()
         return self._found.get(identifier)
 

@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
+from msgspec.structs import replace
 
 from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.jobs.finding import local_folder
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module, trim_heap, wait_for, wait_for_starter
 from sm_profiler.serve.logs import LogTail
@@ -35,11 +36,11 @@ from sm_profiler.serve.reading import (
     identity,
     in_parquet,
     is_over,
-    local_folder,
     resume_check_of,
 )
-from sm_profiler.serve.snapshot import Content, Page, Part, Snapshot, brief, load, packed_or_none, save
+from sm_profiler.serve.snapshot import Page, Part, Snapshot, as_page, drawn, in_brief, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
+from sm_profiler.storage import LocalStorage
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
 REMOTE_POLL_S = 10.0
@@ -216,11 +217,7 @@ class LiveJob:
             self._dirty = True
 
     def _read_by_process(self) -> None:
-        """Have a process read the job unless that was done, and show what it writes; a job that is not over is then read here.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Have a process read the job unless that was done, and show what it writes; a job that is not over is then read here."""
         seen = identity(self.where)
         if seen == self._read_identity:
             return
@@ -248,23 +245,17 @@ class LiveJob:
             self._resume_check, self._checked = resume_check_of(self.where, seen), self._clock()
 
     def _show_written(self, path: Path, before: float | None) -> float | None:
-        """Show the page that a process has written, unless that is shown already; return when it was written.
-
-        Raises:
-            SourceError: the job cannot be read.
-        """
+        """Show the page that a process has written, unless that is shown already; return when it was written."""
         with contextlib.suppress(FileNotFoundError):
             written = path.stat().st_mtime
             if written != before:
-                page = Page.read(path.read_bytes(), OWN_PAGE)
-                if page.state == "unreadable":
-                    raise SourceError(page.note)
-                parts, _ = self._renewed(page.parts, at_once=True)
+                found = Page.read(path.read_bytes(), OWN_PAGE).snapshot
+                if found.state == "unreadable":
+                    raise SourceError(found.note)
+                parts, _ = self._renewed({key: part.html for key, part in found.parts.items()}, at_once=True)
                 self._is_saved_copy = False
-                self._publish(
-                    state=page.state, note=page.note, parts=parts, main=page.main, report=None, packed=page.report, spark=page.spark,
-                    gpu=page.gpu, files=page.files, data_at=page.data_at,
-                )  # fmt: skip
+                shown = ("state", "note", "main", "report", "packed", "spark", "gpu", "files", "data_at")
+                self._publish(parts=parts, **{name: getattr(found, name) for name in shown})
             return written
         return None
 
@@ -291,8 +282,7 @@ class LiveJob:
     def _publish_report(self, state: str = "") -> None:
         with _report_lock:
             begun = self._clock()  # the wait for other jobs is no work
-            content = Content.of(self._reader)
-        rendered = dict(content.parts)
+            report, rendered = drawn(self._reader)
         if self._log.streams:
             rendered["log"] = log_part(self._log.streams)
         now = self._clock()
@@ -300,7 +290,7 @@ class LiveJob:
         parts, self._dirty = self._renewed(rendered, at_once=self._reader.over)
         over = self._reader.over and not state
         files, outcome = self._reader.files, self._reader.outcome
-        packed = packed_or_none(content.report) if over and self._use_subprocess else b""
+        packed = packed_or_none(report) if over and self._use_subprocess else b""
         if over:
             self._ended()
         self._is_saved_copy = False
@@ -308,13 +298,10 @@ class LiveJob:
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-            main=brief(content.report.verdict.main),
-            report=None if packed else content.report,
+            report=None if packed else report,
             packed=packed,
-            spark=content.spark,
-            gpu=content.gpu,
             files=files,
-            data_at=content.data_at,
+            **in_brief(report),
         )
         if over or (not state and now >= self._next_save):
             self._next_save = now + SAVE_S
@@ -343,9 +330,8 @@ class LiveJob:
         self._reader = JobReader(self.where)
 
     def _publish(self, **changes: Any) -> None:
-        new = attrs.evolve(self._snapshot, **changes)
-        if any(getattr(new, name) != getattr(self._snapshot, name) for name in changes):
-            self._snapshot = attrs.evolve(new, version=self._snapshot.version + 1)
+        if any(value != getattr(self._snapshot, name) for name, value in changes.items()):
+            self._snapshot = replace(self._snapshot, version=self._snapshot.version + 1, **changes)
             self._on_change(self._snapshot)
 
 
@@ -360,10 +346,8 @@ def pause_after(report_s: float) -> float:
 
 def write_page(where: str, snapshot: Snapshot, path: Path) -> None:
     """Write the page of a job for the server, with its report once all is read."""
-    report = b"" if snapshot.state == "reading" else packed_or_none(snapshot.report)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(Page.of(where, snapshot, report=report).written())
-    temporary.replace(path)
+    packed = b"" if snapshot.state == "reading" else packed_or_none(snapshot.report)
+    LocalStorage(path.parent).write(path.name, as_page(where, snapshot, packed))
 
 
 def exit_with_server() -> None:

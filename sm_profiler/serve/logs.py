@@ -10,14 +10,13 @@ from typing import Any
 import attrs
 
 from sm_profiler.formatting import clean, natural_key, shorten
-from sm_profiler.serve.reading import local_folder
+from sm_profiler.jobs.finding import is_job_name, local_folder
 from sm_profiler.source.opening import is_account, job_name, split_account
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # of the first nodes; each has a stream
 MAX_LINES, MAX_LENGTH = 64, 400  # of all streams together; characters of a line
 PAUSE_S, REFUSED_S = 10.0, 300.0  # between two requests, and after a refusal
-_JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 
 
@@ -62,7 +61,7 @@ class LogTail:
             region, name = split_account(where)
             return cls(name, region, clock)
         name = "" if local_folder(where) else job_name(where)
-        is_job = _JOB.fullmatch(name) is not None and (name == where or where.startswith("s3://"))
+        is_job = is_job_name(name) and (name == where or where.startswith("s3://"))
         return cls(name if is_job else "", clock=clock)
 
     def read(self, *, last: bool = False) -> bool:

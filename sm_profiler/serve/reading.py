@@ -18,13 +18,13 @@ from sm_profiler.errors import SourceError
 from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow
 from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
-from sm_profiler.jobs.finding import has_end_marker
+from sm_profiler.jobs.finding import has_end_marker, local_folder
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
-from sm_profiler.report.build import assemble
+from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
@@ -58,12 +58,6 @@ class _WithOpenFiles:
 def new_state() -> Slice:
     """Return the folds of a job without data: the rules, those of the report, and the heat map's."""
     return Slice([ProfilerReport(), *MetricFolds().all(), HeatFold()])
-
-
-def local_folder(where: str) -> Path | None:
-    """Return the folder of a local profile; None for anything else."""
-    folder = Path(where)
-    return folder if "://" not in where and folder.is_dir() else None
 
 
 def goes_on(folder: Path) -> bool:
@@ -108,11 +102,7 @@ def is_over(where: str) -> bool:
 
 
 def identity(where: str) -> Any:
-    """Return what changes if a job that is over is to be read again: the lists that `compact` writes with new rows.
-
-    Raises:
-        SourceError: it cannot be listed.
-    """
+    """Return what changes if a job that is over is to be read again: the lists that `compact` writes with new rows."""
     split = split_job(where) if in_parquet(where) else None
     if split is None:
         return where
@@ -236,11 +226,7 @@ class JobReader:
         return found
 
     def read_heat(self) -> None:
-        """Read the use of cores and GPUs of a job whose other data came from a kept state; what cannot be read is left out.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Read the use of cores and GPUs of a job whose other data came from a kept state; what cannot be read is left out."""
         self.lacks_heat = False  # also if it cannot be read, which would be so again: the rest is shown without it
         if self._source is not None:
             self._state.folds[-1] = heat_of(self._source)
@@ -256,11 +242,7 @@ class JobReader:
                     fold.join()
 
     def report(self) -> Report:
-        """Return the report of all data so far, those of files that are still written included.
-
-        Raises:
-            NoProfilerDataError: there is no whole record yet.
-        """
+        """Return the report of all data so far, those of files that are still written included."""
         with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
             opened = None if self.over else self._opened(Path(scratch))
             if self._source is None:
@@ -274,13 +256,9 @@ class JobReader:
             for window in cutter.rest():
                 state.update(window)
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
-            rules, *folds, self.heat = state.folds
-            results = rules.results()
-            for index, line in state.broken.items():
-                results.broken[type(state.folds[index]).__name__] = line
-            job = JobInfo(name=self.name, finished=self.over)
-            report = assemble(source, results, MetricFolds.of(folds), job, windows=self.over)
-            del state, cutter, rules, folds
+            report = report_of_folds(source, state, JobInfo(name=self.name, finished=self.over), windows=self.over)
+            self.heat = state.folds[-1]
+            del state, cutter
             trim_heap()  # of the copy
             return report
 

@@ -15,7 +15,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.processes import wait_for_starter
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.jobs import Found, Jobs, find_shown
-from sm_profiler.serve.server import Listening, listen, run
+from sm_profiler.serve.server import Listening, listen, serve
 
 NICENESS = 10  # the training goes first
 LAST_READ_S = 20.0  # a viewer gets the end of the run, if it can be read in this time
@@ -73,7 +73,7 @@ def main() -> None:
     threading.Thread(target=stop_after_run, args=(jobs, job), daemon=True).start()
     if has_browser(os.environ):
         threading.Thread(target=webbrowser.open, args=(address_of(listening, job),), daemon=True).start()
-    run(app, [listening.socket], jobs.close)
+    serve(app, [listening.socket], jobs.close)
 
 
 if __name__ == "__main__":

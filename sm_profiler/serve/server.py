@@ -8,7 +8,6 @@ import ctypes
 import errno
 import hmac
 import re
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -38,11 +37,6 @@ HEADERS = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-
-
-def new_token() -> str:
-    """Return a token that cannot be guessed."""
-    return secrets.token_urlsafe(24)
 
 
 @attrs.frozen
@@ -210,11 +204,7 @@ def listen(host: str, port: int | None) -> Listening:
 
 
 def clean_base(path: str) -> str:
-    """Return a base path with a slash at its start and none at its end; "" for none.
-
-    Raises:
-        ConfigError: it is no path.
-    """
+    """Return a base path with a slash at its start and none at its end; "" for none."""
     parts = path.strip("/").split("/")
     if path.strip("/") and any(part in {"", ".", ".."} or not part.isprintable() for part in parts):
         raise ConfigError(f"--base-url {path}: not a path")
@@ -298,7 +288,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     )  # fmt: skip
 
 
-def run(app: ASGIApp, sockets: Sequence[socket.socket], on_end: Callable[[], object]) -> None:
+def serve(app: ASGIApp, sockets: Sequence[socket.socket], on_end: Callable[[], object]) -> None:
     """Serve until interrupted."""
     with contextlib.suppress(AttributeError, OSError):  # of glibc; each thread would keep what it freed
         ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from typing import Any
 
-import attrs
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import utc
+from sm_profiler.jobs.finding import local_folder
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.processes import trim_heap
 from sm_profiler.render.page import page_parts, section_part
 from sm_profiler.serve.heat_map import heat_section
-from sm_profiler.serve.reading import JobReader, local_folder
+from sm_profiler.serve.reading import JobReader
 from sm_profiler.source.cache import OwnFolder
 
 SPARK_POINTS = 60
@@ -27,40 +28,23 @@ MAX_BYTES = 32 << 20  # of a page, uncompressed
 _PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200, total_bytes=1 << 30)
 
 
-@attrs.frozen(eq=False)
-class Content:
-    """A report and what is drawn from it.
+def drawn(reader: JobReader) -> tuple[Report, dict[str, str]]:
+    """Return the report of what a reader has read so far, and its parts as HTML, with the heat map after the timeline."""
+    report, parts = reader.report(), dict[str, str]()
+    for key, html in page_parts(report).items():
+        parts[key] = str(html)
+        if key == "timeline":
+            section = heat_section(reader.heat, report.metrics.start)
+            parts["heat"] = str(section_part(section)) if section else ""
+    return report, parts
 
-    Attributes:
-        report: the report.
-        parts: HTML of the page's parts in their order: those of the report, with the heat map after the timeline.
-        spark: mean step time in seconds, of consecutive stretches of the latest steps.
-        gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
-        data_at: time of the latest data, seconds since the epoch; None without any.
-    """
 
-    report: Report
-    parts: Mapping[str, str]
-    spark: tuple[float, ...]
-    gpu: tuple[float, ...]
-    data_at: float | None
-
-    @classmethod
-    def of(cls, reader: JobReader) -> Content:
-        """Return the page's content of the data that a reader has read so far.
-
-        Raises:
-            NoProfilerDataError: there is no whole record yet.
-        """
-        report = reader.report()
-        parts = dict[str, str]()
-        for key, html in page_parts(report).items():
-            parts[key] = str(html)
-            if key == "timeline":
-                section = heat_section(reader.heat, report.metrics.start)
-                parts["heat"] = str(section_part(section)) if section else ""
-        data_at = report.metrics.end if report.metrics.duration > 0 else None
-        return cls(report, parts, sparkline(report), use_of_gpus(report), data_at)
+def in_brief(report: Report) -> dict[str, Any]:
+    """Return the fields of a snapshot that lists of jobs show of a report."""
+    return {
+        "main": brief(report.verdict.main), "spark": sparkline(report), "gpu": use_of_gpus(report),
+        "data_at": report.metrics.end if report.metrics.duration > 0 else None,
+    }  # fmt: skip
 
 
 def packed_or_none(report: Report | None) -> bytes:
@@ -96,8 +80,7 @@ def _means(values: Floats) -> tuple[float, ...]:
     return tuple(float(stretch.mean()) for stretch in stretches if len(stretch))
 
 
-@attrs.frozen
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A part of the page: its HTML, the version of the job in which it changed last, and when that was."""
 
     html: str
@@ -105,33 +88,36 @@ class Part:
     at: float
 
 
-@attrs.frozen(eq=False)
-class Snapshot:
-    """State of a job at one moment; see `Content` for what it shares with that.
+class Snapshot(msgspec.Struct, frozen=True):
+    """State of a job at one moment.
 
     Attributes:
         version: grows with each change.
         state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
         note: one line on that state; "" if there is nothing to add.
         parts: parts of the page in their order.
-        main, report: the leading finding, and the report; None before the first report, `report` also if it is packed.
+        main: the leading finding, as lists show it; None before the first report.
         packed: the report as bytes, once the job is over.
         saved: the verdict of the copy on disk, until there is a report.
+        spark: mean step time in seconds, of consecutive stretches of the latest steps.
+        gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
         files: number of files read.
+        data_at: time of the latest data, seconds since the epoch; None without any.
+        report: the report; None before the first, or if it is packed.
     """
 
     version: int = 0
     state: str = "waiting"
     note: str = ""
-    parts: Mapping[str, Part] = attrs.field(factory=dict)
+    parts: dict[str, Part] = {}
     main: Finding | None = None
-    report: Report | None = None
     packed: bytes = b""
     saved: Finding | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
     data_at: float | None = None
+    report: Any = None
 
     def whole_report(self) -> Report | None:
         """Return the report, unpacked for this call only; None before the first."""
@@ -148,55 +134,36 @@ def brief(finding: Finding) -> Finding:
 
 
 class Page(msgspec.Struct):
-    """A snapshot in a file. See `Snapshot`; `at` is when it was written, and `place` distinguishes folders of one name."""
+    """A snapshot in a file; `at` is when it was written, and `place` distinguishes folders of one name."""
 
     version: str
     place: list[int]
     at: float
-    state: str
-    note: str
-    parts: dict[str, str]
-    main: Finding | None
-    spark: tuple[float, ...]
-    gpu: tuple[float, ...]
-    files: int
-    data_at: float | None
-    report: bytes = b""
-
-    @classmethod
-    def of(cls, where: str, snapshot: Snapshot, *, without: Collection[str] = (), report: bytes = b"") -> Page:
-        """Return the page of a snapshot, without some of its parts."""
-        parts = {key: part.html for key, part in snapshot.parts.items() if key not in without}
-        return cls(
-            __version__, _place(where), time.time(), snapshot.state, snapshot.note, parts, snapshot.main and brief(snapshot.main), snapshot.spark, snapshot.gpu,
-            snapshot.files, snapshot.data_at, report,
-        )  # fmt: skip
+    snapshot: Snapshot
 
     @classmethod
     def read(cls, data: bytes, most: int | None = None) -> Page:
-        """Return the page in the bytes of a file, of at most so many bytes once unpacked: MAX_BYTES unless given.
-
-        Raises:
-            ValueError: they are not those of a page.
-        """
+        """Return the page in the bytes of a file, of at most so many bytes once unpacked: MAX_BYTES unless given."""
         try:
             return _PAGE.decode(zlib.decompressobj().decompress(data, most or MAX_BYTES))
         except (zlib.error, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
 
-    def written(self) -> bytes:
-        """Return the bytes of the page."""
-        return zlib.compress(msgspec.msgpack.encode(self), 1)
-
 
 _PAGE = msgspec.msgpack.Decoder(Page)
 
 
+def as_page(where: str, snapshot: Snapshot, packed: bytes = b"") -> bytes:
+    """Return a snapshot as the bytes of a file, with its report packed or without."""
+    content = replace(snapshot, packed=packed, report=None)
+    return zlib.compress(msgspec.msgpack.encode(Page(__version__, _place(where), time.time(), content)), 1)
+
+
 def save(where: str, snapshot: Snapshot) -> None:
     """Save a copy of a job's page, without its log, unless the user's folder cannot be written to."""
-    page = Page.of(where, snapshot, without=("log",))
-    if sum(map(len, page.parts.values())) <= MAX_BYTES // 4:  # a character takes four bytes at most
-        _PAGES.write(_name(where), page.written())
+    parts = {key: part for key, part in snapshot.parts.items() if key != "log"}
+    if sum(len(part.html) for part in parts.values()) <= MAX_BYTES // 4:  # a character takes four bytes at most
+        _PAGES.write(_name(where), as_page(where, replace(snapshot, parts=parts)))
 
 
 def load(where: str) -> Snapshot | None:
@@ -205,14 +172,15 @@ def load(where: str) -> Snapshot | None:
         page = Page.read(_PAGES.read(_name(where)))
         if page.version != __version__ or page.place != _place(where):
             return None
+        saved = page.snapshot
         return Snapshot(
             1,
             "reading",
             f"as of {utc(page.at)}; reading what is there",
-            {key: Part(html, 1, 0.0) for key, html in page.parts.items()},
-            saved=page.main,
-            spark=page.spark,
-            files=page.files,
+            {key: replace(part, version=1, at=0.0) for key, part in saved.parts.items()},
+            saved=saved.main,
+            spark=saved.spark,
+            files=saved.files,
         )
     except (OSError, OverflowError, ValueError, KeyError):
         return None

@@ -119,11 +119,7 @@ def line_of(snapshot: Snapshot) -> str:
 
 
 def watch(job: LiveJob, name: str, *, out: TextIO = sys.stdout, colour: bool = False) -> None:
-    """Show a job until it has ended (on a terminal: until q).
-
-    Raises:
-        SourceError: it cannot be read at all.
-    """
+    """Show a job until it has ended (on a terminal: until q)."""
     try:
         if out.isatty() and sys.stdin is not None and sys.stdin.isatty():
             _on_terminal(job, name, out, colour=colour)

@@ -25,13 +25,7 @@ MAX_EPOCHS = 10_000  # in the measured time, for loaders that have hardly a batc
 
 
 def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> Outcome:
-    """Measure a loader under the settings of a plan.
-
-    Args:
-        loader: the script's loader; it is not used itself.
-        plan: what to try.
-        report: called with the results so far after each trial.
-    """
+    """Measure a loader under the settings of a plan."""
     rounds = _Rounds(loader, plan, report)
     own = own_setting(loader)
     rounds.measure(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -42,15 +43,10 @@ class Plan:
 
     result: str
     seconds: float
-    workers: tuple[int, ...]
-    prefetch: tuple[int, ...]
+    workers: Sequence[int]
+    prefetch: Sequence[int]
     loader: int = 0
     memory: int = 0
-
-    @classmethod
-    def of(cls, found: dict[str, Any]) -> Plan:
-        """Return the plan of its JSON object."""
-        return cls(**{**found, "workers": tuple(found["workers"]), "prefetch": tuple(found["prefetch"])})
 
 
 @attrs.define

@@ -11,27 +11,18 @@ import time
 
 import pytest
 
-from tests.support.monitor import running_monitors
+from tests.support.monitor import JOIN, Job
 
 pytestmark = pytest.mark.long
 MARKERS = {"framework/training_job_end.ts", "system/training_job_end.ts"}
 PREFIX = "out/job-1/profiler-output/"
-# A training without torch: it joins as the hook does, and closes a trace file every 0.2 s.
-SCRIPT = """
-import os, signal, sys, time
-from pathlib import Path
-from sm_profiler.config import load_profile
-from sm_profiler.hook import settings
-from sm_profiler.hook.monitor_launcher import accompany
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-
-accompany(load_profile(settings.find_config().text))
-rank = os.environ.get("RANK", "0")
+# It closes a trace file every 0.2 s.
+SCRIPT = f"""{JOIN}
 end = time.monotonic() + float(sys.argv[1])
 print("on", flush=True)
 number = 0
 while time.monotonic() < end:
-    writer = TraceWriter(Path(os.environ["PROFILE"]), f"{rank}-algo-1")
+    writer = TraceWriter(Path(os.environ["PROFILE"]), f"{{rank}}-algo-1")
     writer.write([TraceEvent("Forward", "Net", 1_795_261_080_000_000 + 1000 * number + int(rank), 5)])
     writer.close()
     number += 1
@@ -40,33 +31,15 @@ print(number, flush=True)
 """
 
 
-class Job:
-    """A training job on this machine."""
+class StoredJob(Job):
+    """A training job whose profile goes to an S3 that may fail."""
 
     def __init__(self, folder, s3):
-        self.root, self.s3, self.processes = folder / "profile", s3, []
-        config = {
-            "S3OutputPath": "s3://profiles/out",
-            "ProfilingIntervalInMilliseconds": 100,
-            "ProfilingParameters": {"LocalPath": str(self.root)},
-        }
-        self.environment = {
-            **os.environ, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config), "TRAINING_JOB_NAME": "job-1",
-            "SM_PROFILER_ROOT": str(folder / "ml"), "PROFILE": str(self.root),
-        }  # fmt: skip
+        super().__init__(folder, script=SCRIPT)
+        self.s3 = s3
 
     def start(self, seconds, rank=0):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(seconds)], env={**self.environment, "RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.processes.append(process)
-        assert process.stdout.readline() == "on\n", process.stderr.read()
-        return process
-
-    def monitors(self):
-        """Return the monitors of this job that are running."""
-        return running_monitors(self.root)
+        return super().start("", seconds, RANK=str(rank))
 
     def wait_until_gone(self, seconds=40.0):
         deadline = time.monotonic() + seconds
@@ -88,14 +61,9 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path, faulty_s3):
-    made = Job(tmp_path, faulty_s3)
+    made = StoredJob(tmp_path, faulty_s3)
     yield made
-    for process in made.processes:
-        process.kill()
-    for pid in made.monitors():
-        os.kill(pid, signal.SIGKILL)
-    for process in made.processes:
-        process.communicate()
+    made.close()
 
 
 def check_complete(job):

@@ -13,8 +13,7 @@ from moto import mock_aws
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import finding as candidates
-from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.index import NAME, read_index
+from sm_profiler.fleet.building import NAME, build_fleet, read_index
 from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, Account
 from sm_profiler.storage import LocalStorage, open_storage

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.policy import CHANCE
+from sm_profiler.fleet.comparisons import CHANCE, EXACT, at_least, drawn_at_least
 from sm_profiler.fleet.sanitize import stem
-from sm_profiler.fleet.significance import EXACT, at_least, drawn_at_least
 from sm_profiler.report.prices import Prices, built_in
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 

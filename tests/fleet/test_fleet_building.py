@@ -11,10 +11,9 @@ import pytest
 
 from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
-from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.index import NAME
+from sm_profiler.fleet.building import NAME, build_fleet
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report import prices
@@ -220,7 +219,7 @@ def test_a_damaged_index_is_made_anew(jobs, tmp_path, damage):
 
 def test_an_index_of_another_version_is_made_anew(jobs, tmp_path, monkeypatch):
     build(jobs, tmp_path / "out")
-    monkeypatch.setattr("sm_profiler.fleet.index.__version__", "99")
+    monkeypatch.setattr("sm_profiler.fleet.building.__version__", "99")
     assert "another version" in build(jobs, tmp_path / "out").notes[0]
 
 
@@ -318,7 +317,7 @@ def test_the_command(jobs, tmp_path, capsys, monkeypatch):
     assert main(["fleet", str(jobs), "--out", out, "--since", "2020-01-01", "--tag", "team=nlp"]) == 0
     assert "2 jobs" in capsys.readouterr().out
     assert sorted(file.name for file in Path(out).iterdir()) == [
-        "fleet-index.parquet",
+        "fleet-index.bin",
         "fleet.html",
         "fleet.json",
         "fleet.parquet",

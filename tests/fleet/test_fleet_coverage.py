@@ -1,19 +1,20 @@
 """The cost of jobs without a verdict is neither useful nor wasted; `--fail-on` shows what it was checked for."""
 
 import json
+from argparse import ArgumentTypeError
 from html import unescape
 
 import pytest
 
+from sm_profiler.cli.fleet import conditions_of
 from sm_profiler.cli.main import main
-from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.building import build_fleet
-from sm_profiler.fleet.conditions import conditions_of
 from sm_profiler.fleet.model import FleetJob, Loss
 from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.rows import read_report, row_of
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
 PRICES = {"ml.g5.xlarge": 2.0}
@@ -180,7 +181,7 @@ def test_conditions(tmp_path, monkeypatch, capsys, text, code):
     ],
 )
 def test_wrong_conditions_name_what_is_wrong(text, hint):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ArgumentTypeError) as error:
         conditions_of(text)
     assert hint in str(error.value)
 

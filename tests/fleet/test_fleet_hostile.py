@@ -3,23 +3,23 @@
 import copy
 import json
 import math
+import zlib
 from pathlib import Path
 
 import jsonschema
-import pyarrow as pa
-import pyarrow.parquet as pq
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.billing import with_bill
+from sm_profiler.fleet.building import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.description import as_json, read_description
-from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.rows import read_report, row_of
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.rows import read_report, row_of, with_bill
+from sm_profiler.fleet.wording import summary
 from sm_profiler.fleet.writing import to_parquet
 from sm_profiler.report.prices import Prices
 from sm_profiler.storage import LocalStorage
@@ -106,29 +106,21 @@ def test_descriptions_that_are_not_objects(data):
         read_description(data)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"use_dictionary": True},
-        {"use_dictionary": False, "column_encoding": {"row": "DELTA_BYTE_ARRAY"}},
-    ],
-)
-def test_an_index_whose_rows_share_their_bytes_is_not_read(tmp_path, options):
+def test_an_index_whose_content_is_not_that_of_an_index_is_not_read(tmp_path):
     storage = LocalStorage(tmp_path)
     write_index(storage, {str(at): Entry("i", FleetJob(str(at), judged="report")) for at in range(3)})
     assert len(read_index(storage)[0]) == 3
-    table = pq.read_table(tmp_path / NAME)
-    pq.write_table(table, tmp_path / NAME, write_page_checksum=True, **options)
-    found, why = read_index(storage)
-    assert not found
-    assert "is damaged" in why
+    for content in (
+        {"version": __version__, "entries": {"a": {"identity": "i", "row": {"name": 7}}}},
+        {"version": __version__},
+        b"x" * 10,
+    ):
+        storage.write(NAME, zlib.compress(msgspec.msgpack.encode(content)))
+        found, why = read_index(storage)
+        assert not found
+        assert "is damaged" in why
 
 
-def test_an_index_has_no_more_rows_than_its_bytes_hold(tmp_path):
-    storage = LocalStorage(tmp_path)
-    write_index(storage, {})
-    empty = pq.read_table(tmp_path / NAME)
-    count = 400_000
-    nothing = pa.table([pa.nulls(count, field.type) for field in empty.schema], schema=empty.schema)
-    pq.write_table(nothing, tmp_path / NAME, compression="zstd", use_dictionary=False)
-    assert "more rows than a table has" in read_index(storage)[1]
+def test_names_that_are_not_unicode_are_kept(tmp_path):
+    write_index(LocalStorage(tmp_path), {"job \udcff": Entry("file \udcff", FleetJob("a"))})
+    assert read_index(LocalStorage(tmp_path))[0].popitem()[1].row == FleetJob("a")

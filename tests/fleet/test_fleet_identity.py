@@ -15,14 +15,14 @@ import pytest
 from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.page import render_html
-from sm_profiler.fleet.terminal import summary
+from sm_profiler.fleet.wording import summary
 from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_fold import validated
 from sm_profiler.hook import clock
 from sm_profiler.identity import MAX_LABELS, identity
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
-from sm_profiler.monitor.sampler import Owner
+from sm_profiler.monitor.sampler import Identity
 from sm_profiler.report.build import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
@@ -134,7 +134,7 @@ WHO = {"user": "anna", "job": "a,b: c}", "host": "gpu-17", "label:team": "nlp"}
 
 
 def owner(node="algo-1", machine="i-0123456789abcdef0", **who):
-    return Owner(lambda: {**WHO, **who}, lambda: machine, lambda: Resources(node, instance_type="p5.48xlarge"))
+    return Identity(lambda: {**WHO, **who}, lambda: machine, lambda: Resources(node, instance_type="p5.48xlarge"))
 
 
 def test_a_profile_without_steps_has_it(tmp_path):

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras  # arms the hook
 
 from sm_profiler.hook import entry
+from sm_profiler.hook import keras as hooked
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.keras import adapter, inputs
 from sm_profiler.hook.session import Session
 from sm_profiler.hook.steps import StepTracker
 
@@ -37,19 +37,20 @@ for name in (
     "_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count", "_compiles_again",
     "_compiled_again", "_apply_begins", "_apply_ends",
 ):  # fmt: skip
-    setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
-for kind in (adapter.Callbacks, inputs.Inputs):
+    setattr(hooked.KerasAdapter, name, breaking(name, getattr(hooked.KerasAdapter, name)))
+for kind in (hooked.Callbacks, hooked.Inputs):
     break_methods(kind)
 found = hook.session.find("keras")
 found.remove()
-adapter.KerasAdapter.__init__(found, hook.session)
+hooked.KerasAdapter.__init__(found, hook.session)
 found.install()  # with wrappers around the broken methods
 break_methods(StepTracker)
 if keras.backend.backend() == "tensorflow":
     from sm_profiler.hook.tensorflow import compilations, pipelines, stopwatch
 
     parts = {
-        stopwatch.Stopwatch: ("rows", "batches", "_find_graph", "_create", "_record", "_variables"),
+        stopwatch.Stopwatch: ("rows", "batches", "_find_graph", "_record"),
+        stopwatch.Table: ("create", "add"),
         compilations.Retracing: ("_describe", "start"),
         pipelines.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
     }

@@ -163,7 +163,7 @@ def compiled_in_graphs():
 def break_everything():
     """Let every call of the hook raise."""
     from sm_profiler.hook.entry import get_hook
-    from sm_profiler.hook.tensorflow import compilations, loops, pipelines, stopwatch
+    from sm_profiler.hook.tensorflow import adapter, compilations, pipelines, stopwatch
 
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("broken on purpose")
@@ -171,11 +171,12 @@ def break_everything():
     tracker = type(get_hook().session.tracker)
     calls = {
         tracker: [name for name, member in vars(tracker).items() if callable(member) and not name.startswith("_")],
-        stopwatch.Stopwatch: ["rows", "batches", "_find_graph", "_create", "_record", "_variables"],
+        stopwatch.Stopwatch: ["rows", "batches", "_find_graph", "_record"],
+        stopwatch.Table: ["create", "add"],
         compilations.Retracing: ["_describe", "start"],
         pipelines.Stages: ["beat", "iterator_ended", "batch", "close", "_look"],
         compilations.InGraphs: ["traced", "another"],
-        loops.Loops: ["_find_compilation", "_fetched", "_called", "_ran_batches"],
+        adapter.Loops: ["_find_compilation", "_fetched", "_called", "_ran_batches"],
     }
     for owner, names in calls.items():
         for name in names:

@@ -45,17 +45,17 @@ def test_functions_belong_to_their_stages():
         dataset("_ParallelMapDataset", augment, dataset("_MapDataset", decode, dataset("_TensorSliceDataset"))),
     )  # fmt: skip
     about = describe(nodes, chain)
-    first, second = about["stages"][:2]
-    assert about["batches"] == 10
-    assert (first["stage"], first["us"], first["batch_us"]) == ("map(decode)", 3000.0, 96_000.0)
-    assert (first["function"], first["line"]) == ("decode", decode.__code__.co_firstlineno)
-    assert (second["stage"], second["batch_us"], second["parallel"]) == ("map(augment)", 10.0, True)
+    first, second = about.stages[:2]
+    assert about.batches == 10
+    assert (first.stage, first.us, first.batch_us) == ("map(decode)", 3000.0, 96_000.0)
+    assert (first.function, first.line) == ("decode", decode.__code__.co_firstlineno)
+    assert (second.stage, second.batch_us, second.parallel) == ("map(augment)", 10.0, True)
 
 
 def test_a_fused_stage_has_no_wrong_function():
     nodes = model(node("Root", 1, 10, 2), node("Map", 100, 10))
     chain = dataset("_MapDataset", augment, dataset("_MapDataset", decode))
-    assert describe(nodes, chain)["stages"][0]["stage"] == "map"
+    assert describe(nodes, chain).stages[0].stage == "map"
 
 
 def test_stages_inside_an_interleave_are_summed():
@@ -67,8 +67,8 @@ def test_stages_inside_an_interleave_are_summed():
         node("Map", 1100, 50),
     )
     about = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))
-    first = about["stages"][0]
-    assert (first["stage"], first["us"], first["batch_us"]) == ("map inside interleave(decode)", 1000.0, 10_000.0)
+    first = about.stages[0]
+    assert (first.stage, first.us, first.batch_us) == ("map inside interleave(decode)", 1000.0, 10_000.0)
 
 
 def test_living_readers_count_for_those_that_have_ended():
@@ -76,17 +76,17 @@ def test_living_readers_count_for_those_that_have_ended():
         node("Root", 1, 10, 2), node("Interleave", 5, 100, 3, 4), node("Range", 1, 2), node("Map", 1000, 20),
     )  # fmt: skip
     about = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))
-    first = about["stages"][0]
-    assert (first["us"], first["batch_us"], about["partial"]) == (1000.0, 10_000.0, False)
+    first = about.stages[0]
+    assert (first.us, first.batch_us, about.partial) == (1000.0, 10_000.0, False)
 
 
 def test_without_living_readers_a_description_is_partial():
     nodes = model(node("Root", 1, 10, 2), node("Interleave", 5, 100, 3), node("Range", 1, 2))
-    assert describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))["partial"]
+    assert describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset"))).partial
 
 
 def test_an_empty_model_has_no_stages():
-    assert describe(model(), dataset("_TensorDataset"))["stages"] == []
+    assert describe(model(), dataset("_TensorDataset")).stages == ()
 
 
 def rows_of_a_file():
@@ -101,14 +101,14 @@ def test_a_generator_that_has_ended_is_known_by_its_dataset():
     state = _GeneratorState()
     nodes = model(node("Root", 1, 10, 2), node("FlatMap", 5, 100, 3), node("Range", 1, 1))
     about = describe(nodes, dataset("_FlatMapDataset", lambda _x: state, dataset("_RangeDataset")))
-    lost = about["forgotten"]
-    assert about["partial"]
-    assert (lost["stage"], lost["line"]) == (
+    lost = about.forgotten
+    assert about.partial
+    assert (lost.stage, lost.line) == (
         "from_generator(rows_of_a_file)", rows_of_a_file.__code__.co_firstlineno,
     )  # fmt: skip
 
 
 def test_readers_that_have_ended_are_known_by_the_function_that_makes_them():
     nodes = model(node("Root", 1, 10, 2), node("Interleave", 5, 100, 3), node("Range", 1, 2))
-    lost = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))["forgotten"]
-    assert (lost["stage"], lost["function"]) == ("interleave(decode)", "decode")
+    lost = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset"))).forgotten
+    assert (lost.stage, lost.function) == ("interleave(decode)", "decode")

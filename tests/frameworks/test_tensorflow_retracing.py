@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sm_profiler.formats.recorded import Compile
 from sm_profiler.hook.tensorflow.compilations import MAX_TENSORS, MAX_WAITING, Retracing, another, shapes
 
 
@@ -119,7 +120,7 @@ def test_no_more_than_some_calls_are_held_back(traces):
 
 def test_what_xla_compiles_without_a_trace_is_its_call_without_a_run(traces):
     collector, records, _ = traces
-    collector.compiled("step", -50, {"compiler": "XLA", "again": True, "reason": "shape is (2,), was (1,)"})
+    collector.compiled("step", -50, Compile(compiler="XLA", again=True, reason="shape is (2,), was (1,)"))
     collector.call_ended(0, 20)
     ((phase, name, start, end, step, args),) = records
     assert (phase, name, end - start, step) == ("sm_profiler/compile", "step", 30, 7)
@@ -128,7 +129,7 @@ def test_what_xla_compiles_without_a_trace_is_its_call_without_a_run(traces):
 
 def test_a_call_of_usual_length_compiled_nothing(traces):
     collector, records, _ = traces
-    collector.compiled("step", -50, {"compiler": "XLA", "again": True, "reason": "shape is (2,), was (1,)"})
+    collector.compiled("step", -50, Compile(compiler="XLA", again=True, reason="shape is (2,), was (1,)"))
     collector.forget_compiled()
     collector.call_ended(0, 20)
     assert not records

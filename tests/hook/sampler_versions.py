@@ -7,7 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-from sm_profiler.hook.memory_growth import lines_adding_to
+from sm_profiler.hook.memory import lines_adding_to
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.sampler import Sampler
 

@@ -13,8 +13,8 @@ import pytest
 from sm_profiler.formats.layout import DetailedTrace, PythonStats, TraceMetadata, parse_path
 from sm_profiler.hook.clock import KernelClock, Timebase, judge
 from sm_profiler.hook.convert import operators
-from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.memory import GarbageCollector
 from sm_profiler.hook.own_work import OwnWork
 from tests.support.hook import environment
 from tests.support.profiles import events

@@ -36,7 +36,10 @@ class Loop(StepObserver):
 
     def step_began(self, _step: int, _mode: ModeKeys) -> None:
         if not self.failures:  # a session no longer calls a collector that failed
-            self.phases.step_begins()
+            try:
+                self.phases.step_begins()
+            except RuntimeError as error:
+                self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         self.failures.append(error)

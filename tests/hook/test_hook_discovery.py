@@ -11,7 +11,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from sm_profiler.config import load_profile
 from sm_profiler.hook import Hook, entry
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import ConfigText
 

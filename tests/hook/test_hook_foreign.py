@@ -10,8 +10,8 @@ from itertools import chain
 
 import pytest
 
-from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard, is_foreign, pass_on
+from sm_profiler.hook.memory import GarbageCollector
 from sm_profiler.hook.own_work import OwnWork
 
 

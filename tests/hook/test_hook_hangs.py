@@ -152,9 +152,9 @@ def test_a_script_sees_the_exceptions_of_its_threads_as_before(monkeypatch):
 
     threads = [run(error), run(SystemExit(3))]  # one that leaves by sys.exit() has not failed
     now[0] += 2.5
-    (found,) = dead.as_args()
-    assert (found["name"], found["error"], found["ago"]) == ("worker", "ValueError: broken", 2.5)
-    assert found["where"].startswith("test_hook_hangs.py:")
+    (found,) = dead.latest()
+    assert (found.name, found.error, found.ago) == ("worker", "ValueError: broken", 2.5)
+    assert found.where.startswith("test_hook_hangs.py:")
     assert [one for one, _ in seen] == [error, seen[1][0]]
     assert [one for _, one in seen] == threads
     dead.remove()

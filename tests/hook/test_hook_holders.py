@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.hook.memory_growth import lines_adding_to
+from sm_profiler.hook.memory import lines_adding_to
 
 HERE = Path(__file__).read_text().splitlines()
 history = {"loss": []}

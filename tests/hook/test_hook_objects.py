@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sm_profiler.formats.event_names import OBJECTS
-from sm_profiler.hook import memory_growth
-from sm_profiler.hook.memory_growth import Objects
+from sm_profiler.hook import memory
+from sm_profiler.hook.memory import Objects
 
 history = []
 
@@ -23,12 +23,12 @@ class Sample:
 
 
 def test_names_what_grows(monkeypatch):
-    monkeypatch.setattr(memory_growth, "MAX_BLOCKS", 1 << 60)  # other tests leave millions of objects in this process
+    monkeypatch.setattr(memory, "MAX_BLOCKS", 1 << 60)  # other tests leave millions of objects in this process
     records, resident = [], [100_000_000]
     collector = Objects(records.append, resident=lambda: resident[0])
     weight = torch.ones(250_000, requires_grad=True)
     history.extend(Sample() for _ in range(100))
-    for _ in range(memory_growth.WARM_UP):
+    for _ in range(memory.WARM_UP):
         collector.beat()
     resident[0] += 60_000_000
     collector.beat()
@@ -50,11 +50,9 @@ def test_names_what_grows(monkeypatch):
 
 def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     counts, resident = [], [100_000_000]
-    monkeypatch.setattr(
-        memory_growth, "census", lambda before: counts.append(before) or (memory_growth.Census({}, 0, 0, {}), None)
-    )
+    monkeypatch.setattr(memory, "census", lambda before: counts.append(before) or (memory.Census({}, 0, 0, {}), None))
     collector = Objects(lambda _: None, resident=lambda: resident[0])
-    monkeypatch.setattr(sys, "getallocatedblocks", lambda: memory_growth.MAX_BLOCKS + 1)
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: memory.MAX_BLOCKS + 1)
     for _ in range(5):
         collector.beat()
         resident[0] += 60_000_000
@@ -64,16 +62,16 @@ def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     for _ in range(20):
         collector.beat()
         resident[0] += 200_000_000
-    assert len(counts) == memory_growth.MAX_COUNTS
+    assert len(counts) == memory.MAX_COUNTS
 
 
 @pytest.mark.parametrize("look", ["count", "select", "refer"])
 def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
     interval, stopped, built, held = sys.getswitchinterval(), threading.Event(), 0, []
     looks = {
-        "count": memory_growth.count_by_type,
-        "select": lambda: memory_growth.of_types({list, dict}),
-        "refer": lambda: memory_growth.referrers(held),
+        "count": memory.count_by_type,
+        "select": lambda: memory.of_types({list, dict}),
+        "refer": lambda: memory.referrers(held),
     }
 
     def keep_looking():
@@ -102,11 +100,11 @@ def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
 
 def test_a_look_leaves_the_collector_as_it_was():
     assert gc.isenabled()
-    memory_growth.of_types({list})
+    memory.of_types({list})
     assert gc.isenabled()
     gc.disable()
     try:
-        memory_growth.count_by_type()
+        memory.count_by_type()
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -117,8 +115,8 @@ def test_names_types_without_a_module():
     strange = type("Meta", (type,), {"__module__": property(lambda cls: cls.missing)})("Node", (), {})
     with pytest.raises(AttributeError):
         strange.__module__  # noqa: B018 - the point
-    assert memory_growth._name(strange) == "Node"
-    assert memory_growth._held(strange(), 2) == (False, memory_growth.POINTER)
+    assert memory._name(strange) == "Node"
+    assert memory._held(strange(), 2) == (False, memory.POINTER)
 
 
 def test_counts_although_a_tensor_is_not_defined(monkeypatch):
@@ -131,11 +129,9 @@ def test_counts_although_a_tensor_is_not_defined(monkeypatch):
         def is_leaf(self):
             raise RuntimeError("cannot call get_autograd_meta() on undefined tensor")
 
-    real = memory_growth.of_types
-    monkeypatch.setattr(
-        memory_growth, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds)
-    )
+    real = memory.of_types
+    monkeypatch.setattr(memory, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds))
     kept = torch.ones(3)
-    found, _ = memory_growth.census({})
+    found, _ = memory.census({})
     assert found.tensors_in_graphs == 0
     assert kept.sum() == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.formats.event_names import STEP_TRAIN
-from sm_profiler.hook.pytorch.recursion import Recursion
+from sm_profiler.hook.pytorch.adapter import Recursion
 from sm_profiler.source import open_source
 from tests.support.hook import environment
 

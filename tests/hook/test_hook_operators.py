@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from sm_profiler.formats.event_names import OPERATORS
-from sm_profiler.hook.pytorch import operators
-from sm_profiler.hook.pytorch.operators import FIRST_STEP, TIMED_STEPS, calibrate, count_operators
+from sm_profiler.hook.pytorch import graphs
+from sm_profiler.hook.pytorch.graphs import FIRST_STEP, TIMED_STEPS, calibrate, count_operators
 
 
 def deep(layers: int) -> nn.Module:
@@ -43,7 +43,7 @@ def test_counts_a_forward_and_a_backward_operator_per_node():
 
 
 def test_a_huge_graph_is_counted_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(operators, "MAX_NODES", 50)
+    monkeypatch.setattr(graphs, "MAX_NODES", 50)
     y = torch.ones(3, requires_grad=True)
     for _ in range(1000):
         y = y * 2
@@ -77,16 +77,16 @@ def test_calibration_uses_no_random_numbers_and_leaves_modes_alone():
 
 
 def test_waiting_for_a_core_is_known_or_zero(monkeypatch, tmp_path):
-    assert operators.waited_ns(operators.THIS_THREAD) >= 0
+    assert graphs.waited_ns(graphs.THIS_THREAD) >= 0
     for content in ("", "x y z", "1"):
         (tmp_path / "odd").write_text(content)
-        assert operators.waited_ns(tmp_path / "odd") == 0
-    assert operators.waited_ns(tmp_path / "none") == 0
+        assert graphs.waited_ns(tmp_path / "odd") == 0
+    assert graphs.waited_ns(tmp_path / "none") == 0
 
 
 def test_threads_that_train_at_once_finish_a_count_once(session, records, monkeypatch):
     """Another thread finishes the count while one of them calibrates."""
-    count = operators.OperatorCount(session, torch)
+    count = graphs.OperatorCount(session, torch)
     count._step, count._edges = 3, list(range(TIMED_STEPS + 1))
     calls = []
 
@@ -95,7 +95,7 @@ def test_threads_that_train_at_once_finish_a_count_once(session, records, monkey
         count._finish()
         return 1.0
 
-    monkeypatch.setattr(operators, "calibrate", calibrated)
+    monkeypatch.setattr(graphs, "calibrate", calibrated)
     count._finish()
     assert len(calls) == 1
     assert len(counts(records)) == 1

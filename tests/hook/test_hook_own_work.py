@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sm_profiler.hook.garbage import GarbageCollector, full_is_due
+from sm_profiler.hook.memory import GarbageCollector, full_is_due
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND, STALL, OwnWork
 from sm_profiler.hook.python_window import PythonCollector

@@ -12,9 +12,9 @@ import torch
 from sm_profiler.config import load_profile
 from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook import entry
+from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.other_threads import outwards
-from sm_profiler.hook.pytorch.operators import FIRST_STEP
+from sm_profiler.hook.pytorch.graphs import FIRST_STEP
 from sm_profiler.hook.sampler import phase_of
 from sm_profiler.hook.steps import REGULAR
 

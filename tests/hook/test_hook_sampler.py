@@ -15,9 +15,9 @@ import pytest
 
 from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
-from sm_profiler.hook import caller
+from sm_profiler.hook import frames
+from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.other_threads import outwards
 from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import (
@@ -78,12 +78,12 @@ def test_packages_of_pip_install_target_are_libraries_but_not_the_script_beside_
         (folder / "vendored-1.0.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(scripts), str(target), *sys.path])
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(scripts / "train.py"), raising=False)
-    caller._targets.cache_clear()
+    frames._targets.cache_clear()
     reader = StackReader(stop=stack.__code__)
     places, leaf = reader.read(
         outwards(stack((f"{scripts}/train.py", 4, "main"), (f"{target}/vendored/x.py", 5, "call")))
     )
-    caller._targets.cache_clear()
+    frames._targets.cache_clear()
     assert [place[1:] for place in places] == [(4, "main")]
     assert leaf == "made.up.call"
 
@@ -93,9 +93,9 @@ def test_a_removed_working_folder_does_not_matter(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    caller._targets.cache_clear()
-    assert not caller.is_library("/w/train.py")
-    caller._targets.cache_clear()
+    frames._targets.cache_clear()
+    assert not frames.is_library("/w/train.py")
+    frames._targets.cache_clear()
 
 
 def test_files_below_the_working_folder_are_named_relative_to_it(tmp_path, monkeypatch):

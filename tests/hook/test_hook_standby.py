@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from sm_profiler.formats.trace_recovery import recover_traces
-from sm_profiler.hook import entry, standby
-from sm_profiler.hook.settings import ConfigText, read_config
-from sm_profiler.hook.standby import Standby, in_framework
+from sm_profiler.hook import entry, settings
+from sm_profiler.hook.settings import ConfigText, Standby, in_framework, read_config
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.hook import environment
@@ -41,8 +40,8 @@ def train(steps):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(standby, "SECONDS", 0.01)
-    monkeypatch.setattr(standby, "AGAIN_SECONDS", 0.005)
+    monkeypatch.setattr(settings, "SECONDS", 0.01)
+    monkeypatch.setattr(settings, "AGAIN_SECONDS", 0.005)
     yield
     entry.uninstall()
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from sm_profiler.formats.event_names import LOG, SAVE
+from sm_profiler.formats.event_names import SAVE
+from sm_profiler.formats.recorded import Log, Save
 from sm_profiler.hook import entry, timed_calls
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.timed_calls import Target, TimedCalls
@@ -44,7 +45,7 @@ def wrapped(session, monkeypatch):
     monkeypatch.setattr(session, "later", lambda task: task())
     monkeypatch.setattr(type(session), "is_recording", True)
     collector = TimedCalls(session, clock=lambda: now[0])
-    collector.install((Target("made_up", ("save",), SAVE, (1, "path")), Target("made_up", ("outer",), SAVE)))
+    collector.install((Target("made_up", ("save",), Save, (1, "path")), Target("made_up", ("outer",), Save)))
     module.collector = collector
     yield module, records
     collector.remove()
@@ -53,7 +54,7 @@ def wrapped(session, monkeypatch):
 
 def test_a_call_that_imports_a_library_is_marked(wrapped, monkeypatch):
     module, records = wrapped
-    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), SAVE)])  # nothing yet of this name
+    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), Save)])  # nothing yet of this name
 
     def imports():
         for number in range(60):
@@ -61,7 +62,7 @@ def test_a_call_that_imports_a_library_is_marked(wrapped, monkeypatch):
         module.save(5_000_000)
 
     module.imports = imports
-    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), SAVE)])
+    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), Save)])
     module.imports()
     module.imports()
     assert [record[5].get("imported") for record in records] == [60, None]
@@ -193,7 +194,7 @@ def test_logged_records_reach_their_handlers(session, caplog):
         logging.getLogger("mine").info("step %d", 3)
     assert "step 3" in caplog.text
     assert [record.funcName for record in caplog.records] == ["test_logged_records_reach_their_handlers"]
-    assert LOG in {target.phase for target in timed_calls.TARGETS}
+    assert Log in {target.kind for target in timed_calls.TARGETS}
 
 
 def test_patches_restore_any_attribute_and_delete_what_was_not_there():

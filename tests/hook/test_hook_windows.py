@@ -1,18 +1,10 @@
 """Every row of the table of ranges, with a fake clock."""
 
-import attrs
 import pytest
 
-from sm_profiler.hook.collector import Collector
+from sm_profiler.config import CollectorConfig as Range
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.windows import Schedule, Window
-
-
-@attrs.frozen
-class Range:
-    start_step: int | None = None
-    num_steps: int | None = None
-    start_time: float | None = None
-    duration: float | None = None
 
 
 def active_steps(window: Window, steps, *, seconds_a_step: float = 1.0, start: float = 1000.0) -> list[int]:

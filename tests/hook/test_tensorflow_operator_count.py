@@ -1,28 +1,27 @@
 """The count of operators, without TensorFlow: the step may not end, and the calibration may fail or hang."""
 
-import concurrent.futures
 import contextlib
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from sm_profiler.hook.aside import Aside
-from sm_profiler.hook.tensorflow import operators
-from sm_profiler.hook.tensorflow.operators import Costs, OperatorCount
+from sm_profiler.hook.own_work import Aside
+from sm_profiler.hook.tensorflow import adapter
+from sm_profiler.hook.tensorflow.adapter import Costs, OperatorCount
 
 
 @pytest.fixture
 def count(monkeypatch):
     launchers = SimpleNamespace(TFE_Py_FastPathExecute=max, TFE_Py_Execute=min)
-    monkeypatch.setattr(operators, "import_module", lambda _: launchers)
+    monkeypatch.setattr(adapter, "import_module", lambda _: launchers)
     loops = SimpleNamespace(thread=threading.get_ident(), ran=None)
     session = SimpleNamespace(aside=Aside(), fail=pytest.fail)
     return OperatorCount(session, None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
 
 
 def test_a_step_that_does_not_end_is_not_counted_forever(count, monkeypatch):
-    monkeypatch.setattr(operators, "MAX_OPERATORS", 4)
+    monkeypatch.setattr(adapter, "MAX_OPERATORS", 4)
     count._begin()
     for _ in range(4):
         assert count._launchers.TFE_Py_Execute(1, 2) == 1
@@ -73,8 +72,8 @@ def test_an_error_is_the_hooks_own(count, monkeypatch):
 
 def test_the_training_does_not_wait_for_one_that_hangs(count, monkeypatch):
     goes_on = threading.Event()
-    monkeypatch.setattr(operators, "CALIBRATION_SECONDS", 0.01)
+    monkeypatch.setattr(adapter, "CALIBRATION_SECONDS", 0.01)
     monkeypatch.setattr(count, "_measure", lambda **_: goes_on.wait())
-    with pytest.raises(concurrent.futures.TimeoutError):
+    with pytest.raises(TimeoutError):
         count._calibrated(graphs=True)
     goes_on.set()

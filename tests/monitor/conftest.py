@@ -1,8 +1,5 @@
 """An S3 endpoint on this machine, and the environment that clients need."""
 
-import os
-import signal
-
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
@@ -48,9 +45,4 @@ def s3(aws):
 def job(tmp_path, aws):
     made = Job(tmp_path, aws)
     yield made
-    for process in made.processes:
-        process.kill()
-    for pid in made.agents():
-        os.kill(pid, signal.SIGKILL)
-    for process in made.processes:
-        process.communicate()
+    made.close()

@@ -26,7 +26,7 @@ def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
     process = job.start("time.sleep(1); writer.close()")
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    job.until(lambda: not job.agents(), 10)  # the script waited for the monitor
+    job.until(lambda: not job.monitors(), 10)  # the script waited for the monitor
     names = uploaded(s3)
     assert kinds(names) == {"system", "framework", "marker"}
     assert len([name for name in names if name.endswith("pythontimeline.json")]) == 1
@@ -38,15 +38,15 @@ def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
 def test_all_ranks_share_one_monitor_until_the_last_ends(job, s3):
     first = job.start("time.sleep(60)", RANK="1")
     others = [job.start(f"time.sleep({seconds}); writer.close()", RANK=str(seconds)) for seconds in (2, 3)]
-    assert len(job.agents()) == 1
+    assert len(job.monitors()) == 1
     first.kill()
     first.wait()
-    [agent] = job.agents()
+    [agent] = job.monitors()
     for process in others:
         assert process.wait(60) == 0
         if process is others[0]:
-            assert job.agents() == [agent]
-    job.until(lambda: not job.agents(), 10)
+            assert job.monitors() == [agent]
+    job.until(lambda: not job.monitors(), 10)
     times = [row["Timestamp"] for row in job.rows() if row["Type"] == "memory"]
     assert len(times) == len(set(times)) > 20
     # One rank was killed: there are no end markers, but the rank's records are uploaded.
@@ -60,7 +60,7 @@ def test_a_killed_job_is_uploaded_without_end_markers(job, s3):
     job.until(job.rows)
     process.kill()
     process.wait()
-    job.until(lambda: not job.agents())
+    job.until(lambda: not job.monitors())
     assert kinds(uploaded(s3)) == {"system", "framework"}
     assert not list(job.root.rglob("*.tmp"))
 
@@ -77,14 +77,14 @@ signal.signal(signal.SIGTERM, stop)
 while True:
     time.sleep(0.1)
 """)
-    [agent] = job.agents()
+    [agent] = job.monitors()
     job.until(job.rows)
     for pid in (agent, process.pid):  # as a spot interruption that reaches all of the container
         os.kill(pid, signal.SIGTERM)
     job.until(lambda: kinds(uploaded(s3)) == {"system"}, 60)  # at once, not when the script ends
     Path(f"{job.root}-go").touch()
     assert process.wait(60) == 0
-    job.until(lambda: not job.agents(), 10)
+    job.until(lambda: not job.monitors(), 10)
     assert kinds(uploaded(s3)) == {"system", "framework"}
     assert not (job.root / MARKERS[0]).exists()
 
@@ -108,7 +108,7 @@ def test_a_forked_child_does_not_end_the_job(job, s3):
         "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\ntime.sleep(1.5)\nwriter.close()"
     )
     time.sleep(1)
-    assert len(job.agents()) == 1
+    assert len(job.monitors()) == 1
     assert process.wait(60) == 0
 
 
@@ -154,10 +154,10 @@ def test_no_monitor_if_the_service_samples_already(job, s3, service, runs):
     (folder / "profilerconfig.json").write_text(json.dumps(service))
     process = job.start("writer.close(); time.sleep(1.5)")
     if runs:
-        job.until(job.agents, 10)
+        job.until(job.monitors, 10)
     else:
         time.sleep(0.5)
-        assert not job.agents()
+        assert not job.monitors()
     assert process.wait(60) == 0
     assert bool(uploaded(s3)) is runs
 
@@ -172,7 +172,7 @@ def test_no_monitor_without_the_agent_backend(job, s3, why):
     if why == "not switched on":
         del job.environment["SM_PROFILER_AUTO"]
     process = job.start("time.sleep(0.3)")
-    assert job.agents() == []
+    assert job.monitors() == []
     assert process.wait(60) == 0
 
 
@@ -203,7 +203,7 @@ def test_an_unreachable_s3_does_not_keep_the_script_from_ending(job, aws, monkey
         "from sm_profiler.monitor import start\nstart.Registration.leave.__kwdefaults__['seconds'] = 1.0\nwriter.close()"
     )
     assert process.wait(30) == 0
-    for pid in job.agents():  # they would retry for some seconds
+    for pid in job.monitors():  # they would retry for some seconds
         os.kill(pid, signal.SIGKILL)
     errors = process.stderr.read()
     assert "not uploaded yet" in errors

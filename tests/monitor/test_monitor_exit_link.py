@@ -72,8 +72,8 @@ def test_the_exit_code_of_a_single_process_is_uploaded_before_it_is_gone(train, 
 def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
     process = train("import time; time.sleep(2); sys.exit(7)")
     process.stdout.readline()
-    job.until(job.agents)
-    for pid in job.agents():
+    job.until(job.monitors)
+    for pid in job.monitors():
         os.kill(pid, signal.SIGSTOP)
     assert process.wait(120) == 7
 

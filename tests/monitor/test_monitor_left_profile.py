@@ -162,10 +162,10 @@ def test_another_process_may_start_it_first(tmp_path, monkeypatch, caplog):
 
 def test_a_job_whose_monitor_is_killed_is_complete(job, s3):
     process = job.start("sys.stdin.readline(); writer.close()", RANK="0")
-    (first,) = job.until(job.agents)
+    (first,) = job.until(job.monitors)
     job.until(job.rows)
     os.kill(first, signal.SIGKILL)
-    job.until(lambda: [pid for pid in job.agents() if pid != first])
+    job.until(lambda: [pid for pid in job.monitors() if pid != first])
     _, errors = process.communicate("\n", timeout=60)
     assert (process.returncode, errors) == (0, "sm-profiler: the monitor ended unexpectedly and was started again\n")
     assert kinds(uploaded(s3)) == {"system", "framework", "marker"}

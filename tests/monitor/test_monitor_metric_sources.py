@@ -266,7 +266,6 @@ def test_a_proc_file_is_read_completely_and_repeatedly(tmp_path):
     (tmp_path / "long").write_bytes(b"x" * 200_000)
     file = ProcFile(tmp_path / "long")
     assert len(file.read()) == len(file.read()) == 200_000
-    file.close()
 
 
 def test_measures_this_machine():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.config import load_profile
-from sm_profiler.hook.monitor_launcher import task_of
+from sm_profiler.hook.settings import task_of
 from sm_profiler.monitor.agent import LOOK_SECONDS, Agent, SwitchedOff
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task

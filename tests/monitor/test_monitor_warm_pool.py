@@ -6,7 +6,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor import node_state
 from sm_profiler.monitor.node_state import NodeLock, locked
-from sm_profiler.monitor.place import OWNER, set_aside_other_job
+from sm_profiler.monitor.place import JOB_FILE, set_aside_other_job
 from sm_profiler.monitor.start import join
 from sm_profiler.monitor.task import Task
 
@@ -37,7 +37,7 @@ def test_an_attempt_of_the_same_job_goes_on_with_its_profile(job, s3):
     job.until(job.rows)
     process.kill()
     process.wait()
-    job.until(lambda: not job.agents())
+    job.until(lambda: not job.monitors())
     assert job.start("writer.close()", RANK="2").wait(60) == 0
     traces = [key for key in keys(s3, "job-1") if "pevents" in key]
     assert len(traces) == 2
@@ -64,6 +64,6 @@ def test_a_profile_without_an_owner_is_kept(tmp_path):
 def test_another_node_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     """A later process of this node can still start the monitor."""
     monkeypatch.setattr(node_state, "ENTRY_SECONDS", 0.01)
-    with locked(tmp_path / IGNORED_FOLDER / OWNER), pytest.raises(ProfilerError, match="held by another process"):
+    with locked(tmp_path / IGNORED_FOLDER / JOB_FILE), pytest.raises(ProfilerError, match="held by another process"):
         join(Task(str(tmp_path), "algo-1", job="job-1"))
     assert not NodeLock(tmp_path, "algo-1").is_held()

@@ -7,7 +7,7 @@ import pytest
 
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.exporters.message import message_of
+from sm_profiler.exporters.destination import message_of
 from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of, unrecorded_ranks
 from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html

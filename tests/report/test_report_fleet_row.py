@@ -6,9 +6,8 @@ import pytest
 from sm_profiler._version import __version__
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
-from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.rows import read_report, row_of
+from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.metrics.metric_folds import JobInfo
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.report.build import report_of

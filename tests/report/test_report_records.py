@@ -1,12 +1,16 @@
 """The fold of events that describe one occurrence each."""
 
+import json
+
 import attrs
+import numpy as np
 import pytest
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.recorded import KINDS, Compile, Hang, Input, Profiling, Save, ThreadStack
 from sm_profiler.metrics import record_fold
-from sm_profiler.metrics.record_fold import RecordFold
+from sm_profiler.metrics.record_fold import RecordFold, read_args
 from sm_profiler.report.build import data_quality
 from tests.support.reports import START_S, events, metrics_of, training
 
@@ -36,12 +40,8 @@ def test_records_carry_their_arguments():
         .records[event_names.COMPILE]
         .longest
     )
-    assert (record.process, record.name, record.step, record.args) == (
-        "algo-1-0",
-        "forward",
-        7,
-        {"reason": "new shape"},
-    )
+    assert (record.process, record.name, record.step) == ("algo-1-0", "forward", 7)
+    assert record.args == Compile(reason="new shape")
     assert record.end - START_S == pytest.approx(3.5)
 
 
@@ -77,7 +77,37 @@ def test_folds_merge_in_any_order(monkeypatch):
 def test_damaged_arguments_count_as_none():
     window = saves((1.0, 0.1))
     damaged = attrs.evolve(window.new_events, args=type(window.new_events.args)(window.new_events.args.codes, ("[[[",)))
-    assert fold_of(Window(damaged)).result()[event_names.SAVE].longest[0].args == {}
+    assert fold_of(Window(damaged)).result()[event_names.SAVE].longest[0].args == Save()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"path": 3, "line": 4}', Save(line=4)),
+        ('{"line": 1e999, "file": "a.py"}', Save(file="a.py")),
+        ('{"bytes": 1234567890123456789012, "calls": NaN}', Save()),
+        ('{"\\ud800": 1, "path": "a"}', Save(path="a")),
+        ('{"threads": [{"name": "a"}, 3, {"frames": [["f", 1]]}]}', Hang(threads=(ThreadStack(name="a"),))),
+        ("[1]", Save()),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_has_its_default(text, found):
+    assert read_args(type(found), text) == found
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_what_is_written_is_read(kind):
+    """Fields that are unknown are not written, but for the slowdown of a window."""
+    assert read_args(kind, json.dumps(kind().args())) == kind()
+    assert None not in kind().args().values()
+    assert Profiling(kind="window", window="python").args() == {"kind": "window", "window": "python", "slower": None}
+
+
+@pytest.mark.parametrize("args", [{}, {"processes": True}])
+def test_the_number_of_workers_is_read_from_its_column(args):
+    rows = events([(event_names.INPUT, "PyDataset", 1.0, 0.0, "algo-1-0", -1, args)])
+    found = fold_of(Window(attrs.evolve(rows, num_workers=np.array([3], np.int32)))).result()
+    assert found[event_names.INPUT].longest[0].args == Input(num_workers=3, **args)
 
 
 def test_records_of_an_interrupted_process_belong_to_its_first_attempt():

@@ -337,7 +337,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
             one.close()
         close()
 
-    monkeypatch.setattr("sm_profiler.serve.server.run", stopped)
+    monkeypatch.setattr("sm_profiler.serve.server.serve", stopped)
     (tmp_path / "runs").mkdir()
     assert main(["serve", str(tmp_path / "rums"), str(tmp_path / "runs"), "s3://bucket/jobs", "--port", "0"]) == 0
     errors = capsys.readouterr().err

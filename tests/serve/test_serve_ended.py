@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sm_profiler.compact import compact
 from sm_profiler.folding.engine import LATE_S
@@ -180,7 +180,13 @@ def test_a_packed_report_is_the_report():
 
 def test_a_report_that_cannot_be_packed_is_made_here(where, monkeypatch):
     original = Page.read
-    monkeypatch.setattr(Page, "read", lambda *of: msgspec.structs.replace(original(*of), report=b""))
+
+    def without_report(*of):
+        page = original(*of)
+        page.snapshot = replace(page.snapshot, packed=b"")
+        return page
+
+    monkeypatch.setattr(Page, "read", without_report)
     monkeypatch.setattr("sm_profiler.serve.live.packed_or_none", lambda _: b"")
     live = LiveJob(where, use_subprocess=True)
     live.poll()

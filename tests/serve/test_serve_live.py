@@ -4,8 +4,8 @@ import copy
 import shutil
 import threading
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -335,7 +335,7 @@ def test_a_file_is_on_the_page_within_two_seconds_while_others_come_all_the_time
     live = LiveJob(str(job), clock=lambda: now[0])
     live.poll()
     report = live.snapshot.report
-    live._snapshot = attrs.evolve(live.snapshot, state="running")
+    live._snapshot = replace(live.snapshot, state="running")
 
     def make(_):
         now[0] += report_s

@@ -16,7 +16,8 @@ from argparse import Namespace
 
 import pytest
 
-from sm_profiler.cli.run import Command, LiveView
+from sm_profiler.cli.run import LiveView
+from sm_profiler.cli.run import run as run_command
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import shorten
 from sm_profiler.processes import start_module
@@ -137,7 +138,7 @@ def test_viewers_end_if_the_command_cannot_be_started(tmp_path, monkeypatch):
         config=None, out=None, no_monitor=True, watch=True, open=True, module=False, words=["--", str(broken)]
     )
     with pytest.raises(ProfilerError):
-        Command().run(options)
+        run_command(options)
     assert calls == ["start", False]
 
 

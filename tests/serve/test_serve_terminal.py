@@ -10,6 +10,7 @@ import time
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 from sm_profiler.cli import main
 from sm_profiler.serve.live import LiveJob
@@ -46,14 +47,14 @@ def test_a_job_that_goes_on_has_no_verdict_yet(tmp_path):
     folder = make_job(tmp_path / "a-job", "--minutes", "1", "--scenario", "no-framework")
     live = LiveJob(str(folder))
     live.poll()
-    begun = attrs.evolve(live.snapshot, state="running")
+    begun = replace(live.snapshot, state="running")
     assert begun.report.verdict.kind.value == "INCONCLUSIVE"
     for text in (line_of(begun), "\n".join(panel(begun, width=80))):
         assert "no verdict yet" in text
         assert "INCONCLUSIVE" not in text
-    assert "INCONCLUSIVE (low confidence)" in line_of(attrs.evolve(begun, state="ended"))
+    assert "INCONCLUSIVE (low confidence)" in line_of(replace(begun, state="ended"))
     metrics = attrs.evolve(begun.report.metrics, running=True)
-    going = attrs.evolve(begun, report=attrs.evolve(begun.report, metrics=metrics))
+    going = replace(begun, report=attrs.evolve(begun.report, metrics=metrics))
     assert "No verdict yet\n" in frame("a-job", going, size=(80, 40), colour=False)
 
 

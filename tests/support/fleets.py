@@ -3,9 +3,8 @@
 import json
 
 from sm_profiler._version import __version__
-from sm_profiler.fleet.billing import with_bill
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.rows import read_report, row_of
+from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.report.prices import Prices
 
 START_S = 1_790_000_000

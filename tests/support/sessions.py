@@ -3,8 +3,7 @@
 import json
 
 from sm_profiler.config import load_profile
-from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.session import Session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     time_in_calls,
 )
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats import event_names
+from sm_profiler.formats.recorded import Callback, Compile, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.covered import Covered
@@ -54,7 +55,7 @@ def saving(case: Case) -> Found | None:
     """Find checkpoints and other files that the loop waits for."""
     writers = case.seen.writers()
     spent = time_in_calls(  # a save imports only once
-        case, event_names.SAVE, lambda one: not one.args.get("imported") and not flushes(one, writers)
+        case, Save, lambda one: not one.args.imported and not flushes(one, writers)
     )
     timed = lines_of_records(spent.records)
     seen = seen_in_samples(case, SAVING, {(line.file, line.line) for line in timed})
@@ -79,8 +80,7 @@ def saving(case: Case) -> Found | None:
             Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
             Evidence("speed of saving", round(most.size / max(usual, 1e-6)), None, rank.name, "bytes/s"),
         ]
-        paths = (one.args.get("path") for one in most.single)
-        if path := next((path for path in paths if isinstance(path, str) and path), None):
+        if path := next((one.args.path for one in most.single if one.args.path), None):
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
@@ -88,7 +88,7 @@ def saving(case: Case) -> Found | None:
     return Found("saving", words, tuple(evidence), share, saves=saves, where=timed)
 
 
-def _stop(calls: Calls) -> str:
+def _stop(calls: Calls[Save]) -> str:
     """Return how often and for how long the training stops for some calls."""
     usual, longest = calls.durations
     every = calls.steps_between
@@ -101,11 +101,11 @@ def _stop(calls: Calls) -> str:
 
 def logging(case: Case) -> Found | None:
     """Find log lines, prints and experiment trackers that the loop waits for, and lines written to open files."""
-    spent = time_in_calls(case, event_names.LOG)
+    spent = time_in_calls(case, Log)
     timed = lines_of_records(spent.records)
     seen = seen_in_samples(case, LOGGING, {(line.file, line.line) for line in timed})
     writers = case.seen.writers()
-    flushed = time_in_calls(case, event_names.SAVE, lambda one: flushes(one, writers)).share
+    flushed = time_in_calls(case, Save, lambda one: flushes(one, writers)).share
     share, rank = min(spent.share + seen.share + flushed, 1.0), spent.worst
     saves = partial(activity, LOGGING, limits.SAVED)
     if rank is None or spent.share < seen.share:
@@ -145,7 +145,7 @@ def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) ->
 
 def callbacks(case: Case) -> Found | None:
     """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
-    spent = time_in_calls(case, event_names.CALLBACK, lambda one: not _saves(case, one))
+    spent = time_in_calls(case, Callback, lambda one: not _saves(case, one))
     rank, saves = spent.worst, partial(activity, CALLBACKS, limits.SAVED)
     if rank is None:
         return _seen_callback(case, saves)
@@ -191,24 +191,24 @@ def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
     )
 
 
-def _saves(case: Case, call: Record) -> bool:
+def _saves(case: Case, call: Record[Callback]) -> bool:
     """Return whether a callback saves a file for most of this call."""
-    saves = case.metrics.records.get(event_names.SAVE)
-    if saves is None or call.calls > 1:
+    if call.calls > 1:
         return False
-    inside = sum(one.seconds for one in saves.of(call.process) if call.start <= one.start <= call.end)
+    saves = case.metrics.recorded(Save).of(call.process)
+    inside = sum(one.seconds for one in saves if call.start <= one.start <= call.end)
     return inside >= limits.MAJORITY * call.seconds
 
 
 def recompilation(case: Case) -> Found | None:
     """Find functions that a compiler compiles again while the loop runs."""
-    spent = time_in_calls(case, event_names.COMPILE, lambda one: one.args.get("again") is True, once=True)
+    spent = time_in_calls(case, Compile, lambda one: bool(one.args.again), once=True)
     rank = spent.worst
     if rank is None or all(map(in_first_steps, spent.records)):
         return None
-    compiler = next((text for one in reversed(spent.records) if (text := _text(one, "compiler"))), "torch.compile")
-    reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
-    breaks = [one for one in case.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
+    compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
+    reason = next((one.args.reason for one in reversed(spent.records) if one.args.reason), "")
+    breaks = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.name == "graph break"]
     each = spent.seconds / spent.calls
     evidence = [
         *([Evidence("reason of the last", reason, None, rank.name)] if reason else []),
@@ -218,7 +218,7 @@ def recompilation(case: Case) -> Found | None:
     ]
     if breaks:
         evidence.append(Evidence("graph breaks", len(breaks), None, rank.name))
-        evidence.append(Evidence("reason of the first graph break", _text(breaks[0], "reason"), None, rank.name))
+        evidence.append(Evidence("reason of the first graph break", breaks[0].args.reason or "", None, rank.name))
     words = {
         "compiler": compiler,
         "name": spent.records[-1].name,
@@ -235,12 +235,7 @@ def recompilation(case: Case) -> Found | None:
     )  # fmt: skip
 
 
-def _text(record: Record, name: str) -> str:
-    value = record.args.get(name, "")
-    return value if isinstance(value, str) else ""
-
-
-def _chance(spent: Spent) -> float:
+def _chance(spent: Spent[Compile]) -> float:
     """Return the standard error of the time of rare calls, as a share of it: another run would have a few more or fewer.
 
     However they lie in the loop: most shapes come first at its start.
@@ -259,12 +254,11 @@ def _compiled_once(case: Case, loop: Loop) -> Saving | None:
     if total <= 0:
         return None
     least, value, most = limits.SAVED
-    records = case.metrics.records.get(event_names.COMPILE)
     beyond = whole = 0.0
     for rank in case.ranks:
-        own = records.of(rank.name) if records else ()
+        own = case.metrics.recorded(Compile).of(rank.name)
         length, spent = rank.iterations.length, _in_rows(rank, own)
-        rows, usual = _in_rows(rank, [one for one in own if one.args.get("again") is True]) > 0, spent <= 0
+        rows, usual = _in_rows(rank, [one for one in own if one.args.again]) > 0, spent <= 0
         if np.count_nonzero(usual) >= thresholds.MIN_STEPS and rows.any():
             more = float(np.median(length[rows] - np.minimum(spent[rows], length[rows])) - np.median(length[usual]))
             beyond += max(more, 0.0) * np.count_nonzero(rows) / len(case.ranks)
@@ -275,7 +269,7 @@ def _compiled_once(case: Case, loop: Loop) -> Saving | None:
     return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
 
 
-def _in_rows(rank: Rank, records: list[Record] | tuple[Record, ...]) -> np.ndarray:
+def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:
     """Return the seconds of single calls in each iteration of a process; those between two that are judged are left out."""
     starts, spent = rank.iterations.start, np.zeros(len(rank.iterations))
     ends = starts + rank.iterations.length
@@ -302,8 +296,7 @@ def collections(case: Case) -> Found | None:
 
 def _while_compiling(rank: Rank, case: Case) -> float:
     """Return the seconds of collections in steps that compiled a function, at most as long as that took."""
-    found = case.metrics.records.get(event_names.COMPILE)
-    own = [one for one in found.of(rank.name) if one.seconds > 0] if found else []
+    own = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.seconds > 0]
     if not own or not len(rank.steps):
         return 0.0
     row = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own], side="right") - 1
@@ -340,8 +333,7 @@ def evaluation(case: Case) -> Found | None:
 
 def _compiling_for_evaluation(rank: Rank, case: Case) -> float:
     """Return the seconds in which functions were compiled during evaluation, which evaluating less often does not save."""
-    found = case.metrics.records.get(event_names.COMPILE)
-    own = [one for one in found.of(rank.name) if rank.start <= one.start <= rank.end] if found else []
+    own = [one for one in case.metrics.recorded(Compile).of(rank.name) if rank.start <= one.start <= rank.end]
     if not own or not len(rank.steps):
         return 0.0
     # Between two training steps nothing is evaluated.

@@ -36,8 +36,8 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats import event_names
-from sm_profiler.formatting import duration, number, percent, shorten
+from sm_profiler.formats.recorded import Operators
+from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.sample_fold import Place, Sampled
@@ -46,7 +46,9 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
-UPDATES = re.compile(r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+UPDATES = re.compile(
+    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
+)  # of parameters, by hand
 # Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
 GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
@@ -274,13 +276,13 @@ def launches_of(case: Case) -> Launches | None:
     Of the counted steps it is the one in the middle, the cheaper one of two: a step in which the script does more, now and
     then, is none that a larger batch makes cheaper.
     """
-    records = case.metrics.records.get(event_names.OPERATORS)
     found = []
-    for record in records.longest if records else ():
-        count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
-        if count > 0 and fixed_us > 0 and "call_us" not in record.args:
-            step = number(record.args.get("step_us")) / 1e6 or None
-            found.append(Launches(count, fixed_us / 1e6, step, record.args.get("eager") is True))
+    for record in case.metrics.recorded(Operators).longest:
+        args = record.args
+        if args.operators > 0 and args.fixed_us > 0 and args.call_us is None:
+            found.append(
+                Launches(args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager))
+            )
     if not found:
         return None
     usual = sorted(found, key=lambda one: one.seconds)[(len(found) - 1) // 2]
@@ -348,7 +350,9 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("operators a step", round(launches.operators)),
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
-    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual))
+    return _small_steps(
+        case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual)
+    )
 
 
 def _loop_of_python(case: Case, launches: Launches) -> Found | None:
@@ -511,12 +515,11 @@ _DISPATCH = re.compile(
 
 def _uncompiled(case: Case) -> tuple[float, float, float] | None:
     """Return the operations of a gradient function that is not compiled, the seconds of each, and the part of a call they are."""
-    records = case.metrics.records.get(event_names.OPERATORS)
     found = []
-    for record in records.longest if records else ():
-        count, fixed, call = (number(record.args.get(name)) for name in ("operators", "fixed_us", "call_us"))
-        if count > 0 and fixed > 0 and call > 0:
-            found.append((count, fixed / 1e6, min(count * fixed / call, 1.0)))
+    for args in (record.args for record in case.metrics.recorded(Operators).longest):
+        if args.operators > 0 and args.fixed_us > 0 and args.call_us:
+            spent = args.operators * args.fixed_us
+            found.append((args.operators, args.fixed_us / 1e6, min(spent / args.call_us, 1.0)))
     if not found:
         return None
     count, fixed, part = map(float, np.median(found, axis=0))

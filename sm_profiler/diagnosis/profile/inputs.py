@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -18,11 +17,10 @@ from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
-from sm_profiler.diagnosis.profile.occurrences import place_of
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formatting import duration, number, percent, plural, shorten
+from sm_profiler.formats.recorded import DataStages, Input, place_of
+from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 
@@ -220,10 +218,7 @@ def _others_hold_the_cores(case: Case) -> bool:
     """Return whether threads that load in the training process wait for cores that other programs use."""
     metrics, own = case.metrics, case.own_cores
     used, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
-    inputs = metrics.records.get(event_names.INPUT)
-    processes = metrics.loader.num_workers > 0 or any(
-        one.args.get("processes") is True for one in (inputs.longest if inputs else ())
-    )
+    processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
     return used / 100 * cores - sum(own) >= 0.4 * cores
@@ -406,12 +401,11 @@ def _keras(case: Case) -> _Cause | None:
     where = lines_of_samples(case.metrics, lambda one: one.phase in ("wait", WORKER))
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_generator", (), where)
-    place = place_of(record)
+    place = place_of(record.args)
     where = where or ((Location(*place, share=1.0),) if place else ())
-    workers, pool = record.args.get("num_workers"), workers_of(case)
-    now = workers if isinstance(workers, int) and workers > 0 else 0
+    now, pool = max(record.args.num_workers or 0, 0), workers_of(case)
     more = max(pool.suggested, 2, now + 1)
-    threads = record.args.get("processes") is not True
+    threads = not record.args.processes
     words = {
         "now": now, "suggested": more, "queue": 2 * more, "kind": "threads" if threads else "processes",
         "processes": FRAGMENTS["use_processes"] if threads else "",
@@ -421,13 +415,13 @@ def _keras(case: Case) -> _Cause | None:
     return _Cause(FRAGMENTS[name].format_map(words), name, evidence, where, words, pool.advice())
 
 
-def training_input(case: Case) -> Record | None:
+def training_input(case: Case) -> Record[Input] | None:
     """Return the input that most training steps read, or None; a loop over an input begins after its record.
 
     An input that was read again is recorded once: its later steps count for the input before them.
     """
-    records = case.metrics.records.get(event_names.INPUT)
-    if records is None or not records.longest:
+    records = case.metrics.recorded(Input)
+    if not records.longest:
         return None
     rank = next((rank for rank in case.ranks if records.of(rank.name)), None)
     if rank is None or not len(rank.train):
@@ -512,7 +506,7 @@ def _of_stage(stage: Stage | None) -> _Cause | None:
 def batch_seconds(case: Case) -> float:
     """Return the seconds in which the stages make a batch, without handing over what is ready; 0 if none were recorded."""
     sums = (
-        sum(number(one.get("batch_us")) for one in _stages(about) if not str(one.get("stage")).startswith("prefetch"))
+        sum(one.batch_us or 0.0 for one in about.stages if not one.stage.startswith("prefetch"))
         for about in _latest(case)
     )
     return max((spent / 1e6 for spent in sums), default=0.0)
@@ -525,62 +519,46 @@ def slow_stage(case: Case) -> Stage | None:
     return max(stages, key=lambda stage: stage.batch, default=None)
 
 
-def _latest(case: Case) -> list[Mapping[str, Any]]:
-    """Return the most complete record of each judged process."""
-    found = case.metrics.records.get(event_names.DATA_STAGES)
+def _latest(case: Case) -> list[DataStages]:
+    """Return the most complete record of each judged process: that of all stages, for most batches."""
     names = {rank.name for rank in case.ranks}
-    latest: dict[str, Mapping[str, Any]] = {}
-    for record in found.longest if found else ():
-        if record.process in names and known(record.args) > known(latest.get(record.process, {})):
+    own = (one for one in case.metrics.recorded(DataStages).longest if one.process in names)
+    latest: dict[str, DataStages] = {}
+    for record in own:
+        before = latest.setdefault(record.process, record.args)
+        if (not record.args.partial, record.args.batches) > (not before.partial, before.batches):
             latest[record.process] = record.args
     return list(latest.values())
 
 
-def forgotten(about: Mapping[str, Any], wait: float) -> Stage | None:
+def forgotten(about: DataStages, wait: float) -> Stage | None:
     """Return the stage that TensorFlow forgot, if those that it measured explain little of the wait for a batch."""
-    lost = about.get("forgotten")
-    measured = sum(number(one.get("batch_us")) for one in _stages(about)) / 1e6
-    if about.get("partial") is not True or not isinstance(lost, dict) or measured > limits.MAJORITY * wait:
+    lost = about.forgotten
+    measured = sum(one.batch_us or 0.0 for one in about.stages) / 1e6
+    if not about.partial or lost is None or measured > limits.MAJORITY * wait:
         return None
-    place = _stage_place(lost, 1.0)
+    place = place_of(lost)
     if place is None:
         return None
-    cached = about.get("cache") is True
-    name = str(lost.get("stage", ""))[:100]
-    return Stage(name, 0.0, wait, 1.0, 1, parallel=False, prefetch=True, cache=cached, place=place)
-
-
-def known(about: Mapping[str, Any]) -> tuple[bool, float]:
-    """Return how complete the stages of a record are: all of them, for many batches."""
-    return about.get("partial") is not True and bool(about), number(about.get("batches"))
-
-
-def slowest(about: Mapping[str, Any]) -> Stage | None:
-    """Return the stage of a record that takes most of the time for a batch, or None if none dominates."""
-    stages = _stages(about)
-    total = sum(number(one.get("batch_us")) for one in stages)
-    worst = max(stages, key=lambda one: number(one.get("batch_us")), default=None)
-    if worst is None or total <= 0:
-        return None
-    share, name = number(worst.get("batch_us")) / total, str(worst.get("stage", ""))
-    if share < limits.MAJORITY or name.startswith("prefetch"):
-        return None  # to hand over what is ready is no work
-    place = _stage_place(worst, share)
-    if place is None and name.startswith(_CALLS_PYTHON):
-        return None  # a library's generator, whose workers are known otherwise
     return Stage(
-        name[:100], number(worst.get("us")) / 1e6, number(worst.get("batch_us")) / 1e6, share,
-        max(int(number(worst.get("parallelism"))), 1), worst.get("parallel") is True, about.get("prefetch") is True,
-        about.get("cache") is True, place,
+        lost.stage[:100], 0.0, wait, 1.0, 1, parallel=False, prefetch=True, cache=about.cache,
+        place=Location(*place, 1.0, "wait"),
     )  # fmt: skip
 
 
-def _stages(about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    stages = about.get("stages")
-    return [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
-
-
-def _stage_place(about: Mapping[str, Any], share: float) -> Location | None:
-    file, line, function = (about.get(name) for name in ("file", "line", "function"))
-    given = isinstance(file, str) and isinstance(line, int) and isinstance(function, str)
-    return Location(str(file), int(str(line)), str(function), share, "wait") if given else None
+def slowest(about: DataStages) -> Stage | None:
+    """Return the stage of a record that takes most of the time for a batch, or None if none dominates."""
+    worst = max(about.stages, key=lambda one: one.batch_us or 0.0, default=None)
+    total = sum(one.batch_us or 0.0 for one in about.stages)
+    if worst is None or worst.batch_us is None or total <= 0:
+        return None
+    share = worst.batch_us / total
+    if share < limits.MAJORITY or worst.stage.startswith("prefetch"):
+        return None  # to hand over what is ready is no work
+    place = place_of(worst)
+    if place is None and worst.stage.startswith(_CALLS_PYTHON):
+        return None  # a library's generator, whose workers are known otherwise
+    return Stage(
+        worst.stage[:100], (worst.us or 0.0) / 1e6, worst.batch_us / 1e6, share, max(int(worst.parallelism or 0), 1),
+        bool(worst.parallel), about.prefetch, about.cache, place and Location(*place, share, "wait"),
+    )  # fmt: skip

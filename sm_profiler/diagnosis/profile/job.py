@@ -16,10 +16,10 @@ from sm_profiler.diagnosis.profile.ledger import rows_of_rank
 from sm_profiler.diagnosis.profile.lines import FIRST_STEPS, IMPORT, MAX_LOCATIONS, START, lines_of_samples
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
 from sm_profiler.formats.process_end import CRASHED, RUNNING
+from sm_profiler.formats.recorded import Compile, Objects
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
@@ -387,7 +387,7 @@ def _process_memory(case: Case) -> Found | None:
     if left:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     objects = _objects(case, name)
-    evidence += _grown_objects(objects[-1] if objects else {}, name)
+    evidence += _grown_objects(objects[-1], name) if objects else []
     words = {
         "rate": size(rate),
         "error": size(growth.error * 60),
@@ -418,8 +418,7 @@ def _compiled_at(case: Case, process: str) -> float:
 
     Until then memory grows because graphs, kernels and buffers are made, not because a step keeps something.
     """
-    found = case.metrics.records.get(event_names.COMPILE)
-    first = [one.end for one in found.of(process) if one.args.get("again") is False] if found else []
+    first = [one.end for one in case.metrics.recorded(Compile).of(process) if one.args.again is False]
     return max(first, default=0.0)
 
 
@@ -432,53 +431,45 @@ def _exhaustion(case: Case, growth: Growth) -> float | None:
     return max(total * (1 - used / 100), 0.0) / growth.slope
 
 
-def _objects(case: Case, process: str) -> list[dict[str, Any]]:
+def _objects(case: Case, process: str) -> list[Objects]:
     """Return what the hook counted of the objects of a process, in time order."""
-    found = case.metrics.records.get(event_names.OBJECTS)
-    return [dict(one.args) for one in found.of(process)] if found else []
+    return [one.args for one in case.metrics.recorded(Objects).of(process)]
 
 
 MANY_OBJECTS = 50  # of a type; fewer are the state of libraries, not what a loop collects
 
 
-def _grown_objects(args: dict[str, Any], process: str) -> list[Evidence]:
+def _grown_objects(args: Objects, process: str) -> list[Evidence]:
     """Return which objects a process has more of than when its memory began to grow."""
     evidence = []
-    container, bytes_gained, graphs, types = (
-        args.get(name) for name in ("container", "tensor_bytes", "tensors_in_graphs", "types")
-    )
-    if isinstance(container, str):
-        evidence.append(Evidence("container that grows most", container, None, process))
-    if isinstance(bytes_gained, int) and bytes_gained >= limits.GROWTH_BYTES:
-        evidence.append(Evidence("tensors gained", bytes_gained, None, process, "bytes"))
-    if isinstance(graphs, int) and graphs >= MANY_OBJECTS:
-        evidence.append(Evidence("tensors gained that keep a graph", graphs, None, process))
-    counts = types.items() if isinstance(types, dict) else ()
-    gained = [f"{kind} +{count:,}" for kind, count in counts if isinstance(count, int) and count >= MANY_OBJECTS]
+    if args.container is not None:
+        evidence.append(Evidence("container that grows most", args.container, None, process))
+    if args.tensor_bytes >= limits.GROWTH_BYTES:
+        evidence.append(Evidence("tensors gained", args.tensor_bytes, None, process, "bytes"))
+    if args.tensors_in_graphs >= MANY_OBJECTS:
+        evidence.append(Evidence("tensors gained that keep a graph", args.tensors_in_graphs, None, process))
+    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= MANY_OBJECTS]
     if gained:
         evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
     return evidence
 
 
-def _keeps_nothing(objects: Sequence[dict[str, Any]]) -> bool:
+def _keeps_nothing(objects: Sequence[Objects]) -> bool:
     """Return whether objects were counted while a process grew, and none of the script's are more than before.
 
     Then libraries grow: allocators, and caches of kernels for each new shape, which fill and stop.
     """
     if not objects:
         return False
-    types = objects[-1].get("types")
-    counts = [objects[-1].get("tensors_in_graphs"), *(types.values() if isinstance(types, dict) else ())]
-    bytes_gained = objects[-1].get("tensor_bytes")
-    many = any(isinstance(count, int) and count >= MANY_OBJECTS for count in counts)
-    return not many and not (isinstance(bytes_gained, int) and bytes_gained >= limits.GROWTH_BYTES)
+    last = objects[-1]
+    most = max(last.tensors_in_graphs, *last.types.values(), 0)
+    return most < MANY_OBJECTS and last.tensor_bytes < limits.GROWTH_BYTES
 
 
-def _growing_lines(objects: Sequence[dict[str, Any]]) -> tuple[Location, ...]:
+def _growing_lines(objects: Sequence[Objects]) -> tuple[Location, ...]:
     """Return the lines that add to the container that grows most."""
-    lists = (one.get("lines") for one in reversed(objects))
-    lines: list[object] = next((one for one in lists if isinstance(one, list)), [])
-    places = [one for one in lines[:MAX_LOCATIONS] if isinstance(one, list) and list(map(type, one)) == [str, int, str]]
+    lines = next((one.lines for one in reversed(objects) if one.lines is not None), ())
+    places = lines[:MAX_LOCATIONS]
     return tuple(
         Location(printable(file), line, printable(function), 1 / len(places)) for file, line, function in places
     )
@@ -554,14 +545,14 @@ def hang(case: Case) -> Found | None:
     found = find_hang(metrics)
     if found is None:
         return None
-    first, longest = found.first, found.first.number("longest")
+    first, longest = found.first, found.first.record.args.longest
     where = [Location(*one.place, share=1.0, rank=one.name) for one in found.stopped if one.place is not None][
         :MAX_LOCATIONS
     ]
     evidence = (
         Evidence("time without a step", round(found.seconds, 1), round(longest, 1) or None, first.name, "s", "usually up to"),
         Evidence("last step", "none" if first.before_first_step else first.record.step, None, first.name),
-        Evidence("CPU use of the process meanwhile", round(100 * first.number("cpu"), 1), None, first.name, "percent"),
+        Evidence("CPU use of the process meanwhile", round(100 * first.record.args.cpu, 1), None, first.name, "percent"),
     )  # fmt: skip
     sure = first.is_sure and (not first.waits_for_ranks or found.gone or found.disagree)
     doubt = FRAGMENTS["rank_unrecorded" if first.waits_for_ranks else "threads_busy"]

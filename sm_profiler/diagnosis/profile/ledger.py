@@ -16,8 +16,8 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger, RankTotals, Totals
-from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.covered import Covered, without_inner
@@ -38,14 +38,14 @@ PHASE = "phase "  # start of the names of the script's own phases
 NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION)
 _NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
 
-# Phase of a record → its activity, and the parts that it may have interrupted, the likeliest first.
+# Kind of a record → its activity, and the parts that it may have interrupted, the likeliest first.
 _BESIDE = (OUTSIDE, EVALUATION, parts.DECLARED, BETWEEN, "wait", "compiled", "forward", "backward", "optimizer")
 _INSIDE = ("compiled", "forward", "backward", "optimizer", BETWEEN, OUTSIDE, EVALUATION, "wait")
-RECORDED = {
-    event_names.SAVE: (SAVING, _BESIDE),
-    event_names.LOG: (LOGGING, _BESIDE),
-    event_names.CALLBACK: (CALLBACKS, _BESIDE),
-    event_names.COMPILE: (COMPILING, _INSIDE),
+RECORDED: dict[type[AtLine], tuple[str, tuple[str, ...]]] = {
+    Save: (SAVING, _BESIDE),
+    Log: (LOGGING, _BESIDE),
+    Callback: (CALLBACKS, _BESIDE),
+    Compile: (COMPILING, _INSIDE),
 }
 # What samples beside the phases show of code that no record times: the innermost function of a library, then the text of
 # the script's line for functions without a frame of their own.
@@ -123,7 +123,7 @@ def _sampled(rank: Rank, samples: Samples) -> bool:
 class _Recorded:
     """A record, its activity, the parts that it may have interrupted, and how much longer all like it took together."""
 
-    record: Record
+    record: Record[AtLine]
     name: str
     from_parts: tuple[str, ...]
     scale: float
@@ -244,19 +244,20 @@ class _Rows:
     def _recorded(self, metrics: JobMetrics, writers: Collection[tuple[str, str]]) -> list[_Recorded]:
         """Return what was recorded by itself while the rank was in its loop."""
         rank, found = self.rank, []
-        for phase, (name, from_parts) in RECORDED.items():
-            records = metrics.records.get(phase)
-            own = records.of(rank.name) if records else ()
+        for kind, (name, from_parts) in RECORDED.items():
+            records = metrics.recorded(kind)
+            own = records.of(rank.name)
             kept = sum(one.seconds for one in own)
-            scale = max(records.seconds.get(rank.name, kept) / kept, 1.0) if records and kept > 0 else 1.0
+            scale = max(records.seconds.get(rank.name, kept) / kept, 1.0) if kept > 0 else 1.0
             for one in own:
-                known = isinstance(one.args.get("file"), str) and isinstance(one.args.get("line"), int)
-                if known and name in (SAVING, LOGGING):
-                    self.timed.add((str(one.args["file"]), int(one.args["line"])))
-                if one.seconds > 0 and rank.start <= one.start <= rank.end and not one.args.get("imported"):
-                    again = phase == event_names.COMPILE and one.args.get("again") is True
-                    kind = AGAIN if again else LOGGING if flushes(one, writers) else name
-                    found.append(_Recorded(one, kind, from_parts, scale))
+                args = one.args
+                if args.file is not None and args.line is not None and name in (SAVING, LOGGING):
+                    self.timed.add((args.file, args.line))
+                imported = isinstance(args, TimedCall) and args.imported
+                if one.seconds > 0 and rank.start <= one.start <= rank.end and not imported:
+                    again = isinstance(args, Compile) and args.again
+                    activity = AGAIN if again else LOGGING if flushes(one, writers) else name
+                    found.append(_Recorded(one, activity, from_parts, scale))
         return found
 
     def _own_times(self, calls: Sequence[_Recorded]) -> Floats:
@@ -349,8 +350,10 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = frozenset((one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places)
-        has_callbacks = event_names.CALLBACK in metrics.records
+        training = frozenset(
+            (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
+        )
+        has_callbacks = bool(metrics.recorded(Callback).longest)
         return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training)
 
     def maker(self, one: Sampled) -> Place | None:
@@ -416,10 +419,10 @@ class SeenCode:
         return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
 
 
-def flushes(one: Record, writers: Collection[tuple[str, str]]) -> bool:
+def flushes(one: Record[AtLine], writers: Collection[tuple[str, str]]) -> bool:
     """Return whether a record is the disk that a function waits for after it wrote text."""
-    file = str(one.args.get("file", "")).rpartition("/")[2]
-    return one.name in FLUSHES and (file, str(one.args.get("function", "")).rpartition(".")[2]) in writers
+    file = (one.args.file or "").rpartition("/")[2]
+    return one.name in FLUSHES and (file, (one.args.function or "").rpartition(".")[2]) in writers
 
 
 def is_timed(place: Place | None, timed: Collection[tuple[str, int]]) -> bool:

@@ -16,7 +16,13 @@ from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER
 from sm_profiler.diagnosis.table.whatif import Interval
 from sm_profiler.formats.columns import Floats, Ints, Mask
 
-_WAITS = ("backward", "optimizer", "forward", OTHER, UNSEEN)  # in which a rank waits for another one, the likeliest first
+_WAITS = (
+    "backward",
+    "optimizer",
+    "forward",
+    OTHER,
+    UNSEEN,
+)  # in which a rank waits for another one, the likeliest first
 _SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
 MAX_BLOCKS = 2_000  # bounds the time for long jobs
 SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
@@ -109,9 +115,7 @@ class Loop:
     least: Mapping[str, Floats] = attrs.field(factory=dict)
 
     @classmethod
-    def of(
-        cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None, in_step: bool = False
-    ) -> Loop | None:
+    def of(cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None, in_step: bool = False) -> Loop | None:
         """Return the loop of a ledger; None with too few common steps.
 
         Args:

@@ -12,8 +12,8 @@ from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.computing import part_of_share
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats import event_names
-from sm_profiler.formatting import number, percent, size
+from sm_profiler.formats.recorded import Allocator, Threads
+from sm_profiler.formatting import percent, size
 from sm_profiler.metrics.job_metrics import GpuMetrics, JobMetrics
 
 
@@ -115,20 +115,20 @@ def _gpu_mean(metrics: JobMetrics, metric: str, gpu: GpuMetrics) -> float | None
 
 def threads(case: Case) -> Found | None:
     """Find more threads than cores, if the threads keep each other waiting."""
-    records = case.metrics.records.get(event_names.THREADS)
+    records = case.metrics.recorded(Threads)
     worst: Found | None = None
-    for rank in case.ranks if records else ():
-        own = [one for one in records.of(rank.name) if one.end > rank.start and one.start < rank.end] if records else []
+    for rank in case.ranks:
+        own = [one for one in records.of(rank.name) if one.end > rank.start and one.start < rank.end]
         seconds = sum(one.seconds for one in own)
-        cores = max((number(one.args.get("cores")) for one in own), default=0.0)
+        cores = max((one.args.cores for one in own), default=0.0)
         if seconds <= 0 or cores <= 0:
             continue
         ranks = sum(other.node == rank.node for other in case.ranks)
         workers = max(case.metrics.loader.num_workers, 0)
-        of_libraries = float(np.median([number(one.args.get("library_threads")) for one in own]))
+        of_libraries = float(np.median([one.args.library_threads for one in own]))
         count = ranks * (of_libraries + workers)
-        switches = sum(number(one.args.get("switches")) for one in own) / seconds / cores
-        waited = sum(number(one.args.get("waited_ns")) for one in own) / 1e9 / seconds
+        switches = sum(one.args.switches for one in own) / seconds / cores
+        waited = sum(one.args.waited_ns for one in own) / 1e9 / seconds
         # the rest is other load on the machine, which fewer threads do not end
         share = min(waited * max(1 - cores / count, 0.0), 0.6) if count > 0 else 0.0
         if count < 1.5 * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
@@ -156,31 +156,31 @@ def _without_waits(share: float, loop: Loop) -> Saving:
 
 def allocator(case: Case) -> Found | None:
     """Find allocations on the device that were retried after freeing the cache."""
-    records = case.metrics.records.get(event_names.ALLOCATOR)
+    records = case.metrics.recorded(Allocator)
     worst: Found | None = None
-    for rank in case.ranks if records else ():
-        own = [one for one in records.of(rank.name) if rank.start <= one.start <= rank.end] if records else []
+    for rank in case.ranks:
+        own = [one.args for one in records.of(rank.name) if rank.start <= one.start <= rank.end]
         if not own or rank.loop <= 0:
             continue
-        last = {key: number(own[-1].args.get(key)) for key in ("retries", "reserved_bytes", "split_bytes", "ooms")}
-        retries = last["retries"] - number(own[0].args.get("retries"))
+        last = own[-1]
+        retries = last.retries - own[0].retries
         # for each, the device finishes its work, and all cached memory is returned to the driver: some 50 ms
         share = min(retries * 0.05 / rank.loop, 1.0)
         if retries < 5 or (worst is not None and worst.share >= share):  # a few while the loop warms up are normal
             continue
-        reserved, split = last["reserved_bytes"], last["split_bytes"]
+        reserved, split = last.reserved_bytes, last.split_bytes
         evidence = [
-            Evidence("allocations retried in the loop", round(retries), 5, rank.name),
+            Evidence("allocations retried in the loop", retries, 5, rank.name),
             Evidence("time lost in them, estimated", round(share, 4), None, rank.name, "share"),
         ]
         if reserved > 0:
             pieces = round(split / reserved, 4)
             evidence.append(Evidence("reserved memory in unusable pieces", pieces, None, rank.name, "share"))
-        if last["ooms"] > 0:
-            evidence.append(Evidence("allocations that failed", round(last["ooms"]), None, rank.name))
+        if last.ooms > 0:
+            evidence.append(Evidence("allocations that failed", last.ooms, None, rank.name))
         fragmented = FRAGMENTS["fragmented"].format(split=size(split), reserved=size(reserved)) if split else ""
         worst = Found(
-            "allocator", {"retries": f"{retries:.0f}", "fragmented": fragmented}, tuple(evidence), share,
+            "allocator", {"retries": f"{retries}", "fragmented": fragmented}, tuple(evidence), share,
             doubt="the time is estimated", saves=partial(_without_retries, share),
         )  # fmt: skip
     return worst

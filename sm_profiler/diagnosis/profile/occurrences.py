@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -14,7 +14,7 @@ from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, is_timed
 from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS
-from sm_profiler.formats import event_names
+from sm_profiler.formats.recorded import AtLine, Frame, Profiling, TimedCall, place_of
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.left_out import disturbed_spans
@@ -22,10 +22,11 @@ from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place
 
 Spans: TypeAlias = Sequence[tuple[float, float]]  # starts and ends, seconds since the epoch
+Call = TypeVar("Call", bound=AtLine)
 
 
 @attrs.frozen(eq=False)
-class Spent:
+class Spent(Generic[Call]):
     """Time that the calls of one kind take of the judged ranks' loops, without those that the profiler disturbed.
 
     Calls times their mean duration are the share of the loop.
@@ -42,24 +43,23 @@ class Spent:
     share: float = 0.0
     in_long: float = 0.0
     worst: Rank | None = None
-    records: tuple[Record, ...] = ()
+    records: tuple[Record[Call], ...] = ()
     seconds: float = 0.0
     calls: int = 0
 
 
 def time_in_calls(
-    case: Case, kind: str, keep: Callable[[Record], bool] = lambda _: True, *, once: bool = False
-) -> Spent:
+    case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True, *, once: bool = False
+) -> Spent[Call]:
     """Add up the calls of a kind inside the loops.
 
     Args:
         case: the job.
-        kind: one of `event_names.RECORDED`.
+        kind: what was recorded.
         keep: chooses among the records.
         once: each happens once, as compiling does, so that those in disturbed steps count, too.
     """
-    found = case.metrics.records.get(kind)
-    if found is None or not case.ranks:
+    if not case.metrics.recorded(kind).longest or not case.ranks:
         return Spent()
     spent = [_of_rank(case, rank, kind, keep, once=once) for rank in case.ranks]
     worst = max(spent, key=lambda own: own.share)
@@ -67,8 +67,10 @@ def time_in_calls(
     return attrs.evolve(worst, share=share, in_long=float(np.mean([own.in_long for own in spent])))
 
 
-def _of_rank(case: Case, rank: Rank, kind: str, keep: Callable[[Record], bool], *, once: bool) -> Spent:
-    found = case.metrics.records[kind]
+def _of_rank(
+    case: Case, rank: Rank, kind: type[Call], keep: Callable[[Record[Call]], bool], *, once: bool
+) -> Spent[Call]:
+    found = case.metrics.recorded(kind)
     own = found.of(rank.name)
     inside = [one for one in own if rank.start <= one.start <= rank.end and keep(one)]
     disturbing, excluded = ((), rank.stretches) if once else _disturbing(case, rank)
@@ -100,23 +102,22 @@ def _disturbing(case: Case, rank: Rank) -> tuple[Spans, Spans]:
 
     A window that covers most of the loop counts as undisturbed.
     """
-    found = case.metrics.records.get(event_names.PROFILING)
-    own = found.of(rank.name) if found else ()
+    own = case.metrics.recorded(Profiling).of(rank.name)
     spans = disturbed_spans(own)
     covered = sum(end - start for start, end in spans.windows)
     windows = spans.windows if covered < rank.loop * limits.MAJORITY else ()
-    excluded = [*rank.stretches, *((one.start, one.end) for one in own if one.args.get("kind") == "stall")]
+    excluded = [*rank.stretches, *((one.start, one.end) for one in own if one.args.kind == "stall")]
     return [*excluded, *windows, *spans.beside], excluded
 
 
-def _part_inside(record: Record, spans: Spans) -> float:
+def _part_inside(record: Record[AtLine], spans: Spans) -> float:
     """Return the part of a record that lies in some spans; a single call that touches one is inside."""
     if record.calls == 1 or record.end <= record.start:
         return float(any(start <= record.end and record.start <= end for start, end in spans))
     return min(_covered(record, spans) / (record.end - record.start), 1.0)
 
 
-def _covered(record: Record, spans: Spans) -> float:
+def _covered(record: Record[AtLine], spans: Spans) -> float:
     """Return the seconds of a record that lie in some spans, which may overlap."""
     covered, at = 0.0, record.start
     for start, end in sorted(spans):
@@ -125,7 +126,7 @@ def _covered(record: Record, spans: Spans) -> float:
     return covered
 
 
-def in_first_steps(record: Record) -> bool:
+def in_first_steps(record: Record[AtLine]) -> bool:
     """Return whether a function was compiled in the first steps, which belong to the start.
 
     JAX compiles a step twice if it returns its parameters on other devices, or with other types, than those it got.
@@ -133,13 +134,13 @@ def in_first_steps(record: Record) -> bool:
     return 0 <= record.step < thresholds.WARM_UP_STEPS
 
 
-def _in_long(rank: Rank, records: Sequence[Record]) -> float:
+def _in_long(rank: Rank, records: Sequence[Record[AtLine]]) -> float:
     """Return the seconds of the records inside long iterations; a sum of many calls is spread over all steps."""
     inside = (one for one in records if one.calls == 1 and long_iteration(rank, one) is not None)
     return sum(one.seconds for one in inside) * rank.scale
 
 
-def long_iteration(rank: Rank, record: Record) -> int | None:
+def long_iteration(rank: Rank, record: Record[Any]) -> int | None:
     """Return the row of the long iteration in which a record begins, or None."""
     iterations = rank.iterations
     row = int(np.searchsorted(iterations.start, record.start, side="right")) - 1
@@ -147,42 +148,35 @@ def long_iteration(rank: Rank, record: Record) -> int | None:
     return row if inside and rank.stalls.long[row] else None
 
 
-def lines_of_records(records: Sequence[Record]) -> tuple[Location, ...]:
+def lines_of_records(records: Sequence[Record[AtLine]]) -> tuple[Location, ...]:
     """Return the lines of code that made the calls, the most expensive first."""
-    seconds: dict[tuple[str, int, str], float] = defaultdict(float)
+    seconds: dict[Frame, float] = defaultdict(float)
     for record in records:
-        if (place := place_of(record)) is not None:
+        if (place := place_of(record.args)) is not None:
             seconds[place] += record.seconds
     total = sum(record.seconds for record in records)
     longest = sorted(seconds, key=lambda place: -seconds[place])[:MAX_LOCATIONS]
     return tuple(Location(*place, share=seconds[place] / total) for place in longest if total > 0)
 
 
-def place_of(record: Record) -> tuple[str, int, str] | None:
-    """Return file, line and function of a call; None if they were not recorded."""
-    file, line, function = (record.args.get(name) for name in ("file", "line", "function"))
-    known = isinstance(file, str) and isinstance(line, int) and isinstance(function, str)
-    return (str(file), int(str(line)), str(function)) if known else None
-
-
 @attrs.frozen(eq=False)
-class Calls:
+class Calls(Generic[Call]):
     """The records of one name: what they add to the calls and seconds of a `Spent`."""
 
     name: str
-    records: tuple[Record, ...]
+    records: tuple[Record[Call], ...]
     count: int
     seconds: float
 
     @property
-    def single(self) -> list[Record]:
+    def single(self) -> list[Record[Call]]:
         """The calls that were recorded one by one."""
         return [one for one in self.records if one.calls == 1]
 
     @property
     def size(self) -> float:
         """Bytes that a call usually writes; 0 if unknown."""
-        known = [float(size) for one in self.single if isinstance(size := one.args.get("bytes"), int) and size]
+        known = [float(one.args.bytes) for one in self.single if isinstance(one.args, TimedCall) and one.args.bytes]
         return float(np.median(known)) if known else 0.0
 
     @property
@@ -203,9 +197,9 @@ class Calls:
         return self.seconds / self.count, 0.0
 
 
-def calls_by_name(spent: Spent) -> list[Calls]:
+def calls_by_name(spent: Spent[Call]) -> list[Calls[Call]]:
     """Return the calls by their names, the most expensive first; counts and seconds add up to all of them."""
-    found: dict[str, list[Record]] = defaultdict(list)
+    found: dict[str, list[Record[Call]]] = defaultdict(list)
     for record in spent.records:
         found[record.name].append(record)
     seconds, calls = sum(one.seconds for one in spent.records), sum(one.calls for one in spent.records)

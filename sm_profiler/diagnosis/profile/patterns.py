@@ -18,8 +18,8 @@ from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.occurrences import in_first_steps, long_iteration, time_in_calls
 from sm_profiler.diagnosis.profile.ranks import MEETINGS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.recorded import Compile, Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -135,8 +135,7 @@ def _duration(rank: Rank) -> Evidence:
 
 def _between_epochs(rank: Rank, case: Case) -> bool:
     """Return whether each long step is one in which an epoch ended."""
-    found = case.metrics.records.get(event_names.EPOCH)
-    ends = [one.end for one in found.of(rank.name)] if found else []
+    ends = [one.end for one in case.metrics.recorded(Epoch).of(rank.name)]
     starts, long = rank.iterations.start[rank.stalls.long], rank.iterations.length[rank.stalls.long]
     return bool(ends) and all(
         any(start <= end <= start + length for end in ends) for start, length in zip(starts, long, strict=True)
@@ -145,10 +144,9 @@ def _between_epochs(rank: Rank, case: Case) -> bool:
 
 def _restarted(rank: Rank, case: Case) -> tuple[Evidence, ...]:
     """Return the evidence that long steps are long because a loader stops its workers and starts them again, if they are."""
-    found = case.metrics.records.get(event_names.LOADER_WORKERS)
     iterations, long = rank.iterations, rank.stalls.long
     stops, starts, rows = 0.0, 0.0, set()
-    for one in found.of(rank.name) if found else ():
+    for one in case.metrics.recorded(LoaderWorkers).of(rank.name):
         if (row := long_iteration(rank, one)) is not None:
             rows.add(row)
             stops, starts = (stops + one.seconds, starts) if one.name == "stop" else (stops, starts + one.seconds)
@@ -169,9 +167,7 @@ def outliers(case: Case) -> Found | None:
         return None
     stalls, by_others = rank.stalls, max((_without_core(rank, case) for rank in case.ranks), default=0.0)
     # A longer job has no more first compilations: they belong to its start, as those of its first step do.
-    first = time_in_calls(
-        case, event_names.COMPILE, lambda one: one.args.get("again") is not True or in_first_steps(one), once=True
-    ).in_long
+    first = time_in_calls(case, Compile, lambda one: not one.args.again or in_first_steps(one), once=True).in_long
     if (
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
         or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them

@@ -11,8 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.jax.calls import Calls, describe
@@ -22,7 +21,8 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, after, timed
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.hook.steps import Record
-from sm_profiler.hook.timed_calls import Callback, CallbackTimes
+from sm_profiler.hook.timed_calls import CallbackTimes
+from sm_profiler.hook.timed_calls import CallSum as Callback
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session

@@ -21,8 +21,8 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.formats.event_names import OPERATORS
-from sm_profiler.hook.caller import MAX_DEPTH, is_library
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import MAX_DEPTH, is_library
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.steps import METER_MAX_NS, Record

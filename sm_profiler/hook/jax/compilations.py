@@ -7,8 +7,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.event_names import COMPILE
-from sm_profiler.hook.caller import user_line
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.jax.loop import Compiled
 from sm_profiler.hook.steps import Record
 

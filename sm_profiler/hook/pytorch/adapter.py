@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 from importlib import import_module
 from time import perf_counter_ns
@@ -13,19 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, DetailedWindow
+from sm_profiler.hook.frames import stack_of
 from sm_profiler.hook.guard import at_thread_end
-from sm_profiler.hook.other_threads import stack_of
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import Allocator, CudaCollector
 from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
+from sm_profiler.hook.pytorch.graphs import Compilations, OperatorCount
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
-from sm_profiler.hook.pytorch.operators import OperatorCount
-from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ RUNS_WHILE_TRAINING = tuple(
         "rest",
         "windows",
         "own_work",
-        "slowdown",
         "sampler",
         "scheduling",
         "timed_calls",
@@ -52,12 +49,14 @@ RUNS_WHILE_TRAINING = tuple(
         "pytorch.cuda",
         "pytorch.forward",
         "pytorch.loader",
-        "pytorch.operators",
+        "pytorch.graphs",
     )
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
 REST_NS = 1_000_000_000  # a rest ends with the first step after that: pages are live, and a job may be killed
+FRAMES = 4  # of Python and C for a call of a module without hooks; with them, torch adds one
+OWN_FRAMES = 50  # for what a hook calls itself
 OTHERS = 4  # steps of other optimizers in a row after which a rest ends
 
 
@@ -88,6 +87,25 @@ def _is_joining() -> bool:
     """Return whether the main thread waits in torch.distributed.init_process_group."""
     stack = stack_of(threading.main_thread().ident)
     return any(frame.f_code.co_name == "init_process_group" for frame in stack)
+
+
+class Recursion:
+    """Raises the recursion limit: torch adds a frame to each module's call while hooks are registered."""
+
+    def __init__(self) -> None:
+        self._before = self._ours = 0
+
+    def install(self) -> None:
+        """Raise the limit."""
+        self._before = sys.getrecursionlimit()
+        self._ours = self._before + self._before // FRAMES + OWN_FRAMES
+        sys.setrecursionlimit(self._ours)
+
+    def remove(self) -> None:
+        """Restore the limit, unless the script has set another one."""
+        if self._ours and sys.getrecursionlimit() == self._ours:
+            sys.setrecursionlimit(self._before)
+        self._ours = 0
 
 
 class PyTorchAdapter(FrameworkAdapter):

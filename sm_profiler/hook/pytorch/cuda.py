@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
-from sm_profiler.formats.event_names import ALLOCATOR, DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats import recorded
+from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS, Record, StepTracker
 
@@ -133,22 +134,19 @@ class CudaPhases:
     def step_begins(self) -> None:
         """Record finished spans, and decide whether to mark the phases of the step that begins."""
         tracker = self._tracker
-        try:
-            self._keep_cheap(self._clock())
-            if self._device.capturing():
-                self.on = False
-                return
-            if self._anchor is None:
-                self._tie_clocks()
-            began_ns = self._clock()
-            self.poll()
-            self.on = tracker.keep_phases and tracker.global_step % self.every == 0
-            if self.on:
-                self._read_memory(began_ns)
-                if tracker.metering:
-                    self._spent_ns = min(self._clock() - began_ns, METER_MAX_NS)
-        except Exception as error:  # fail open
-            self._failed(error)
+        self._keep_cheap(self._clock())
+        if self._device.capturing():
+            self.on = False
+            return
+        if self._anchor is None:
+            self._tie_clocks()
+        began_ns = self._clock()
+        self.poll()
+        self.on = tracker.keep_phases and tracker.global_step % self.every == 0
+        if self.on:
+            self._read_memory(began_ns)
+            if tracker.metering:
+                self._spent_ns = min(self._clock() - began_ns, METER_MAX_NS)
 
     def poll(self, most: int = MAX_POLLED) -> None:
         """Record at most `most` finished spans, in order, up to the first that is unfinished."""
@@ -162,13 +160,10 @@ class CudaPhases:
 
     def close(self) -> None:
         """Record all finished spans, without waiting for the rest."""
-        try:
-            if not self._device.capturing():
-                self.poll(most=len(self._waiting))
-        except Exception as error:  # fail open
-            self._failed(error)
+        if not self._device.capturing():
+            self.poll(most=len(self._waiting))
 
-    # at the boundaries of phases
+    # at the boundaries of phases, as part of the tracker's own calls
 
     def begins(self, phase: int, at_ns: int) -> None:
         """Mark the start of a phase."""
@@ -469,15 +464,15 @@ class Allocator(Collector):
             return
         self._retries = retries
         now = self._clock()
-        args = {
-            "device": device,
-            "retries": retries,
-            "ooms": stats.get("num_ooms", 0),
-            "reserved_bytes": _all(stats, "reserved_bytes"),
-            "allocated_bytes": _all(stats, "allocated_bytes"),
-            "split_bytes": _all(stats, "inactive_split_bytes"),
-        }
-        self._append((ALLOCATOR, "allocator", now, now, -1, args))
+        counters = recorded.Allocator(
+            device=device,
+            retries=retries,
+            ooms=stats.get("num_ooms", 0),
+            reserved_bytes=_all(stats, "reserved_bytes"),
+            allocated_bytes=_all(stats, "allocated_bytes"),
+            split_bytes=_all(stats, "inactive_split_bytes"),
+        )
+        self._append(counters.span("allocator", now, now))
 
     def forked(self) -> None:
         """Stop: a forked child cannot use its parent's CUDA."""

@@ -15,7 +15,7 @@ from itertools import islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS

@@ -18,7 +18,7 @@ from sm_profiler.formats.event_names import (
     DATALOADER_WORKER,
     LOADER_WORKERS,
 )
-from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.workers import Board, FetchTimes, WorkerStacks, watched

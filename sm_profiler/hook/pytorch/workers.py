@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import attrs
 
-from sm_profiler.hook.guard import pass_on
-from sm_profiler.hook.other_threads import Frames, current_frames, stack_of
+from sm_profiler.hook.frames import Frames, current_frames, stack_of
+from sm_profiler.hook.guard import attempt, pass_on
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackReader, Tally
 
@@ -125,13 +125,13 @@ class Outgoing(_Queue):
         end_ns, start_ns = perf_counter_ns(), self._incoming.came_ns
         self._incoming.came_ns = 0
         if start_ns and isinstance(what[0], int):
-            try:
-                if self.ended is not None:
-                    self.ended((end_ns - start_ns) / 1e9)
-                self._note(what[0], start_ns, end_ns)
-            except Exception as error:  # the worker must deliver its batch regardless
-                pass_on(error)
+            attempt(lambda: self._ended(what[0], start_ns, end_ns))  # the worker must deliver its batch regardless
         return self._queue.put(what, *args, **kwargs)
+
+    def _ended(self, task: int, start_ns: int, end_ns: int) -> None:
+        if self.ended is not None:
+            self.ended((end_ns - start_ns) / 1e9)
+        self._note(task, start_ns, end_ns)
 
 
 @attrs.define(eq=False)
@@ -160,30 +160,21 @@ class Loop:
         if getattr(module, self.name) is self:  # a process that was forked while the function was replaced
             setattr(module, self.name, original)
         watched = self._watched(args)
-        sampler = self._sampler(watched)
-        if sampler is None:
-            return original(*watched)
+        sampler = attempt(lambda: self._sampler(watched))  # the worker must deliver its batches regardless
         try:
             return original(*watched)
         finally:
-            try:
-                sampler.end()
-            except Exception as error:  # fail open
-                pass_on(error)
+            if sampler is not None:
+                attempt(sampler.end)
 
     def _sampler(self, args: tuple[Any, ...]) -> WorkerSampler | None:
         """Start to sample this worker."""
         if self.board is None or self.module != WORKER or len(args) <= WORKER_NUMBER:
             return None
-        try:
-            entry, outgoing = (args[place] for place in self.queues)
-            stop = Loop.__call__.__code__
-            sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop)
-            outgoing.ended = sampler.task_ended
-            sampler.start()
-        except Exception as error:  # the worker must deliver its batches regardless
-            pass_on(error)
-            return None
+        entry, outgoing = (args[place] for place in self.queues)
+        sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, Loop.__call__.__code__)
+        outgoing.ended = sampler.task_ended
+        sampler.start()
         return sampler
 
     def __reduce__(self) -> Any:

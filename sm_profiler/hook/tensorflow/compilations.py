@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from sm_profiler.formats.event_names import COMPILE
-from sm_profiler.hook.caller import is_library, user_line
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.guard import pass_on
+from sm_profiler.formats.recorded import Compile
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import is_library, user_line
+from sm_profiler.hook.guard import attempt, pass_on
 from sm_profiler.hook.patches import timed
 from sm_profiler.hook.steps import Record
+from sm_profiler.hook.tensorflow.stopwatch import Table
 
 # Traces.
 
@@ -84,9 +85,9 @@ class Retracing(Collector):
         self._waiting.clear()
         self.held = []
 
-    def compiled(self, name: str, start_ns: int, about: dict[str, Any]) -> None:
+    def compiled(self, name: str, start_ns: int, about: Compile) -> None:
         """Record that a function was compiled without a trace, in a call that began at that time."""
-        self.held.append((COMPILE, name, start_ns, start_ns, self._step(), about))
+        self.held.append(about.span(name, start_ns, start_ns, self._step()))
 
     def forget_compiled(self) -> None:
         """Forget that a function was compiled without a trace in the call that ended."""
@@ -148,27 +149,21 @@ class Retracing(Collector):
 
     def _trace_begins(
         self, function_type: Any, _context: Any, _graph: Any, options: Any, *_args: Any, **_kwargs: Any
-    ) -> tuple[str, int, dict[str, Any] | None]:
+    ) -> tuple[str, int, Compile | None]:
         began, about = self._clock(), None
         if self._depth == 0:
-            try:
-                about = self._describe(function_type, options)
-            except Exception as error:  # fail open
-                pass_on(error)
-                about = {"compiler": COMPILER, "again": False}
+            about = attempt(lambda: self._describe(function_type, options)) or Compile(compiler=COMPILER, again=False)
         self._depth += 1
         return str(getattr(options, "name", "")) or "tf.function", began, about
 
-    def _trace_ends(
-        self, begun: tuple[str, int, dict[str, Any] | None], made: Any, error: BaseException | None
-    ) -> None:
+    def _trace_ends(self, begun: tuple[str, int, Compile | None], made: Any, error: BaseException | None) -> None:
         name, began, about = begun
         self._depth -= 1
         if about is None:
             return
         if error is None:
             self.traced(made)
-        record = (COMPILE, name, began, self._clock(), self._step(), about)
+        record = about.span(name, began, self._clock(), self._step())
         self.held.append(record) if self.is_called() else self._record(record)
 
     @contextlib.contextmanager
@@ -180,23 +175,21 @@ class Retracing(Collector):
         finally:
             self._depth -= 1
 
-    def _describe(self, function_type: Any, options: Any) -> dict[str, Any]:
-        about: dict[str, Any] = {"compiler": COMPILER, "again": False} | user_line()
+    def _describe(self, function_type: Any, options: Any) -> Compile:
         known = [graph.function_type for graph in options.function_cache.values()] if options.function_cache else []
-        code = code_of(options.python_function)
+        code, reason = code_of(options.python_function), ""
         if known:
             reason = why(function_type, known)
-            if reason or len(known) > 1:  # a function that creates variables is traced twice at its first call
-                about |= {"again": True, "reason": reason or "another context (device, strategy or variables)"}
+            if not reason and len(known) > 1:  # a function that creates variables is traced twice at its first call
+                reason = "another context (device, strategy or variables)"
         elif self.anew:
-            about |= {"again": True, "reason": self.anew}
-            self.anew = ""
+            reason, self.anew = self.anew, ""
         elif code is not None and not is_library(code.co_filename):
             if code in self._codes:
-                about |= {"again": True, "reason": NEW_OBJECT}
+                reason = NEW_OBJECT
             elif len(self._codes) < MAX_NAMES:
                 self._codes.add(code)
-        return about
+        return Compile(compiler=COMPILER, again=bool(reason), reason=reason or None, **user_line())
 
 
 def code_of(function: Any) -> Any:
@@ -211,10 +204,8 @@ def code_of(function: Any) -> Any:
 
 def why(wanted: Any, known: list[Any]) -> str:
     """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
-    try:
-        fewest = min((_differences(wanted, graph) for graph in reversed(known)), key=len)
-    except Exception as error:  # other versions of TensorFlow describe arguments differently
-        pass_on(error)
+    fewest = attempt(lambda: min((_differences(wanted, graph) for graph in reversed(known)), key=len))
+    if fewest is None:  # other versions of TensorFlow describe arguments differently
         return "other arguments"
     return " ".join("; ".join(fewest).split())[:MAX_TEXT]
 
@@ -285,7 +276,6 @@ Shape = tuple[int, ...]
 ROWS = 64
 NUMBER, CALL, BEGAN, LENGTHS = range(4)
 MAX_LENGTHS = 16  # of the tensors of a call together
-CPU = "/device:CPU:0"
 NAME = "sm_profiler_shapes"
 
 
@@ -313,15 +303,14 @@ class InGraphs:
 
     def __init__(self, tensorflow: Any, stopwatch: Any) -> None:
         self._tf = tensorflow
-        self._raw: Any = tensorflow.raw_ops
         self._stopwatch = stopwatch
-        self._handles: tuple[Any, Any] | None = None  # of the table and the count of its rows
+        self._table = Table(tensorflow, NAME, ROWS, LENGTHS + MAX_LENGTHS)
         self._calls: list[_Call] = []
         self._seen = 0
 
     def traced(self, name: str, args: Any, kwargs: Any) -> None:
         """Add operators to the graph that is being traced, before a call of a function that XLA compiles."""
-        tf, raw = self._tf, self._raw
+        tf = self._tf
         tensors: list[Any] = []
         ranks: list[int] = []
         for tensor in tf.nest.flatten((args, kwargs), expand_composites=True):
@@ -331,23 +320,23 @@ class InGraphs:
                 ranks.append(rank)
         if not tensors or not self._stopwatch.fetches():
             return
-        self._create()
-        call = tf.constant([float(len(self._calls))], tf.float64)
+        self._table.create()
+        call = float(len(self._calls))
         lengths = tf.concat([tf.shape(tensor) for tensor in tensors], 0)  # where the tensors are; no data is copied
-        with tf.device(CPU):
-            table, count = self._variables()
-            before = raw.ResourceCountUpTo(resource=count, limit=2**62, T=tf.int64)
-            row = [tf.reshape(tf.cast(before + 1, tf.float64), [1]), call, tf.reshape(tf.timestamp(), [1])]
+
+        def row(number: Any) -> Any:
             rest = tf.zeros([MAX_LENGTHS - sum(ranks)], tf.float64)
-            row += [tf.cast(lengths, tf.float64), rest]
-            raw.ResourceScatterUpdate(resource=table, indices=before % ROWS, updates=tf.concat(row, 0))
+            return tf.concat([tf.stack([number, call, tf.timestamp()]), tf.cast(lengths, tf.float64), rest], 0)
+
+        self._table.add(row)
         self._calls.append(_Call(name, ranks, {}))
 
     def another(self, start_ns: int) -> tuple[str, str] | None:
         """Return the function that ran with new shapes since a time, and how they differ; None if there is none."""
-        if self._handles is None:
+        if self._table.handles is None:
             return None
-        table = self._raw.ReadVariableOp(resource=self._handles[0], dtype=self._tf.float64).numpy()
+        tf = self._tf
+        table = tf.raw_ops.ReadVariableOp(resource=self._table.handles[0], dtype=tf.float64).numpy()
         began = (start_ns + time.time_ns() - perf_counter_ns()) / 1e9
         found = None
         for row in sorted(table.tolist()):
@@ -360,26 +349,6 @@ class InGraphs:
                 found = call.name, reason
         return found
 
-    def _variables(self) -> tuple[Any, Any]:
-        """Return the variables by their names: a handle from outside would become an input of the function."""
-        make, tf = self._raw.VarHandleOp, self._tf
-        table, count = f"{NAME}_table", f"{NAME}_count"
-        shape = [ROWS, LENGTHS + MAX_LENGTHS]
-        return (
-            make(dtype=tf.float64, shape=shape, shared_name=table, name=table),
-            make(dtype=tf.int64, shape=[], shared_name=count, name=count),
-        )
-
-    def _create(self) -> None:
-        if self._handles is not None:
-            return
-        tf = self._tf
-        with tf.init_scope(), tf.device(CPU):
-            table, count = self._variables()
-            self._raw.AssignVariableOp(resource=table, value=tf.zeros([ROWS, LENGTHS + MAX_LENGTHS], tf.float64))
-            self._raw.AssignVariableOp(resource=count, value=tf.zeros([], tf.int64))
-            self._handles = table, count
-
 
 def _split(lengths: list[float], ranks: list[int]) -> list[Shape]:
     """Return the shapes in a row."""
@@ -391,13 +360,7 @@ def _split(lengths: list[float], ranks: list[int]) -> list[Shape]:
 
 
 def another(function: Any, args: Any, kwargs: Any) -> str:
-    """Return the first difference between a call's shapes and those of the call before; empty unless they are new.
-
-    Args:
-        function: a `tf.function` that XLA compiles.
-        args: of the call.
-        kwargs: of the call.
-    """
+    """Return how the shapes of a call differ from those of the call before; empty unless they are new."""
     now = tuple(shapes(args) + shapes(kwargs))
     return _new(function.__dict__.setdefault(SHAPES, {}), now)
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.formats.event_names import COMPILED_STEP, DATA_STAGES, DATALOADER_ITER, DATALOADER_WAIT
-from sm_profiler.hook.caller import definition
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats.event_names import COMPILED_STEP, DATALOADER_ITER, DATALOADER_WAIT
+from sm_profiler.formats.recorded import DataStages, Stage
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import definition
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
 from sm_profiler.hook.tensorflow.compilations import code_of
@@ -55,20 +56,8 @@ _CLASSES = {
 _INSIDE = ("interleave", "flat_map")  # whose function makes datasets
 
 
-def describe(model: Any, dataset: Any) -> dict[str, Any]:
-    """Return the stages of a pipeline, the slowest first.
-
-    Args:
-        model: `ModelProto` of the iterator.
-        dataset: its dataset.
-
-    Returns:
-        `batches`; `prefetch` and `cache`: whether a stage does that; `partial`: whether stages are missing, since TensorFlow
-        forgets what ran inside an interleave or flat_map once it has ended; `forgotten`: name, file, line and function of that
-        stage, if it is the only such stage; and for each of `stages`: name, `us` (microseconds
-        for an element of the stage), `batch_us` (for a batch of the loop, with its parallelism), `parallelism`,
-        `parallel` (whether it can be raised), and file, line and function if they are known.
-    """
+def describe(model: Any, dataset: Any) -> DataStages:
+    """Return the stages of a dataset's pipeline from the `ModelProto` of its iterator."""
     nodes = dict(list(model.nodes.items())[:MAX_NODES])
     root = nodes.get(model.output) or max(nodes.values(), key=lambda node: node.num_elements, default=None)
     batches = max(int(root.num_elements), 1) if root is not None else 1
@@ -99,13 +88,14 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
     names = [node.name for node in nodes.values()]
     forgotten = [key for key, times in ended.items() if not times and key not in owners]
     about = _forgotten(nodes[forgotten[0]], functions.get(forgotten[0], {}), dataset) if len(forgotten) == 1 else {}
-    return ({"forgotten": about} if about else {}) | {
-        "batches": batches,
-        "partial": any(not times for times in ended.values()),
-        "prefetch": any(name.startswith("Prefetch") for name in names),
-        "cache": any("Cache" in name for name in names),
-        "stages": sorted(found, key=lambda stage: -stage["batch_us"])[:MAX_STAGES],
-    }
+    return DataStages(
+        forgotten=Stage(**about) if about else None,
+        batches=batches,
+        partial=any(not times for times in ended.values()),
+        prefetch=any(name.startswith("Prefetch") for name in names),
+        cache=any("Cache" in name for name in names),
+        stages=tuple(Stage(**stage) for stage in sorted(found, key=lambda stage: -stage["batch_us"])[:MAX_STAGES]),
+    )
 
 
 def _ended(node: Any, nodes: dict[int, Any]) -> float:
@@ -312,10 +302,10 @@ class Stages(Collector):
             self._session.note("tf.data", "stages of the input pipeline are unknown: its autotuning is off")
             return
         about = describe(model, dataset)
-        if about["stages"]:
-            self._parallelism = int(about["stages"][0]["parallelism"])
+        if about.stages:
+            self._parallelism = int(about.stages[0].parallelism or 0)
             now = perf_counter_ns()
-            self._session.append((DATA_STAGES, "tf.data", now, now, self._session.tracker.number, about))
+            self._session.append(about.span("tf.data", now, now, self._session.tracker.number))
 
     @property
     def wanted(self) -> bool:

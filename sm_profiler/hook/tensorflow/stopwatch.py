@@ -16,9 +16,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.clock import Timebase
+from sm_profiler.hook.guard import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROWS = 16_384  # batches whose times are kept until Python reads them: epochs may run as one function; a power of two
 BLOCK = 32  # rows; two blocks are read at once
@@ -43,6 +44,53 @@ class Times(NamedTuple):
     end_ns: int
 
 
+class Table:
+    """Rows of numbers on the CPU, which operators in graphs add and Python reads.
+
+    Rows are numbered from 1 on, and row n lies in place n % `rows`, a power of two, until it is overwritten.
+
+    Attributes:
+        handles: of the table and the count of rows, for reading; None before `create`.
+    """
+
+    def __init__(self, tensorflow: Any, name: str, rows: int, columns: int) -> None:
+        self._tf = tensorflow
+        self._raw: Any = tensorflow.raw_ops
+        self._name = name
+        self._shape = [rows, columns]
+        self.handles: Any = None
+
+    def create(self) -> None:
+        """Make the variables, unless they exist."""
+        if self.handles is None:
+            tf, raw = self._tf, self._raw
+            with tf.init_scope(), tf.device(CPU):
+                handles = table, count = self._variables()
+                raw.AssignVariableOp(resource=table, value=tf.zeros(self._shape, tf.float64))
+                raw.AssignVariableOp(resource=count, value=tf.ones([], tf.int64))
+                self.handles = handles
+
+    def add(self, row: Callable[[Any], Any], after: Sequence[Any] = ()) -> None:
+        """Let the graph that is being traced add `row(number)`, once `after` is done; an operator costs about a microsecond."""
+        tf, raw = self._tf, self._raw
+        with tf.device(CPU):
+            table, count = self._variables()
+            with tf.control_dependencies(after):
+                number = raw.ResourceCountUpTo(resource=count, limit=ENDLESS, T=tf.int64)
+                values = row(tf.cast(number, tf.float64))
+            place = tf.bitwise.bitwise_and(number, self._shape[0] - 1)
+            raw.ResourceScatterUpdate(resource=table, indices=place, updates=values)
+
+    def _variables(self) -> tuple[Any, Any]:
+        """Return the variables by their names: a handle from outside would become an input of the function."""
+        tf = self._tf
+        return self._variable(tf.float64, self._shape, "rows"), self._variable(tf.int64, [], "count")
+
+    def _variable(self, kind: Any, shape: list[int], suffix: str) -> Any:
+        name = f"{self._name}_{suffix}"
+        return self._raw.VarHandleOp(dtype=kind, shape=shape, shared_name=name, name=name)
+
+
 class Stopwatch:
     """Measures fetches inside graphs.
 
@@ -54,7 +102,7 @@ class Stopwatch:
         self._tf = tensorflow
         self._failed = failed
         self._raw: Any = tensorflow.raw_ops
-        self._handles: Any = None  # of the table and the count, for reading
+        self._table = Table(tensorflow, NAME, ROWS, COLUMNS)
         self._block: tuple[int, Any] = (-1, None)  # the latest that was read, and the indices of its rows
         self._seen = 0
         self._loop_ns = 0  # when the loop over a dataset requested its batch
@@ -124,11 +172,11 @@ class Stopwatch:
         if self._block[0] != block:
             with tf.device(CPU):
                 self._block = block, tf.constant([(BLOCK * block + row) % ROWS for row in range(2 * BLOCK)])
-        return raw.ResourceGather(resource=self._handles[0], indices=self._block[1], dtype=tf.float64).numpy()
+        return raw.ResourceGather(resource=self._table.handles[0], indices=self._block[1], dtype=tf.float64).numpy()
 
     def _newest(self) -> int:
         """Return the number of the newest row."""
-        return int(self._raw.ReadVariableOp(resource=self._handles[1], dtype=self._tf.int64).numpy()) - 1
+        return int(self._raw.ReadVariableOp(resource=self._table.handles[1], dtype=self._tf.int64).numpy()) - 1
 
     # tracing
 
@@ -203,11 +251,7 @@ class Stopwatch:
             self._nested.inside = False
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as error:  # fail open
-            self._failed(error)
-            return None
+        return attempt(action, self._failed)
 
     def _graph(self) -> Any:
         """Return the graph that is being traced if operators can be added to it; else None."""
@@ -227,27 +271,9 @@ class Stopwatch:
             if context is not None and context.IsXLAContext():
                 return None
             graph = getattr(graph, "outer_graph", None)
-        self._create()
-        return tf.compat.v1.get_default_graph()
-
-    def _variable(self, kind: Any, shape: list[int], suffix: str) -> Any:
-        name = f"{NAME}_{suffix}"
-        return self._raw.VarHandleOp(dtype=kind, shape=shape, shared_name=name, name=name)
-
-    def _variables(self) -> tuple[Any, Any]:
-        """Return the variables by their names: a handle from outside would become an input of the function."""
-        return self._variable(self._tf.float64, [ROWS, COLUMNS], "times"), self._variable(self._tf.int64, [], "count")
-
-    def _create(self) -> None:
-        if self._handles is not None:
-            return
-        tf, raw = self._tf, self._raw
-        with tf.init_scope(), tf.device(CPU):
-            handles = table, count = self._variables()
-            raw.AssignVariableOp(resource=table, value=tf.zeros([ROWS, COLUMNS], tf.float64))
-            raw.AssignVariableOp(resource=count, value=tf.ones([], tf.int64))
-            self._handles = handles
+        self._table.create()
         self.used = True
+        return tf.compat.v1.get_default_graph()
 
     def _time(self) -> Any:
         def now() -> Any:
@@ -266,17 +292,13 @@ class Stopwatch:
         self._record(kind, began, tensors)
 
     def _record(self, kind: Any, began: Any, after: list[Any]) -> None:
-        """Add a row, once `after` is done.  Each operator costs about a microsecond a fetch."""
-        tf, raw = self._tf, self._raw
-        with tf.device(CPU):
-            table, count = self._variables()
-            with tf.control_dependencies(after):
-                ended = tf.timestamp()
-                count_now = raw.ResourceCountUpTo(resource=count, limit=ENDLESS, T=tf.int64)
-            number = tf.cast(count_now, tf.float64)
-            row = tf.stack([number, began, ended, number if kind is FETCH else number + kind])
-            place = tf.bitwise.bitwise_and(count_now, ROWS - 1)
-            raw.ResourceScatterUpdate(resource=table, indices=place, updates=row)
+        """Add a row, once `after` is done."""
+        tf = self._tf
+
+        def row(number: Any) -> Any:
+            return tf.stack([number, began, tf.timestamp(), number if kind is FETCH else number + kind])
+
+        self._table.add(row, after)
 
 
 def _rows_after(seen: int, table: Any) -> tuple[list[tuple[float, float, float]], int]:

@@ -1,25 +1,128 @@
-"""Operators a step, and the least that an operator takes on this machine: together the part of a step that no larger batch costs.
-
-Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a backward
-operator per node, and another per parameter.  Their fixed cost is calibrated with a network of single numbers.
-"""
+"""Graphs of torch: compilations by torch.compile, and the operators in the autograd graph of a step."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import threading
+import sys
+from collections.abc import Callable
 from itertools import pairwise
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import OPERATORS
-from sm_profiler.hook.collector import Collector
+from sm_profiler.formats.recorded import Compile, Operators
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import user_line
+from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
+from sm_profiler.hook.steps import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sm_profiler.hook.session import Session
+
+# Compilations: when each ran, what was compiled again and why, and where graphs break.
+
+MAX_BREAKS = 50  # events about graph breaks in all; the same few recur
+MAX_TEXT = 300  # characters of a reason
+
+
+class Compilations(Collector):
+    """Records compilations from torch's callbacks; the details come from torch's own metrics, on the recorder's thread."""
+
+    name = "compilations"
+
+    def __init__(
+        self, append: Callable[[Record], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
+    ) -> None:
+        self._append = append
+        self._step = step
+        self._clock = clock
+        self._began = 0
+        self._line: dict[str, Any] = {}  # of the user's code that called the compiled function
+        self._done: list[tuple[int, int, int, str, dict[str, Any]]] = []
+        self._breaks = 0
+        self._handler: Any = None
+
+    def register(self, handler: Any) -> None:
+        """Have torch call back, unless it does already."""
+        self._handler = handler
+        if self._begins not in handler.start_callbacks:
+            handler.register_start_callback(self._begins)
+        if self._ends not in handler.end_callbacks:
+            handler.register_end_callback(self._ends)
+
+    def remove(self) -> None:
+        """Have torch no longer call back."""
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            with contextlib.suppress(ValueError):
+                handler.remove_start_callback(self._begins)
+            with contextlib.suppress(ValueError):
+                handler.remove_end_callback(self._ends)
+
+    def failed(self) -> None:
+        """Have torch no longer call back."""
+        self.remove()
+
+    def forked(self) -> None:
+        """Forget the parent's compilations."""
+        self._began, self._done = 0, []
+
+    def _begins(self, *_: Any) -> None:
+        self._began = self._clock()
+        self._line = user_line()
+
+    def _ends(self, args: Any = None) -> None:
+        began, self._began = self._began, 0
+        if began:
+            number = getattr(args, "compile_id", "")
+            self._done.append((began, self._clock(), self._step(), str(number), self._line))
+
+    def beat(self) -> None:
+        """Record what was compiled since the last time, with torch's metrics."""
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return
+        done, self._done = self._done, []
+        if done:
+            metrics = {str(metric.compile_id): metric for metric in list(utils.get_compilation_metrics())}
+            for began, ended, step, number, line in done:
+                found = metrics.get(number)
+                name = getattr(found, "co_name", None) or "torch.compile"
+                again = number.partition("/")[2].partition("_")[0] not in ("", "0")  # torch numbers them 3/0, 3/1 …
+                reason = getattr(found, "recompile_reason", None)
+                about = Compile(again=again, reason=_line(reason) if reason else None, **line)
+                self._append(about.span(name, began, ended, step))
+        self._record_breaks(utils)
+
+    def close(self) -> None:
+        """Record the last compilations."""
+        self.beat()
+
+    def _record_breaks(self, utils: Any) -> None:
+        known = list(getattr(utils, "graph_break_reasons", ()))
+        if len(known) < self._breaks:  # torch._dynamo.reset() empties the list
+            self._breaks = 0
+        for graph_break in known[self._breaks : MAX_BREAKS]:
+            now = self._clock()
+            line: dict[str, Any] = {}
+            if graph_break.user_stack:
+                frame = graph_break.user_stack[-1]
+                line = {"file": frame.filename, "line": frame.lineno, "function": frame.name}
+            self._append(Compile(reason=_line(graph_break.reason), **line).span("graph break", now, now))
+        self._breaks = len(known)
+
+
+def _line(text: Any) -> str:
+    """Return a reason on one short line."""
+    return " ".join(str(text).split())[:MAX_TEXT]
+
+
+# Operators a step, and the least that an operator takes on this machine: together the part of a step that no larger batch
+# costs.  Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a
+# backward operator per node, and another per parameter.  Their fixed cost is calibrated with a network of single numbers.
 
 FIRST_STEP = 10  # the steps before allocate and warm up
 TIMES = 10  # the next count comes after so many times as many steps
@@ -27,6 +130,7 @@ MAX_NODES = 20_000  # some 10 ms; a larger graph is counted up to here
 LAYERS = 16  # of the calibration, two parameters each
 REPEATS = 10
 MAX_SECONDS = 0.02
+CALIBRATION_SECONDS = 10.0  # the training waits no longer if it hangs
 LEAF = "AccumulateGrad"
 TIMED_STEPS = 7  # after a counted step
 
@@ -89,8 +193,8 @@ class OperatorCount(Collector):
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
-        args = {"operators": self._operators, "fixed_us": round(fixed_us, 3), "step_us": round(step_us, 1)}
-        self._session.append((OPERATORS, "operators", now, now, self._step, args))
+        found = Operators(operators=self._operators, fixed_us=round(fixed_us, 3), step_us=round(step_us, 1))
+        self._session.append(found.span("operators", now, now, self._step))
         self.due = max(self._step, 1) * TIMES
         self._step, self._operators, self._edges = -1, 0, []
 
@@ -117,13 +221,7 @@ def calibrate(torch: Any) -> float:
 
     A separate thread has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
     """
-    results: list[float] = []
-    thread = threading.Thread(
-        target=lambda: results.append(_measure(torch)), name="sm-profiler-calibration", daemon=True
-    )
-    thread.start()
-    thread.join()
-    return results[0]
+    return run_bounded(lambda: _measure(torch), CALIBRATION_SECONDS, "the calibration of operators does not end")
 
 
 def _measure(torch: Any) -> float:

@@ -1,4 +1,6 @@
-"""Growth of memory: objects are counted by type when it has grown, and the container that grew most is located.
+"""Memory: long garbage collections, and its growth.
+
+When memory has grown, objects are counted by type, and the container that grew most is located.
 
 A count walks over all objects that the garbage collector tracks, within single calls of C code, so that hardly any
 reference to them outlives it.  It takes 80 ms in a process that has imported torch and 220 ms for a million objects,
@@ -28,12 +30,115 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.formats.event_names import OBJECTS
-from sm_profiler.hook.caller import is_library
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.other_threads import current_frames, stack_of, without_collections
+from sm_profiler.formats import recorded
+from sm_profiler.formats.event_names import GARBAGE_COLLECTION
+from sm_profiler.hook import guard
+from sm_profiler.hook.adapter import Collector
+from sm_profiler.hook.frames import current_frames, is_library, stack_of, without_collections
+from sm_profiler.hook.guard import attempt, uninterrupted
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
 from sm_profiler.hook.steps import Record
+
+# Garbage collections.
+
+MIN_NS = 1_000_000
+FULL = 2  # the oldest generation
+_OWN = (__file__, guard.__file__)
+
+
+class GarbageCollector(Collector):
+    """Records the runs of Python's garbage collector, and marks those that the hook caused.
+
+    The hook caused a collection that ran while it worked, and a full one for which it allocated more than the script
+    since the last full one: the interpreter starts it when enough objects have survived the younger generations.
+    """
+
+    name = "garbage collections"
+
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        work: OwnWork,
+        clock: Callable[[], int] = perf_counter_ns,
+        *,
+        on_collection: Callable[[FrameType | None, float], None] | None = None,
+        is_due: Callable[[], bool] | None = None,
+    ) -> None:
+        self._append = append
+        self._work = work
+        self._clock = clock
+        self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
+        self._is_due = is_due or full_is_due
+        self._on_collection = on_collection  # takes the frame that caused it, and its seconds
+        self._phase, self._now = "", 0
+        self._callback = uninterrupted(self._take)  # Python ignores what a callback raises, an interrupt included
+        self._began = 0
+        self._due = False  # the interpreter started the collection, and no call of gc.collect()
+
+    def start(self) -> None:
+        """Register with the garbage collector."""
+        if self._callback not in gc.callbacks:
+            gc.callbacks.append(self._callback)
+
+    def close(self) -> None:
+        """Unregister."""
+        self.failed()
+
+    def failed(self) -> None:
+        """Unregister."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._callback)
+
+    def _take(self, value: str | dict[str, Any]) -> None:
+        """Take the arguments of the collector's callback in turn: the phase, then what is known about it."""
+        if isinstance(value, str):
+            self._phase, self._now = value, self._clock()
+        else:
+            self._collects(self._phase, value, self._now)
+
+    def _collects(self, phase: str, info: dict[str, Any], now: int) -> None:
+        if phase == "start":
+            self._began = now
+            self._due = self._is_due()
+        elif self._began:
+            generation = info.get("generation", -1)
+            if generation == 0 and now - self._began < MIN_NS:
+                return
+            own = during = self._work.is_own()
+            if generation == 1:
+                self._survived[own] += 1
+            elif generation == FULL:
+                scripts, hooks = self._survived
+                own = own or (self._due and hooks > scripts)
+                self._survived = [0, 0]
+            if now - self._began >= MIN_NS:
+                self._record(generation, info.get("collected", 0), now, own=own, during=during)
+
+    def _record(self, generation: int, collected: int, now: int, *, own: bool, during: bool) -> None:
+        args: dict[str, Any] = {"generation": generation, "collected": collected}
+        if own:
+            args["own"] = True
+            if not during:  # otherwise part of the work during which it ran
+                self._work.stalled_ns += now - self._began
+        self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))
+        if self._on_collection is not None and not own:
+            on_collection, frame = self._on_collection, _collecting()
+            attempt(lambda: on_collection(frame, (now - self._began) / 1e9))  # an extra
+
+
+def _collecting() -> FrameType | None:
+    """Return the frame in which the collection began: the innermost outside of the hook."""
+    frame: FrameType | None = sys._getframe(1)  # the caller's line
+    while frame is not None and frame.f_code.co_filename in _OWN:
+        frame = frame.f_back
+    return frame
+
+
+def full_is_due() -> bool:
+    """Return whether a full collection is due, so that the collection that starts is not a call of gc.collect()."""
+    return gc.get_count()[FULL] > gc.get_threshold()[FULL]
+
 
 # Objects that the garbage collector tracks.  A list of them holds tuples that another thread is building, and CPython raises
 # SystemError when a tuple is resized that something else refers to.  So the list must not outlive a single call of C code,
@@ -144,10 +249,7 @@ def _owner(attributes: dict[Any, Any]) -> Any:
 
 
 def _attributes(owner: Any) -> Any:
-    try:
-        return object.__getattribute__(owner, "__dict__")
-    except Exception:  # an object without attributes
-        return None
+    return attempt(lambda: object.__getattribute__(owner, "__dict__"))  # an object may have no attributes
 
 
 def _key_of(held: Any, names: Any) -> str | None:
@@ -347,16 +449,14 @@ class Objects(Collector):
             text = _describe(grown, holder, first.lengths[id(grown)])
             del grown
         more = Counter({kind: count - first.types.get(kind, 0) for kind, count in found.types.items()})
-        args: dict[str, Any] = {
-            "types": {_name(kind): count for kind, count in more.most_common(MAX_TYPES) if count > 0},
-            "tensor_bytes": found.tensor_bytes - first.tensor_bytes,
-            "tensors_in_graphs": found.tensors_in_graphs - first.tensors_in_graphs,
-        }
-        if text:
-            args["container"] = text
-        if lines:
-            args["lines"] = lines
-        self._append((OBJECTS, "objects", began, self._clock(), -1, args))
+        growth = recorded.Objects(
+            types={_name(kind): count for kind, count in more.most_common(MAX_TYPES) if count > 0},
+            tensor_bytes=found.tensor_bytes - first.tensor_bytes,
+            tensors_in_graphs=found.tensors_in_graphs - first.tensors_in_graphs,
+            container=text or None,
+            lines=tuple(lines) or None,
+        )
+        self._append(growth.span("objects", began, self._clock()))
 
 
 def census(before: dict[int, int]) -> tuple[Census, Any]:

@@ -1,16 +1,30 @@
-"""The line of the user's code that led to a call; cells of a notebook are named as their author sees them."""
+"""Frames: the line of the user's code that led to a call, and the stacks of other threads, each as it is at one moment.
+
+Cells of a notebook are named as their author sees them.
+
+Python switches threads between any two instructions of its code. A thread whose stack was followed by `frame.f_back`, one
+frame after the other, might run in the meantime; CPython 3.11 then follows pointers to frames that are gone, and the
+process dies of a segmentation fault. So a stack is read within one call of C code, in which no other thread runs. A
+collection may begin within that call and run callbacks in Python, so the garbage collector is disabled for the call.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
 import sysconfig
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, chain, islice, repeat, starmap, takewhile
+from operator import is_not, methodcaller
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from sm_profiler.formats.event_names import CELL
 
@@ -24,7 +38,7 @@ MAX_PATHS, MAX_ENTRIES = 64, 10_000  # folders of sys.path that are looked into,
 INSTALLED = ".dist-info"
 
 
-def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
+def user_line(frame: FrameType | None = None) -> dict[str, Any]:
     """Return `file`, `line` and `function` of the innermost frame that is not a library's; empty if there is none.
 
     Args:
@@ -41,7 +55,7 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
     return {}
 
 
-def definition(code: CodeType | None) -> dict[str, str | int]:
+def definition(code: CodeType | None) -> dict[str, Any]:
     """Return `file`, `line` and `function` of a function's code; empty if it is a library's."""
     if code is None or is_library(code.co_filename):
         return {}
@@ -119,3 +133,40 @@ def _number(file: str) -> int | None:
     except (KeyError, AttributeError, TypeError):
         return None
     return number if isinstance(number, int) else None
+
+
+# Stacks of other threads.
+
+MAX_FRAMES = 2000  # of a stack
+Stack = list[FrameType]  # the innermost frame first
+Frames = Callable[[], dict[int, FrameType]]
+current_frames: Frames = sys._current_frames  # the only way to another thread's stack
+
+
+def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
+    """Return the frames of a thread; none if it does not run."""
+    return _followed(map(methodcaller("get", thread), starmap(frames, [()])))
+
+
+def outwards(frame: FrameType | None) -> Stack:
+    """Return a frame and those around it; the thread must not run during the call."""
+    return _followed([frame])
+
+
+def _followed(innermost: Iterable[FrameType | None]) -> Stack:
+    """Return a single frame and those around it; iterators of C code are put together, so that nothing else runs."""
+    steps: Iterator[Any] = chain(innermost, repeat("f_back"))  # a frame, then this of each
+    with without_collections():
+        return list(islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_FRAMES))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable the garbage collector during the block."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

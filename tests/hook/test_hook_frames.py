@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import sm_profiler.hook
-from sm_profiler.hook import other_threads
-from sm_profiler.hook.other_threads import outwards, stack_of
+from sm_profiler.hook import frames
+from sm_profiler.hook.frames import outwards, stack_of
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_very_deep_stack_is_cut(monkeypatch):
     def recurse(depth):
         return recurse(depth - 1) if depth else outwards(sys._getframe())
 
-    monkeypatch.setattr(other_threads, "MAX_DEPTH", 100)
+    monkeypatch.setattr(frames, "MAX_FRAMES", 100)
     assert len(recurse(150)) == 100
 
 
@@ -70,4 +70,4 @@ def test_stacks_of_other_threads_are_read_in_one_place():
     """`f_back` of a frame of a thread that has run on may be gone: CPython 3.11 crashes."""
     folder = Path(sm_profiler.hook.__file__).parent
     readers = [path.name for path in folder.rglob("*.py") if "_current_frames" in path.read_text(encoding="utf-8")]
-    assert readers == ["other_threads.py"]
+    assert readers == ["frames.py"]

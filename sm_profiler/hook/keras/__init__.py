@@ -1,1 +1,0 @@
-"""The adapter for Keras 3, on all of its backends."""
