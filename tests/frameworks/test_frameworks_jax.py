@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.formats.recorded import Compile, names
 from tests.support.frameworks import PYTHON
 from tests.support.profiles import events
 
@@ -109,6 +110,7 @@ def test_recompilations_name_the_argument_and_the_line(quick):
     assert again[0]["reason"].startswith("argument 2: float32[3,8] → float32[4,8], argument 3: int")
     assert "argument 4: 2.0 → 1.0" in again[0]["reason"]
     assert {args["function"] for args in again} == {"changing_shapes"}
+    assert again[0].keys() - {"pid", "step_num"} <= set(names(Compile))
 
 
 def test_a_step_that_begins_with_fetching_its_batch_is_one_step(quick):

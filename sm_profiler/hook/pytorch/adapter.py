@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm_profiler import threads
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, DetailedWindow
 from sm_profiler.hook.frames import stack_of
@@ -34,24 +35,27 @@ if TYPE_CHECKING:
     from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
-RUNS_WHILE_TRAINING = tuple(
-    f"sm_profiler.hook.{name}"
-    for name in (
-        "session",
-        "guard",
-        "steps",
-        "rest",
-        "windows",
-        "own_work",
-        "sampler",
-        "scheduling",
-        "timed_calls",
-        "pytorch.adapter",
-        "pytorch.cuda",
-        "pytorch.forward",
-        "pytorch.loader",
-        "pytorch.graphs",
-    )
+RUNS_WHILE_TRAINING = (
+    "sm_profiler.threads",
+    *(
+        f"sm_profiler.hook.{name}"
+        for name in (
+            "session",
+            "guard",
+            "steps",
+            "rest",
+            "windows",
+            "own_work",
+            "sampler",
+            "scheduling",
+            "timed_calls",
+            "pytorch.adapter",
+            "pytorch.cuda",
+            "pytorch.forward",
+            "pytorch.loader",
+            "pytorch.graphs",
+        )
+    ),
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
@@ -282,7 +286,7 @@ class PyTorchAdapter(FrameworkAdapter):
             if is_compiling() or session.quiet or tracker.rest is not None or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
             if tracker.global_step >= operators.due and not session.is_off(operators.name):
-                session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
+                session.run(operators, operators.backward_begins, args[0] if args else kwargs.get("tensors"))
             try:
                 tracker.backward_begins(perf_counter_ns())
             except Exception as error:  # fail open
@@ -346,15 +350,16 @@ class PyTorchAdapter(FrameworkAdapter):
     def _wrap_constructor(self, original: Any) -> Any:
         """Discover models when an optimizer is created: the first forwards of its model would be missed otherwise."""
         session, forwards, known = self.session, self.forwards, self._known_optimizers
+        train_here = self._train_on_this_thread
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(optimizer, *args, **kwargs)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
+            original(self, *args, **kwargs)
             try:
                 session.tracker.has_optimizer = True
                 if session.tracker.global_step < 0 and forwards.thread != threading.get_ident():
-                    self._train_on_this_thread()  # from the first step on
-                known.discard(id(optimizer))  # of a deleted one
+                    train_here()  # from the first step on
+                known.discard(id(self))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()
             except Exception as error:  # fail open
@@ -431,7 +436,7 @@ class PyTorchAdapter(FrameworkAdapter):
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()
         self.forwards.relayed = True  # until the next update, which shows whether threads take turns
-        if threading.current_thread() is not threading.main_thread():
+        if not threads.is_main():
             at_thread_end(self.session.training_thread_ends)
 
     def _optimizer_stepped(self, key: int) -> None:

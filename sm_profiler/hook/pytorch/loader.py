@@ -304,7 +304,11 @@ class DataLoaderCollector(Collector):
         if existing is not None:
             return existing  # type: ignore[no-any-return]
         stream = iterator.__dict__[STREAM] = LoaderStream(iterator, created_ns)
-        batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        try:
+            batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        except Exception as error:  # a property of the script's
+            pass_on(error)
+            batch_size = None
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._session.saw_batch_size(batch_size)
             self._session.saw_workers(int(iterator._num_workers))  # torch has no public name for it
