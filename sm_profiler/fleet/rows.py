@@ -14,11 +14,12 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import sanitize
-from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, described
+from sm_profiler.fleet.description import MAX_INSTANCES, described
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.startup import LONGEST_S
 from sm_profiler.report import report_json
 from sm_profiler.report.prices import Prices, billed_losses, loss_of
 from sm_profiler.report.report_json import End, Rank, StoredReport

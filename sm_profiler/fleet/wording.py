@@ -1,4 +1,4 @@
-"""A fleet in words: amounts, names of causes and dates, for its page, and the summary for a terminal."""
+"""A fleet as text: amounts, names of causes and dates, for its page, and the summary for a terminal."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
     if not names:
         return lambda text: text
     each = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    pattern = re.compile(rf"(?:\b(?P<before>[Rr])ank )?(?<![\w./-])(?P<name>{each})(?![\w/-])")
+    pattern = re.compile(rf"(?<![\w./-])(?:([Rr]ank|[Pp]rocess) )?({each})(?![\w/-])")
 
-    def renamed(found: re.Match[str]) -> str:
-        name = names[found["name"]]  # "Rank algo-1-0" is "Rank 0", not "Rank rank 0"
-        return name.capitalize() if found["before"] == "R" else name
+    def readable(found: re.Match[str]) -> str:
+        kind, name = found[1] or "", names[found[2]]  # a text may say itself that the name is that of a rank
+        return f"{name[0].upper()}{name[1:]}" if kind[:1].isupper() else name
 
-    return lambda text: pattern.sub(renamed, text)
+    return lambda text: pattern.sub(readable, text)

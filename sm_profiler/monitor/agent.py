@@ -40,6 +40,7 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
+from sm_profiler.threads import unblock_signals
 
 if TYPE_CHECKING:
     from sm_profiler.storage.s3 import S3Storage
@@ -476,6 +477,7 @@ def keep_running(work: Callable[[threading.Event], None], stop: threading.Event)
 
 def main(arguments: list[str]) -> None:
     """Run with the arguments of the command line."""
+    unblock_signals()
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     fd, task = int(arguments[0]), Task.from_json(arguments[1])
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)

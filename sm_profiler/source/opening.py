@@ -237,6 +237,8 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             name, region=region or os.environ.get("AWS_REGION") or None
         )  # boto3 reads AWS_DEFAULT_REGION only
     except SourceError as error:
+        if not region and hasattr(error.__cause__, "response"):  # a folder may have been meant
+            raise SourceError(f"{name} is not a folder, and {error}") from error.__cause__
         if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
             raise
         raise SourceError(

@@ -204,6 +204,15 @@ def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_pat
     assert unknown_region("cn-north-1") == ""
 
 
+def test_an_account_without_jobs_is_named(service, tmp_path, capsys):
+    assert main(["fleet", "account:eu-west-1", "--since", "2d", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert "No jobs were found." in shown.out
+    assert (
+        "there are no jobs in account:eu-west-1. To do: check the names, the region of an account, --since" in shown.err
+    )
+
+
 def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):
     original = candidates._load_described
 

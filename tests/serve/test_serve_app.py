@@ -262,6 +262,11 @@ def test_refuses_large_bodies(folder):
     assert client(folder).post("/", content=b"x").status_code == 405
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "POST"])
+def test_refuses_bodies_of_unknown_length(folder, method):
+    assert client(folder).request(method, "/", content=iter([b"x"])).status_code == 413
+
+
 def test_keeps_the_state_of_a_bounded_number_of_jobs(tmp_path):
     made = []
     jobs = Jobs([str(tmp_path)], follow=lambda where: made.append(Polled(where)) or made[-1])
