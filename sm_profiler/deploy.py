@@ -264,7 +264,8 @@ def start_rules(  # keyword arguments, each an independent choice
     texts = {str(key): str(value) for key, value in (parameters or {}).items()}
     if not source:
         rule = check_rule(rule)
-        ProfilerReport(compat=texts.get(COMPAT) or None, **of_report(rule, of_rule(texts)))  # checks them
+        compat: Any = texts.get(COMPAT) or None
+        ProfilerReport(compat=compat, **of_report(rule, of_rule(texts)))  # checks them
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     if not 1 <= instances <= MAX_INSTANCES:
