@@ -35,7 +35,8 @@ from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
 from sm_profiler.printable import one_line
 from sm_profiler.rules import RULES
-from sm_profiler.rules.settings import DEFAULT_RULE
+from sm_profiler.rules.profiler_report import INTERVAL, ProfilerReport, of_report
+from sm_profiler.rules.settings import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
@@ -257,13 +258,15 @@ def start_rules(  # keyword arguments, each an independent choice
         SourceError: there is no such training job, or it has no profile.
         ProfilerError: the processing job was refused.
     """
+    texts = {str(key): str(value) for key, value in (parameters or {}).items()}
     if not source:
         rule = check_rule(rule)
+        ProfilerReport(compat=texts.get(COMPAT) or None, **of_report(rule, of_rule(texts)))  # checks them
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     if not 1 <= instances <= MAX_INSTANCES:
         raise ConfigError(f"{instances} instances: must be from 1 to {MAX_INSTANCES}")
-    local = _local_file(source, rule) if source and not source.startswith("s3://") else None
+    local = _local_file(source, rule, of_rule(texts)) if source and not source.startswith("s3://") else None
     if role and not role.startswith("arn:"):
         raise ConfigError(
             f"role {role!r} is not an ARN, such as arn:aws:iam::123456789012:role/{role}: aws iam get-role --role-name {role} "
@@ -278,7 +281,7 @@ def start_rules(  # keyword arguments, each an independent choice
     if local is not None:
         source = source_uri(f"{data.rpartition('/')[0]}/rule-source", rule, local)
     environment = {
-        **{str(key): str(value) for key, value in (parameters or {}).items()},
+        **texts,
         "rule_to_invoke": rule,
         "rule_follow": str(training.get("TrainingJobStatus") in RUNNING).lower(),
         SOURCE.name: data,
@@ -366,9 +369,9 @@ def wait_for_end(
         time.sleep(poll_s)
 
 
-def _local_file(source: str, rule: str) -> Path:
+def _local_file(source: str, rule: str, parameters: Mapping[str, str]) -> Path:
     path = local_source(source, rule)
-    check_class(path, rule)
+    check_class(path, rule, parameters.keys() - {INTERVAL})
     return path
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -124,6 +125,16 @@ def sdk_name(name: str, module: str) -> Any:
     if _is_from_import():
         raise ImportError(message, name=module)
     raise AttributeError(message)
+
+
+def installed_names() -> list[str]:
+    """Return the names outside profiling that the installed SDK has; none without an SDK."""
+    found = []
+    for name in SDK_NAMES:
+        with suppress(AttributeError, ImportError):
+            sdk_name(name, _PACKAGE)
+            found.append(name)
+    return found
 
 
 def _is_from_import() -> bool:

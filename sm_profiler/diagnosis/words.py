@@ -72,7 +72,7 @@ HEADLINES: Mapping[str, str] = {
     # healthy, and open
     "healthy": "No bottleneck found: the job computes {computing} of the time.",
     "healthy_loop": "The loop is healthy; the start is what is left: {rest}",
-    "no_single_cause": "There is no single cause, but {unexplained} of the loop is not spent computing.{why}",
+    "no_single_cause": "There is no single cause, but {beside} of the loop is not spent computing{stretched}.{why}",
     "unseen_waits": "No bottleneck found, but {unseen} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation.",
     "shared_machine": "Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause.",
     "gpu_mostly_idle": "The GPU is busy only {gpu} % of the time, and no single cause explains it.",
@@ -132,7 +132,7 @@ ADVICE: Mapping[str, str] = {
     "recompilation_XLA": "Pad batches to a few lengths and mask the rest, and drop a shorter last batch (drop_remainder=True): XLA compiles a function for each shape, even if TensorFlow does not trace it again. If the shapes must vary, leave out jit_compile=True.",
     "recompilation_jax_jit": "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, outside the loop: each new function, lambda or partial is compiled again.",
     "collections": "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
-    "evaluation": "{stack.evaluation}, or in a separate job on checkpoints.",
+    "evaluation": "{graphs}{stack.evaluation}, or in a separate job on checkpoints.",
     # steps that differ
     "between_epochs": _EPOCHS,
     "periodic_wait": "{restarts} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler cheap.",
@@ -232,6 +232,7 @@ FRAGMENTS: Mapping[str, str] = {
     "pageable": " from pageable memory",
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
+    "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
     "evaluation_compiled": ", without {time} of compiling for it",
     "workers_start": "as the loader starts its workers again",
     "workers_restart": "The loader's workers restart",
@@ -259,6 +260,7 @@ FRAGMENTS: Mapping[str, str] = {
     # healthy, and open
     "rare_waits": " Waiting for data ({share}) is not named as the cause: it lies in a few long waits, and takes {usual} of the other steps.",
     "hidden_waits": " Waiting for data ({share}) is not named as the cause: the GPU computes meanwhile.",
+    "stretched": ", and {share} is lost in steps that compute far longer than usual",
     "shared_besides": " Other processes use the machine: the training waits for a core {waited} of the time.",
     "look_first": "Look at {place} first. ",
 }  # fmt: skip

@@ -234,7 +234,7 @@ class HangWatch(Collector):
         )
         start, args = (
             session.timebase.now_us() - int(waited * 1e6),
-            span_args(os.getpid(), session.tracker.number, found.args()),
+            span_args(os.getpid(), session.tracker.latest_number, found.args()),
         )
         session.append_event(TraceEvent(found.phase, "hang", start, int(waited * 1e6), args))
         if hangs:

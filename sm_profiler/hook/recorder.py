@@ -27,7 +27,8 @@ from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
 
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
+MAX_STRETCH = 2.5  # times as long with them: the watch for hangs takes twice that for the pause of a suspended process
 QUEUE_RECORDS = 100_000  # about 20 MB; beyond that the oldest records are dropped and counted
 DISK_SECONDS = 10.0  # close() abandons a disk that does not answer for so long
 TASK_SECONDS = 60.0  # and a task that takes longer
@@ -85,6 +86,7 @@ class Recorder:
         self._abandoned = False  # the disk hangs, and close() has given up
         self._thread: threads.Thread | None = None
         self._disk_reported = False
+        self._last_beat = (0, 0)  # time, and what the training has waited for a core
 
     def start(self) -> None:
         """Start the background thread."""
@@ -147,15 +149,22 @@ class Recorder:
     def _run(self) -> None:
         with self._own.unrecorded():
             self._guarded(self._controller.begin)
+            self._stretch()
             while not self._stopped():
                 self._guarded(self.beat)
                 threads.hide()
             self._guarded(self._finish)
 
     def _stopped(self) -> bool:
-        self._wake.wait(self._flush_seconds)
+        self._wake.wait(self._flush_seconds * self._stretch())
         self._wake.clear()
         return self._stop.is_set()
+
+    def _stretch(self) -> float:
+        """Return how many times as long a second of the training takes as it has a core for a part of the time only."""
+        last, self._last_beat = self._last_beat, (time.perf_counter_ns(), waited_ns() + self._helpers_ns())
+        elapsed, waited = self._last_beat[0] - last[0], self._last_beat[1] - last[1]
+        return min(elapsed / max(elapsed - waited, 1), MAX_STRETCH) if elapsed > 0 else 1.0
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

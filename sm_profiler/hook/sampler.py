@@ -33,7 +33,7 @@ SAMPLER = "sampler"
 DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
 MAX_DELAY = 1.0
-SHARE = 0.0015  # of the time: CPU time of the sampler's thread
+SHARE = 0.0015  # of the time, without the training's waits for a core: CPU time of the sampler's thread
 SAVED = 0.005  # seconds of CPU time that may be saved up, for a while of dense samples
 START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
 WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
@@ -204,15 +204,16 @@ class Sampler(Collector):
         del stack  # frames keep what is local to them alive
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
-        self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
         waited, delay = self._waited_ns(), self._helpers.delay(now_ns)
         if self.declared or phase in WITHOUT_HELPERS:
             delay = 0
         self.helpers_ns += delay
-        if places:
-            self._tally.hold((phase, long, leaf, places), seconds, (waited - self._last_waited + delay) / 1e9)
+        waiting = (waited - self._last_waited + delay) / 1e9
         self._last_waited = waited
+        self._saved = min(self._saved + SHARE * max(seconds - waiting, 0.0), SAVED)
+        if places:
+            self._tally.hold((phase, long, leaf, places), seconds, waiting)
 
     def _follow_step(self, now_ns: int) -> bool:
         """Return whether the running step is long already; settle the samples of the one before."""

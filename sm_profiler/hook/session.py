@@ -200,6 +200,12 @@ class Session(StepObserver):
         self.tracker.reports_forward_ends = any(overrides(one, "forward_ends") for one in collectors)
         self.wake()
 
+    def _may_rest(self) -> bool:
+        """Return whether all windows of the collectors are over to which the ends of steps or forwards are reported."""
+        ended = {name for name, window in self.schedule.windows.items() if window.ended}
+        waiting = (one for one in self._collectors if one.name not in ended)
+        return not any(overrides(one, "step_ends") or overrides(one, "forward_ends") for one in waiting)
+
     def wake(self) -> None:
         """Consult all collectors at the next step, even those that may be skipped."""
         self.tracker.settled = None
@@ -432,6 +438,7 @@ class Session(StepObserver):
                 except Exception as error:  # fail open
                     self.switch_off(collector, error)
         self.slowdown.windows_turned(tracker.step_start)
+        tracker.rests = settled and self._may_rest()
         if not settled:
             tracker.settled = None
 

@@ -176,6 +176,7 @@ def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | N
         interface=resources.interface,
         job=os.environ.get(JOB_NAME_VARIABLE, ""),
         config=str(config.absolute()) if config is not None else "",
+        hook=profile.hook_on,
     )
 
 

@@ -63,7 +63,7 @@ def terminal_summary(
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
-    for alarm in (report.damage_alarm, report.load_alarm, report.profiling_alarm):
+    for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm, report.profiling_alarm):
         last += _wrap(alarm, width) if alarm else []
     last += _also(report.verdict.also, width)
     if report.broken:

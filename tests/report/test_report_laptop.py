@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
+from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
@@ -41,6 +42,12 @@ def test_processes_of_one_node_have_plain_names(rank, shown):
         assert f"on {shown}" in text
         assert not re.search(r"algo-1-\d", text)
     assert json.loads(to_json(report))["job"]["ranks"][0]["name"].startswith("algo-1-")
+
+
+def test_a_name_after_the_word_rank_is_not_doubled():
+    named = readable_processes(laptop(0).metrics)
+    text = "Rank algo-1-0 is late, by rank algo-1-0 alone: node algo-1, process algo-1-0; see algo-1-0"
+    assert named(text) == "Rank 0 is late, by rank 0 alone: node algo-1, rank 0; see rank 0"
 
 
 def test_processes_of_several_nodes_keep_their_names():

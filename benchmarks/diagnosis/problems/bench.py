@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 LASTS, MOST = 3.0, 8  # seconds of healthy steps at least; times the steps at most
-ENOUGH, RARE = 8, 6  # occurrences; times the usual
+ENOUGH, RARE, FEW = 8, 6, 3  # occurrences; times the usual; gaps that are left out
 TOGETHER = 10  # steps on a GPU timed together, so that the host still runs ahead
 TORCH = sys.modules.get("torch")  # imported by the script, before this module
 if TORCH:
@@ -133,14 +133,14 @@ class Run:
     def _share(self, what) -> float:
         """Return the part of the loop that an activity takes.
 
-        The first step imports the compiler of PyTorch, and a profiler may start something between two steps. So the
-        time between two occurrences counts as at most a few times the usual.
+        The first step imports the compiler of PyTorch, and a profiler may start something between two steps. So the few
+        longest times between two occurrences count as at most a few times the usual, if it occurs at every step.
         """
         spent, rest = self._seconds[what], self._loop - self._seconds[what]
         gaps = sorted(self._gaps[what], reverse=True)[: self.steps]
-        if len(gaps) >= ENOUGH:
+        if len(gaps) >= max(ENOUGH, self.steps - 1):
             usual = statistics.median(gaps)
-            rest -= sum(gap - usual for gap in gaps if gap > RARE * usual)
+            rest -= sum(gap - usual for gap in gaps[:FEW] if gap > RARE * usual)
         return spent / max(spent + rest, 1e-9)
 
     def close(self, **facts):

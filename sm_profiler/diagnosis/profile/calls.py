@@ -266,7 +266,7 @@ def _compiled_once(case: Case, loop: Loop) -> Saving | None:
             whole += float(length[rows].sum()) / len(case.ranks)
     lost = seconds * ((total + beyond) / total)
     taken = (AGAIN, "compiled", "forward", "backward")
-    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken)
+    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
 
 
 def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:
@@ -290,7 +290,7 @@ def collections(case: Case) -> Found | None:
         "collections", {"share": percent(share), "total": duration(spent)},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
         saves=partial(activity, COLLECTING, limits.SAVED),
-        error=case.share_error(lambda rank: rank.iterations.gc), where=lines_of_collections(case.metrics),
+        error=case.share_error(COLLECTING), where=lines_of_collections(case.metrics),
     )  # fmt: skip
 
 
@@ -325,6 +325,7 @@ def evaluation(case: Case) -> Found | None:
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
+    words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
         saves=saves, where=lines_of_phase(case.metrics, "evaluation"),

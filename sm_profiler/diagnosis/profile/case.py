@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     CALLBACKS,
+    COLLECTING,
     COPYING,
     LOGGING,
     MAKING,
@@ -24,12 +26,15 @@ from sm_profiler.diagnosis.profile.ledger import (
     SeenCode,
     ledger_of,
 )
+from sm_profiler.diagnosis.profile.lines import in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
-from sm_profiler.metrics import thresholds
+from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.startup import in_first_steps, start_parts
 
+SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -87,6 +92,12 @@ class Case:
         """Processes with enough training steps to be judged."""
         return tuple(rank for rank in self.metrics.ranks if len(rank.iterations) >= thresholds.MIN_STEPS)
 
+    @cached_property
+    def in_step(self) -> bool:
+        """True if ranks wait for each other, so that their iterations are equally long; independent ones differ."""
+        lengths = np.asarray([rank.iterations.length.mean() for rank in self.ranks])
+        return len(lengths) > 1 and bool(np.ptp(lengths) <= 0.15 * lengths.mean())
+
     def mean(self, of: Callable[[Rank], float]) -> float:
         """Return the average over the judged ranks; 0 if there are none."""
         return float(np.mean([of(rank) for rank in self.ranks])) if self.ranks else 0.0
@@ -99,7 +110,8 @@ class Case:
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
         whole = self.mean(lambda rank: rank.loop)
-        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole) if self.ranks else None
+        loop = Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
+        return loop and attrs.evolve(loop, once=in_first_steps(start_parts(self.metrics)))
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -146,9 +158,29 @@ class Case:
         return self.mean(self.core_wait_of)
 
     def core_wait_of(self, rank: Rank) -> float:
-        """Return the core wait of one rank."""
+        """Return the core wait of one rank.
+
+        Kernels count some of a sleep as such a wait, so it is no more than what sleeps and waits for others leave.
+        """
         usage = self.metrics.usage.get(rank.name)
-        return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+        waited = usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+        return min(waited, max(1 - self._asleep(rank), 0.0)) if waited > 0 else 0.0
+
+    def _asleep(self, rank: Rank) -> float:
+        """Return the share of the loop in which a main thread sleeps, or waits for loader workers or another rank."""
+        samples = self.metrics.samples
+        slept = sum(
+            one.seconds
+            for one in samples.stacks
+            if one.process == rank.name
+            and one.places
+            and in_loop(one)
+            and SLEEPS.search(samples.source(one.places[-1]))
+        )
+        share = slept / rank.loop if rank.loop > 0 else 0.0
+        share += rank.share("wait") if self.metrics.loader.num_workers > 0 else 0.0
+        met = (rank.share(key) - min(one.share(key) for one in self.ranks) for key in parts.MEETINGS)
+        return share + (max(met) if self.in_step else 0.0)
 
     @cached_property
     def shared_wait(self) -> float:
@@ -164,6 +196,13 @@ class Case:
             return waited if others is None else min(waited, others)
 
         return self.mean(of)
+
+    @property
+    def load_doubt(self) -> str:
+        """Why it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
+        if not self.metrics.metadata:  # no hook that samples
+            return ""
+        return "too short to tell whether other programs use the cores" if len(self.own_cores) < len(self.ranks) else ""
 
     @property
     def own_cores(self) -> list[float]:
@@ -211,13 +250,15 @@ class Case:
         """Iterations of the judged rank with the fewest; 0 if there are none."""
         return min((len(rank.iterations) for rank in self.ranks), default=0)
 
-    def share_error(self, of: Callable[[Rank], Floats]) -> float:
-        """Return the standard error of a share of the iterations, the largest of the ranks.
+    def share_error(self, key: str) -> float:
+        """Return the standard error of the share that a part, or collecting garbage, has of the iterations; of the worst rank."""
 
-        Args:
-            of: returns the seconds of each iteration of a rank that count for the share.
-        """
-        return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
+        def of(rank: Rank) -> float:
+            own, collects = rank.iterations, key == COLLECTING
+            rows = (own.known | collects) & (own.index >= thresholds.WARM_UP_STEPS)
+            return _share_error((own.gc if collects else own.of(key))[rows], own.length[rows])
+
+        return max(map(of, self.ranks), default=0.0)
 
     def confidence(self, found: Found, certain: float) -> Confidence:
         """Return how sure a finding is, from the share of the time that its repair certainly saves.

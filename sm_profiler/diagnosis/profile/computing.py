@@ -46,7 +46,9 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
-UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+UPDATES = re.compile(
+    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
+)  # of parameters, by hand
 # Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
 GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
@@ -109,7 +111,7 @@ def outside(case: Case) -> Found | None:
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
-        error=case.share_error(lambda rank: rank.iterations.of("outside")),
+        error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
     )  # fmt: skip
 
@@ -178,8 +180,10 @@ def _update_by_hand(case: Case) -> float | None:
     samples = case.metrics.samples
     outer = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
     update = [one for one in outer if UPDATES.search(samples.source(one.places[-1]))]
-    if sum(one.count for one in outer) < limits.SAMPLES or not update:
+    if sum(one.count for one in outer) < limits.SAMPLES:
         return None
+    if not update:  # a compiled function may hold it
+        return 0.0 if all(rank.slices["compiled"] for rank in case.ranks) else None
     return sum(one.seconds for one in update) / sum(one.seconds for one in outer)
 
 
@@ -219,7 +223,7 @@ def own_phase(case: Case) -> Found | None:
     )
     return Found(
         "own_phase", {"name": shown, "share": percent(share), "time": duration(a_step)}, evidence, share, saves=saves,
-        error=case.share_error(lambda rank: rank.iterations.of(parts.DECLARED)), where=lines_of_phase(case.metrics, name),
+        error=case.share_error(parts.DECLARED), where=lines_of_phase(case.metrics, name),
     )  # fmt: skip
 
 
@@ -346,7 +350,9 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("operators a step", round(launches.operators)),
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
-    return _small_steps(case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share))
+    return _small_steps(
+        case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual)
+    )
 
 
 def _loop_of_python(case: Case, launches: Launches) -> Found | None:
@@ -411,13 +417,14 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     Loading and arithmetic grow with the batch. The optimizer and Python do not, nor do operators without arithmetic.
     """
     gpu = case.gpu_mean
-    share = {key: loop.share(key) for key in (WAIT, "forward", "backward", EVALUATION)}
-    passes = share["forward"] + share["backward"]
+    share = {key: loop.share(key) for key in (WAIT, "forward", "backward", "compiled", EVALUATION)}
+    passes = share["forward"] + share["backward"] + share["compiled"]
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in (0.3, 0.7, 1.0)]
     else:
         counted = launches_of(case) is not None
-        launches = [min(found.share * more, passes) if counted else 0.0 for more in (1.5, 1.3, 1.1)]
+        fixed = zip((1.5, 1.3, 1.1), (1.0, 0.75, limits.MAJORITY), strict=True)  # tiny steps mostly launch
+        launches = [min(found.share * more, passes) if counted else passes * most for more, most in fixed]
         grows = [(passes - own) * part for own, part in zip(launches, (0.0, 0.3, 1.0), strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
@@ -429,7 +436,7 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     measured = 1.0 if not found.doubt else limits.PART_SAVED_INDIRECT[0]
     certain = min(low, found.share * (1 - 1 / limits.BATCH_LARGER) * measured) / value
     taken = ("forward", "backward", "optimizer", *REST, WAIT)
-    return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain)
+    return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain, error=0.0)
 
 
 def _launches_may_explain(case: Case) -> bool:
@@ -650,7 +657,7 @@ def optimizer(case: Case) -> Found | None:
     )
     return Found(
         "optimizer", {"share": percent(share), "time": duration(spent)}, evidence, share, saves=saves,
-        error=case.share_error(lambda rank: rank.iterations.of("optimizer")), where=lines_of_phase(case.metrics, "optimizer"),
+        error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool:
     Without workers, the training process loads, whose own CPU time is known: other programs do not count.
     """
     metrics, own = case.metrics, case.own_cores
-    if workers == 0 and own:
+    if workers <= 0 and own:
         available = 1 - min(case.core_wait, 0.95)  # of the time; a thread without a core does not compute
         return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
     cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
@@ -209,7 +209,7 @@ def _by_waits(case: Case) -> Found | None:
     same = abs(mean / max(step, 1e-12) - share) < 0.02  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
-        lambda loop: _faster_input(case, loop), doubt, case.share_error(lambda rank: rank.iterations.of("wait")),
+        lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
         cause.where or _lines(case),
     )  # fmt: skip
 
@@ -305,7 +305,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "repair": case.stack.generators.format(function),
     }
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=case.share_error(lambda rank: rank.iterations.of("outside")),
+        "own_iterator", words, evidence, share, saves=saves, error=case.share_error("outside"),
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 
@@ -340,7 +340,7 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
         return Saving(wait)
     pool, compute = workers_of(case), np.maximum(loop.training - loop.of_activity(WAIT), 0.0)
     rows = loop.training > 0
-    if pool.now < 0:
+    if pool.now < 0 and not case.own_cores:
         left = limits.COLLATING_S, limits.RECEIVING_S, 0.0
     else:
         left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
@@ -381,7 +381,7 @@ def left_after(
         return max(fewest, limits.COLLATING_S), usual + rest, 0.0
     step = float((wait + compute).mean())
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
-    if pool.now == 0 and own_cores:
+    if pool.now <= 0 and own_cores:
         shared = crowded = step * float(np.mean(own_cores)) / pool.cores
     else:
         shared, crowded = min(step * cpu, (load + mean) / pool.cores), min(step * cpu, load / pool.cores + mean)
@@ -520,15 +520,14 @@ def slow_stage(case: Case) -> Stage | None:
 
 
 def _latest(case: Case) -> list[DataStages]:
-    """Return the most complete record of each judged process: that of all stages, for most batches."""
-    names = {rank.name for rank in case.ranks}
-    own = (one for one in case.metrics.recorded(DataStages).longest if one.process in names)
-    latest: dict[str, DataStages] = {}
-    for record in own:
-        before = latest.setdefault(record.process, record.args)
-        if (not record.args.partial, record.args.batches) > (not before.partial, before.batches):
-            latest[record.process] = record.args
-    return list(latest.values())
+    """Return the most complete record of each judged process."""
+    found = ([one.args for one in case.metrics.recorded(DataStages).of(rank.name)] for rank in case.ranks)
+    return [max(own, key=known) for own in found if own]
+
+
+def known(about: DataStages) -> tuple[bool, int]:
+    """Return how complete the stages of a record are: all of them, for many batches."""
+    return not about.partial, about.batches
 
 
 def forgotten(about: DataStages, wait: float) -> Stage | None:

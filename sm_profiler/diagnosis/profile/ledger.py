@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 
 import attrs
 import numpy as np
@@ -321,6 +321,7 @@ class SeenCode:
         blocked: lines in which JAX launches an operation and waits: hardly any of their time is its Python, and they take
             longer than hundreds of launches.
         has_callbacks: callbacks are timed, so that samples of them are known already.
+        training: file and function of the code that runs the phases of steps.
     """
 
     samples: Samples
@@ -328,6 +329,7 @@ class SeenCode:
     loops: frozenset[tuple[str, str]] = frozenset()
     blocked: frozenset[Place] = frozenset()
     has_callbacks: bool = False
+    training: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, metrics: JobMetrics) -> SeenCode:
@@ -348,7 +350,11 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, bool(metrics.recorded(Callback).longest))
+        training = frozenset(
+            (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
+        )
+        has_callbacks = bool(metrics.recorded(Callback).longest)
+        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training)
 
     def maker(self, one: Sampled) -> Place | None:
         """Return the function from which the loop's header gets its next batch, if the stack is in one."""
@@ -358,7 +364,34 @@ class SeenCode:
         return None
 
     def activity(self, one: Sampled) -> str:
-        """Return the activity that a stack shows; "" if it shows none."""
+        """Return the activity that a stack shows; "" if it shows none.
+
+        What a function prepares that then mostly writes is written as well.
+        """
+        found = self._own_activity(one)
+        if found or not self.writing or one.phase == EVALUATION:
+            return found
+        return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
+
+    @cached_property
+    def writing(self) -> dict[tuple[str, str], str]:
+        """Functions of the script that mostly save or log, each with that activity; none that runs a training's phases."""
+        spent: dict[tuple[str, str], dict[str, float]] = {}
+        for one in self.samples.stacks:
+            if one.phase in BESIDE_THE_PHASES and one.phase != EVALUATION:
+                name = self._own_activity(one)
+                for function in {(place.file, place.function) for place in one.places} - self.training:
+                    own = spent.setdefault(function, {})
+                    own[name] = own.get(name, 0.0) + one.seconds
+        return {
+            function: name
+            for function, own in spent.items()
+            if (name := max(own, key=own.__getitem__)) in (SAVING, LOGGING)
+            and own[name] >= limits.MAJORITY * sum(own.values())
+        }
+
+    def _own_activity(self, one: Sampled) -> str:
+        """Return the activity that the innermost function of a stack, or its line, shows; "" if it shows none."""
         if self.loops and not one.long and self.maker(one) is not None:
             return MAKING
         if _READ.search(one.leaf) or (one.leaf == _LAUNCH and one.places[-1:] and one.places[-1] in self.blocked):

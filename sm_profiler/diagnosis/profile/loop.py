@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from statistics import NormalDist
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import Ledger
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER
 from sm_profiler.diagnosis.table.whatif import Interval
 from sm_profiler.formats.columns import Floats, Ints, Mask
 
-EVALUATION = "evaluation"
+_WAITS = (
+    "backward",
+    "optimizer",
+    "forward",
+    OTHER,
+    UNSEEN,
+)  # in which a rank waits for another one, the likeliest first
+_SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
 MAX_BLOCKS = 2_000  # bounds the time for long jobs
 SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
 
@@ -29,6 +38,7 @@ class Saving:
         taken: activities that the seconds are taken from, in this order; none: from all in proportion.
         strict: take them from these activities only.
         certain: factor of what is saved in any case; default: `low`.
+        error: standard error of the seconds, as a share of them; default: that of the finding.
     """
 
     seconds: Floats
@@ -37,6 +47,7 @@ class Saving:
     taken: tuple[str, ...] = ()
     strict: bool = False
     certain: float | None = None
+    error: float | None = None
 
     def at_most(self, seconds: float) -> Saving:
         """Return the saving with no more seconds in all than these, in any case."""
@@ -77,11 +88,14 @@ def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[st
 class Loop:
     """The steps of a loop, averaged over ranks, as they are or after some repairs.
 
+    If ranks wait for each other, all of them pay for what one of them saves, logs or collects.
+
     Attributes:
         index: number of the training step that ends each row; the last row holds what follows the last step.
         left: activity → seconds of each row.
         length: seconds of each row before any repair.
         whole: seconds of the whole loop.
+        once: seconds of it that happen once, in the first steps: no repair of later ones saves them.
         idle: seconds in which the device is idle; nothing that the host does beside its work costs more.
         saved: share of the loop that the repairs so far save.
         long: rows that are rare exceptions; what they take beyond usual rows is no property of an activity.
@@ -93,6 +107,7 @@ class Loop:
     left: Mapping[str, Floats]
     length: Floats
     whole: float
+    once: float = 0.0
     idle: float = math.inf
     saved: float = 0.0
     long: Mask | None = None
@@ -100,19 +115,25 @@ class Loop:
     least: Mapping[str, Floats] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None) -> Loop | None:
+    def of(cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None, in_step: bool = False) -> Loop | None:
         """Return the loop of a ledger; None with too few common steps.
 
         Args:
             ledger: the ledger.
             idle: share of the time in which the device is idle.
             whole: seconds of the whole loop, if the ledger lacks some of its steps.
+            in_step: ranks wait for each other.
         """
         if len(ledger.common_steps) <= limits.MIN_STEPS:
             return None
         names = [name for name in ledger.totals.activities if name]
         left = {name: ledger.table(name).mean(axis=0) for name in names}
         length = np.asarray(np.sum(list(left.values()), axis=0))
+        for name in (name for name in NAMED if in_step and name in left):
+            waited = ledger.table(name).max(axis=0) - left[name]
+            for other in (other for other in _WAITS if other in left):
+                found = np.minimum(left[other], waited)
+                left[name], left[other], waited = left[name] + found, left[other] - found, waited - found
         total = float(length.sum())
         if total <= 0:
             return None
@@ -134,6 +155,10 @@ class Loop:
         seconds = self.of_activity(*names)
         if any(name in self.least for name in names):
             seconds = np.minimum(seconds, np.sum([self.least[name] for name in names if name in self.least], axis=0))
+        return self.as_usual(seconds)
+
+    def as_usual(self, seconds: Floats) -> Floats:
+        """Return seconds of each row, in rows that are exceptions no more than usual rows have."""
         for rows in (self.long, self.slow):
             if rows is not None and rows.any() and not rows.all():
                 seconds = np.where(rows, np.minimum(seconds, np.median(seconds[~rows])), seconds)
@@ -176,6 +201,11 @@ class Loop:
         found[at[known]] = np.maximum(np.nan_to_num(values[known]), 0.0)
         return found
 
+    def filled(self, index: Ints, values: Floats, share: float) -> Floats:
+        """Return values of some steps at their rows, and the same share of the length of steps of which none is known."""
+        known = np.isin(self.index, index)
+        return np.where(known, self.placed(index, values), share * self.length * (np.arange(len(known)) < self.steps))
+
     def without(self, saving: Saving) -> tuple[Loop, Floats]:
         """Return the loop after a repair, and the seconds of each row that it saves: no second is saved twice."""
         left, missing = dict(self.left), np.maximum(np.nan_to_num(saving.seconds), 0.0)
@@ -214,8 +244,10 @@ class Loop:
         # This run is as it was; the repaired one has other draws of what is left of each step.
         below, above = self.blocks.error_of_mean(whole - seconds)
         mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
-        low = value - math.hypot(above / mean, noise, value * (1 - saving.low))
-        high = value + math.hypot(below / mean, noise, value * (saving.high - 1))
+        chance = value * (saving.error or 0.0) * _SIGMAS
+        low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
+        low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
+        high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
         most = max(limits.MOST_SAVED - self.saved, value)
         return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
 

@@ -63,7 +63,7 @@ def time_in_calls(
         return Spent()
     spent = [_of_rank(case, rank, kind, keep, once=once) for rank in case.ranks]
     worst = max(spent, key=lambda own: own.share)
-    share = float(np.mean([own.share for own in spent]))
+    share = worst.share if case.in_step else float(np.mean([own.share for own in spent]))  # the others wait
     return attrs.evolve(worst, share=share, in_long=float(np.mean([own.in_long for own in spent])))
 
 
@@ -257,7 +257,7 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
     total = sum(seconds.values())
     if total <= 0 or count < limits.SAMPLES:
         return Seen()
-    share = min(float(np.mean(shares)), 1.0)
+    share = min(float(np.mean(shares)), 1.0 if case.loop is None else case.loop.share(activity))
     longest = sorted(seconds, key=lambda place: (-seconds[place], place.file, place.line))[:MAX_LOCATIONS]
     lines = tuple(
         Location(place.file, place.line, place.function, seconds[place] / total, source=samples.source(place))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial, reduce
-from typing import Any
 
 import attrs
 import numpy as np
@@ -14,7 +13,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
 from sm_profiler.diagnosis.profile.computing import REST, part_of_share
-from sm_profiler.diagnosis.profile.ledger import COLLECTING
+from sm_profiler.diagnosis.profile.ledger import AFTER, COLLECTING
 from sm_profiler.diagnosis.profile.lines import (
     in_loop,
     lines_of_collections,
@@ -22,37 +21,31 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_rank,
     lines_of_samples,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import SEGMENTS, Loop, Saving
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import duration, percent
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.step_fold import COMMUNICATION
 
-MEETINGS = ("backward", "optimizer", "outside")  # parts in which ranks wait for each other, the most usual one first
-
-
-def in_step(ranks: Sequence[Rank]) -> bool:
-    """Return whether the ranks wait for each other, so that their iterations are equally long; independent ones differ."""
-    lengths = np.asarray([rank.iterations.length.mean() for rank in ranks])
-    return bool(np.ptp(lengths) <= 0.15 * lengths.mean())
-
 
 def straggler(case: Case) -> Found | None:
     """Find the rank that the others wait for: it has more work and waits less than they do."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
-    work = [key for key in parts.iteration_keys() if key not in MEETINGS] + list(reversed(MEETINGS))
-    means = {key: np.asarray([rank.mean(key, without_stalls=False) for rank in ranks]) for key in work}
+    work = [key for key in parts.iteration_keys() if key not in parts.MEETINGS] + list(reversed(parts.MEETINGS))
+    last = _last_usual(case)
+    means = {key: np.asarray([_usual_mean(rank, key, last) for rank in ranks]) for key in work}
     least = (
         limits.SURELY * limits.FLOOR * iteration
     )  # the jitter of a machine makes one of two ranks late by half as much
     best: tuple[float, int, str, str] | None = None
-    for meeting in MEETINGS:
+    for meeting in parts.MEETINGS:
         for part in work:
-            if part == meeting or part in MEETINGS[: MEETINGS.index(meeting)]:
+            if part == meeting or part in parts.MEETINGS[: parts.MEETINGS.index(meeting)]:
                 continue
             slowest = int(means[part].argmax())
             excess = means[part][slowest] - _of_others(means[part], slowest)
@@ -104,6 +97,21 @@ def shared(case: Case, share: float) -> str:
     return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
 
 
+def _last_usual(case: Case) -> int:
+    """Return the number of the step from which on the loop is slower; after the last one if it is not."""
+    found = largest_slowdown(case) if slowdown(case) is not None else None
+    return int(found[1].iterations.index[found[2].at]) if found is not None else AFTER
+
+
+def _usual_mean(rank: Rank, key: str, last: int) -> float:
+    """Return the mean seconds of a part in usual steps: the first ones, rare long ones, and those since a slowdown are none."""
+    iterations = rank.iterations
+    usual = iterations.known & (iterations.index >= thresholds.WARM_UP_STEPS) & (iterations.index < last)
+    if rank.stalls.is_rare:
+        usual &= ~rank.stalls.long
+    return float(iterations.of(key)[usual].mean()) if usual.any() else 0.0
+
+
 def _of_others(values: Floats, which: int) -> float:
     """Return the median of all ranks but one."""
     return float(np.median(np.delete(values, which)))
@@ -111,38 +119,39 @@ def _of_others(values: Floats, which: int) -> float:
 
 def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
     """Replay the steps with a straggler that works like the median of the others."""
-    ranks = case.ranks
-    count = min((len(rank.iterations) for rank in ranks), default=0)
-    others = [number for number in range(len(ranks)) if number != slow]
+    ranks, steps = case.ranks, shared_steps(case.ranks)
+    others, last = [number for number in range(len(ranks)) if number != slow], _last_usual(case)
 
     def waited(key: str) -> float:
-        means = np.asarray([rank.mean(key, without_stalls=False) for rank in ranks])
+        means = np.asarray([_usual_mean(rank, key, last) for rank in ranks])
         return _of_others(means, slow) - float(means[slow])
 
-    meeting = max(MEETINGS, key=waited)
-    rows = _same_steps(ranks, count)
+    meeting = max(parts.MEETINGS, key=waited)
+    rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
     meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
-    work = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)]) - meet
-    work = np.maximum(np.nan_to_num(work), 0.0)
-    now = work.max(axis=0)
-    work[slow] = np.median(work[others], axis=0)
-    saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
-    length = float(ranks[slow].iterations.length[rows[slow]].sum())
-    replayed = float(saved.sum()) / length if length > 0 else 0.0
-    whole = loop.placed(ranks[slow].iterations.index[rows[slow]], saved)
-    if whole.sum() <= 0 or replayed <= 0:
+    length = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)])
+    work = np.maximum(np.nan_to_num(length - meet), 0.0)
+    total = float(length[slow].sum())
+
+    def repaired(which: int) -> Floats:
+        """Return the seconds of each row that a rank costs which works like the median of the others."""
+        work_then = work.copy()
+        work_then[which] = np.median(np.delete(work, which, axis=0), axis=0)
+        beyond = np.maximum(work.max(axis=0) - work_then.max(axis=0), 0.0)
+        saved = np.minimum(beyond, work.max(axis=0) + meet.min(axis=0))
+        return loop.as_usual(loop.filled(steps, saved, float(saved.sum()) / max(total, 1e-12)))
+
+    saved = repaired(slow)
+    # one of the ranks is the slowest of each step, if only by chance
+    by_chance = float(np.mean([repaired(other).sum() for other in others]))
+    saved *= max(1 - by_chance / max(float(saved.sum()), 1e-12), 0.0)
+    replayed = float(saved.sum()) / float(loop.length.sum())
+    if replayed <= 0:
         return None
     recorded = min(max(share / replayed, 0.5), 1.5)
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
-    return Saving(whole, min(recorded, 1.0), max(recorded, 1.0), (*loop.named(grown), *loop.named(meeting)))
-
-
-def _same_steps(ranks: Sequence[Rank], count: int) -> list[Any]:
-    """Return the rows of the same iterations in all ranks: the first ones, or of samples the common ones."""
-    if all(rank.judged is None for rank in ranks):
-        return [slice(count)] * len(ranks)
-    common = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
-    return [np.searchsorted(rank.iterations.index, common) for rank in ranks]
+    taken = (*loop.named(grown), *loop.named(meeting))
+    return Saving(saved, min(recorded, 1.0), max(recorded, 1.0), taken)
 
 
 # --- in turn --------------------------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def find_delays(ranks: Sequence[Rank]) -> Delays | None:
     iteration = float(np.mean([rank.iterations.length[own].mean() for rank, own in zip(ranks, rows, strict=True)]))
     if iteration <= 0:
         return None
-    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in MEETINGS]
+    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in parts.MEETINGS]
     return max(found, key=lambda delays: delays.share)
 
 
@@ -215,13 +224,18 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
     by_part = np.concatenate([table[:, :meeting, 1:], table[:, meeting + 1 :, :-1]], axis=1)
     names = (*order[:meeting], *order[meeting + 1 :])
     work = np.maximum(by_part.sum(axis=1) - gc[:, 1:], 0.0)
-    work -= work.mean(axis=1, keepdims=True)
-    met = table[:, meeting, 1:] - table[:, meeting, 1:].mean(axis=1, keepdims=True)
+    work, met = _beyond_usual(work), _beyond_usual(table[:, meeting, 1:])
     slowest = work.argmax(axis=0)
     lost = np.clip(np.minimum(_beyond_others(work, slowest), -_beyond_others(met, slowest)), 0.0, None)
     weight = lost / max(float(lost.sum()), 1e-12)
     grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
     return Delays(lost, slowest, iteration, names[int(np.argmax(grown))], _agreement(work, met))
+
+
+def _beyond_usual(values: Floats) -> Floats:
+    """Subtract what is usual for each rank in each segment of the loop, so that a rank slow since a moment is no turn."""
+    segments = np.array_split(values, SEGMENTS, axis=1)
+    return np.concatenate([one - one.mean(axis=1, keepdims=True) for one in segments], axis=1)
 
 
 def _agreement(work: Floats, met: Floats) -> float:
@@ -243,7 +257,7 @@ def _beyond_others(values: Floats, which: Ints) -> Floats:
 def turns(case: Case) -> Found | None:
     """Find steps in which the ranks wait for a slow one that is another each time."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     delays = find_delays(ranks)
     # evenly divided work leaves half of it with two ranks
@@ -258,10 +272,7 @@ def turns(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving | None:
         """Spread the work of each step evenly over the ranks; at best, the delay disappears."""
-        lost = loop.placed(shared_steps(ranks)[1:], delays.lost)
-        if lost.sum() <= 0:
-            return None
-        lost *= delays.share * float(loop.length.sum()) / lost.sum()  # the phases of some steps were not recorded
+        lost = loop.as_usual(loop.filled(shared_steps(ranks)[1:], delays.lost, delays.share))
         usual = (2 - equal) / 2
         return Saving(lost * usual, (1 - equal) / usual, 1 / usual)
 
@@ -283,9 +294,10 @@ def turns(case: Case) -> Found | None:
 def collections_in_turn(case: Case) -> Found | None:
     """Find garbage collections that hit ranks at different steps, so every rank waits for every collection."""
     ranks = case.ranks
-    if len(ranks) <= 1 or not in_step(ranks):
+    if not case.in_step:
         return None
     steps: Ints = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    steps = steps[steps >= thresholds.WARM_UP_STEPS]
     if len(steps) < thresholds.MIN_STEPS:
         return None
     rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
@@ -295,11 +307,10 @@ def collections_in_turn(case: Case) -> Found | None:
     # a collection at the edge of a step may count for the next one, so two steps count as one, in either way
     together = min(_slowest_of_pairs(spent[:, first:]) for first in (0, 1))
     extra = (together - own) / length if length > 0 else 0.0
-    if extra <= 0:
-        return None
     # to collect together gains about as much as not to collect
-    leads = extra * length >= limits.MAJORITY * own
-    share = min(together / length, 1.0) if leads else extra
+    if extra <= 0 or extra * length < limits.MAJORITY * own:
+        return None
+    share = min(together / length, 1.0)
 
     def saves(loop: Loop) -> Saving | None:
         """Leave rare collections at the same step of all ranks."""

@@ -25,6 +25,7 @@ from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.graphs import Compilations, OperatorCount
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
+from sm_profiler.hook.rest import REST_NS
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ RUNS_WHILE_TRAINING = (
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
-REST_NS = 1_000_000_000  # a rest ends with the first step after that: pages are live, and a job may be killed
 FRAMES = 4  # of Python and C for a call of a module without hooks; with them, torch adds one
 OWN_FRAMES = 50  # for what a hook calls itself
 OTHERS = 4  # steps of other optimizers in a row after which a rest ends
@@ -399,8 +399,8 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _counting_hook(self, rest: Rest) -> Any:
         """Return the hook of a rest: each object that it touched would cost as much as the rest of it."""
-        session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
-
+        session, tracker, key, ends, steps = self.session, self.session.tracker, rest.optimizer, rest.ends, rest.steps
+        clock = perf_counter_ns
         until, others = clock() + REST_NS, 0
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -415,10 +415,12 @@ class PyTorchAdapter(FrameworkAdapter):
                 if others <= OTHERS:
                     return
             try:
-                if session.tracker.rest is rest:
-                    session.tracker.end_rest()
-                else:  # its end was interrupted
+                if tracker.rest is not rest:  # its end was interrupted
                     self._awake()
+                    return
+                tracker.end_rest(regular=not others)
+                if not others and tracker.may_rest():  # the time is over, and no phases are due
+                    self._rest()
             except Exception as error:  # fail open
                 session.fail(error)
 
