@@ -220,6 +220,23 @@ def test_scripts_do_what_they_do_without_the_hook(tmp_path, case):
     assert {path.read_text() for path in tmp_path.glob("last-*")} <= {"weights"}
 
 
+CHILDREN = """
+import os, signal
+seen = []
+signal.signal(signal.SIGCHLD, lambda *_: seen.append(os.waitpid(-1, os.WNOHANG)))
+train(60, pause=0.05)
+time.sleep(1)
+say(seen)
+"""
+
+
+def test_a_script_that_handles_sigchld_meets_no_process_of_ours(tmp_path):
+    window = json.dumps({"StartStep": 4, "NumSteps": 3})
+    done = run(tmp_path, CHILDREN, DetailedProfilingConfig=window)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert list(tmp_path.rglob("*.json.gz"))  # converted at the end
+
+
 def run(folder, text, *words, **parameters):
     script = folder / "train.py"
     script.write_text(TRAINING + text)
