@@ -231,7 +231,7 @@ def recompilation(case: Case) -> Found | None:
         "recompilation", words, tuple(evidence), spent.share,
         advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, case),
         "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
-        spent.share * (1 - spent.share) * _chance(spent), lines_of_records(spent.records),
+        spent.share * _chance(spent), lines_of_records(spent.records),
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _compiled_once(case: Case, loop: Loop) -> Saving | None:
             whole += float(length[rows].sum()) / len(case.ranks)
     lost = seconds * ((total + beyond) / total)
     taken = (AGAIN, "compiled", "forward", "backward")
-    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken)
+    return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
 
 
 def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:

@@ -32,6 +32,7 @@ from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.startup import in_first_steps, start_parts
 
 SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 NO_LOADER = "no loader to watch in this loop"
@@ -109,7 +110,8 @@ class Case:
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
         whole = self.mean(lambda rank: rank.loop)
-        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
+        loop = Loop.of(self.ledger, idle=self.gpu_spare, whole=whole, in_step=self.in_step) if self.ranks else None
+        return loop and attrs.evolve(loop, once=in_first_steps(start_parts(self.metrics)))
 
     @cached_property
     def ledger(self) -> Ledger:

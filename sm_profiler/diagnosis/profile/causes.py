@@ -40,6 +40,11 @@ def _waiting(case: Case) -> Found | None:
     return None if inputs.storage(case) is not None else inputs.waiting(case)
 
 
+def _collections(case: Case) -> Found | None:
+    """Find collections that do not cost more because ranks make them in turn."""
+    return None if ranks.collections_in_turn(case) is not None else calls.collections(case)
+
+
 def _small_batch(case: Case) -> Found | None:
     found = computing.host(case)
     return found if found is not None and found.text in computing.OF_BATCH else None
@@ -64,7 +69,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.USER_PHASE, computing.own_phase, on_host=True),
     ProfileCause(Class.BATCH_TOO_SMALL, _small_batch),
     ProfileCause(Class.HOST_BOUND, _host, on_host=True),
-    ProfileCause(Class.GC_BOUND, calls.collections, on_host=True),
+    ProfileCause(Class.GC_BOUND, _collections, on_host=True),
     ProfileCause(Class.OPTIMIZER_BOUND, computing.optimizer),
     ProfileCause(Class.PERIODIC_STALL, patterns.periodic, points=True),
     ProfileCause(Class.STEP_OUTLIERS, patterns.outliers, points=True),

@@ -436,7 +436,7 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     measured = 1.0 if not found.doubt else limits.PART_SAVED_INDIRECT[0]
     certain = min(low, found.share * (1 - 1 / limits.BATCH_LARGER) * measured) / value
     taken = ("forward", "backward", "optimizer", *REST, WAIT)
-    return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain)
+    return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain, error=0.0)
 
 
 def _launches_may_explain(case: Case) -> bool:

@@ -340,7 +340,10 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
         return Saving(wait)
     pool, compute = workers_of(case), np.maximum(loop.training - loop.of_activity(WAIT), 0.0)
     rows = loop.training > 0
-    left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
+    if pool.now < 0 and not case.own_cores:
+        left = limits.COLLATING_S, limits.RECEIVING_S, 0.0
+    else:
+        left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
     mean = float(wait[rows].mean())
     # Work that is done once is not done in each epoch, with any number of cores.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)

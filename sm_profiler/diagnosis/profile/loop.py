@@ -38,7 +38,7 @@ class Saving:
         taken: activities that the seconds are taken from, in this order; none: from all in proportion.
         strict: take them from these activities only.
         certain: factor of what is saved in any case; default: `low`.
-        error: standard error of the seconds, as a share of them.
+        error: standard error of the seconds, as a share of them; default: that of the finding.
     """
 
     seconds: Floats
@@ -47,7 +47,7 @@ class Saving:
     taken: tuple[str, ...] = ()
     strict: bool = False
     certain: float | None = None
-    error: float = 0.0
+    error: float | None = None
 
     def at_most(self, seconds: float) -> Saving:
         """Return the saving with no more seconds in all than these, in any case."""
@@ -95,6 +95,7 @@ class Loop:
         left: activity → seconds of each row.
         length: seconds of each row before any repair.
         whole: seconds of the whole loop.
+        once: seconds of it that happen once, in the first steps: no repair of later ones saves them.
         idle: seconds in which the device is idle; nothing that the host does beside its work costs more.
         saved: share of the loop that the repairs so far save.
         long: rows that are rare exceptions; what they take beyond usual rows is no property of an activity.
@@ -106,6 +107,7 @@ class Loop:
     left: Mapping[str, Floats]
     length: Floats
     whole: float
+    once: float = 0.0
     idle: float = math.inf
     saved: float = 0.0
     long: Mask | None = None
@@ -242,8 +244,9 @@ class Loop:
         # This run is as it was; the repaired one has other draws of what is left of each step.
         below, above = self.blocks.error_of_mean(whole - seconds)
         mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
-        chance = value * saving.error * _SIGMAS
+        chance = value * (saving.error or 0.0) * _SIGMAS
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
+        low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
         high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
         # A run with a shorter rest is no merit of the repair: it saves what it takes of the loop, give or take its error.
         error = math.hypot(self.blocks.error_of_part(seconds), chance, limits.REPEAT * (1 - value))

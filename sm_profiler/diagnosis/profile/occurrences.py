@@ -63,7 +63,7 @@ def time_in_calls(
         return Spent()
     spent = [_of_rank(case, rank, kind, keep, once=once) for rank in case.ranks]
     worst = max(spent, key=lambda own: own.share)
-    share = float(np.mean([own.share for own in spent]))
+    share = worst.share if case.in_step else float(np.mean([own.share for own in spent]))  # the others wait
     return attrs.evolve(worst, share=share, in_long=float(np.mean([own.in_long for own in spent])))
 
 

@@ -307,11 +307,10 @@ def collections_in_turn(case: Case) -> Found | None:
     # a collection at the edge of a step may count for the next one, so two steps count as one, in either way
     together = min(_slowest_of_pairs(spent[:, first:]) for first in (0, 1))
     extra = (together - own) / length if length > 0 else 0.0
-    if extra <= 0:
-        return None
     # to collect together gains about as much as not to collect
-    leads = extra * length >= limits.MAJORITY * own
-    share = min(together / length, 1.0) if leads else extra
+    if extra <= 0 or extra * length < limits.MAJORITY * own:
+        return None
+    share = min(together / length, 1.0)
 
     def saves(loop: Loop) -> Saving | None:
         """Leave rare collections at the same step of all ranks."""

@@ -209,7 +209,7 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     saving = one.found.saves(loop) if one.found.saves else None
     if saving is None:
         saving = part_of_share(loop, one.found.share, sure=not one.found.doubt)
-    if one.found.error and one.found.share > 0:
+    if saving.error is None and one.found.error and one.found.share > 0:
         saving = attrs.evolve(saving, error=one.found.error / one.found.share)
     host = one.cause.on_host
     if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish
@@ -234,7 +234,7 @@ def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
     per_step = float(loop.length.sum()) / max(loop.steps, 1)
     speedup = Interval(*(1 / (1 - part) for part in astuple(found)))
-    return Gain(_times(found, per_step), found, speedup, None, _times(found, loop.whole))
+    return Gain(_times(found, per_step), found, speedup, None, _times(found, max(loop.whole - loop.once, 0.0)))
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
