@@ -34,9 +34,11 @@ from sm_profiler.hook.steps import METER_MAX_NS, Record
 from sm_profiler.hook.timed_calls import CallbackTimes, CallSum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from sm_profiler.config import Profile
+    from sm_profiler.hook.rest import MarkedRest
     from sm_profiler.hook.session import Session
 
 
@@ -447,6 +449,7 @@ KERAS = "keras"
 MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PREDICT}
 AGAIN = "the script called compile() again, which discards the compiled step: call it once, before the loop"
 LOOPS = ("fit", "evaluate", "predict")
+_TRAIN = ModeKeys.TRAIN
 RESULTS_NS = 100_000  # a shorter wait for a step's results is not worth an event
 WORKER = "Keras_worker"  # start of the name of a PyDataset's worker process
 
@@ -476,6 +479,8 @@ class KerasAdapter(FrameworkAdapter):
         self._trained = 0  # batches since then
         self._ending: tuple[Callable[..., None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
+        self._rest: MarkedRest | None = None
+        self._late = False  # the wait of the step before is added later: all of it runs in a graph
         self.callbacks = Callbacks(session)
         self.inputs = Inputs(session, self.backend)
 
@@ -489,8 +494,8 @@ class KerasAdapter(FrameworkAdapter):
         patches.around(owner, "on_epoch_end", _always, self._epoch_ends)
         self.callbacks.install(patches, owner)  # first, so that a step's wrapper lies around it
         for name, mode in MODES.items():
-            patches.after(owner, f"on_{name}_batch_begin", functools.partial(self._begin, mode))
-            patches.around(owner, f"on_{name}_batch_end", functools.partial(self._end, mode))
+            patches.replace(owner, f"on_{name}_batch_begin", functools.partial(self._wrap_begin, mode))
+            patches.replace(owner, f"on_{name}_batch_end", functools.partial(self._wrap_end, mode))
             self._around(keras.Model, f"{name}_on_batch", functools.partial(self._enter_batch, mode), self._leave_batch)
         for name in LOOPS:
             self._around(keras.Model, name, self._enter, self._leave)
@@ -625,20 +630,73 @@ class KerasAdapter(FrameworkAdapter):
                 tracker.in_compiled, end_ns = False, perf_counter_ns()
                 if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS and not session.quiet:
                     try:
-                        tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+                        tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.latest_number, None))
                     except Exception as error:  # fail open
                         session.fail(error)
 
         return waits
 
-    def _begin(self, mode: ModeKeys, _result: Any, _callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
+    def _wrap_begin(self, mode: ModeKeys, original: Any) -> Any:  # written out, as is the next: every call costs time
+        fail = self.session.fail
+
+        @functools.wraps(original)
+        def on_batch_begin(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                rest = self._rest
+                if (
+                    rest is None
+                    or get_ident() != self._thread
+                    or mode is not _TRAIN
+                    or not rest.begins(perf_counter_ns())
+                ):
+                    self._begin(mode, result, *args, **kwargs)
+            except Exception as problem:  # fail open
+                fail(problem)
+            return result
+
+        return on_batch_begin
+
+    def _wrap_end(self, mode: ModeKeys, original: Any) -> Any:
+        fail = self.session.fail
+
+        @functools.wraps(original)
+        def on_batch_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                rest = self._rest
+                if rest is not None and get_ident() == self._thread and mode is _TRAIN and rest.is_open:
+                    rest.finished.append(perf_counter_ns())
+                else:
+                    self._end(mode, *args, **kwargs)
+            except Exception as problem:  # fail open
+                fail(problem)
+            return original(*args, **kwargs)
+
+        return on_batch_end
+
+    def _rests(self, mode: ModeKeys, start_ns: int) -> bool:
+        """Return whether a rest begins, and with it the step."""
+        if mode is _TRAIN and self._late and self._batches_a_run() == 1:
+            self._rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
+        return self._rest is not None
+
+    def _awake(self) -> None:
+        self._rest = None
+
+    def _phase_of(self, _stack: Sequence[FrameType]) -> str:
+        return "compiled" if self.session.tracker.in_compiled else ""
+
+    def _begin(self, mode: ModeKeys, _result: Any, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
         session, tracker = self.session, self.session.tracker
         if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:  # as _owns(): a call costs time
             return
         start_ns = perf_counter_ns()
+        tracker.end_rest()
         if tracker.is_open:
             tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
         self._batch = batch
+        if callbacks is not None and self._rests(mode, start_ns):
+            return
         batches = self._batches_a_run()
         tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode, batches=batches)
         tracker.consume(batches)
@@ -680,6 +738,7 @@ class KerasAdapter(FrameworkAdapter):
             return None
         for ending in self._ending:
             ending(later=not hold)
+        self._late = tracker.waits_later and self.backend == "tensorflow"
         held = tracker.hold_step(end_ns) if hold else None
         tracker.end_step(end_ns)
         if tracker.mode is ModeKeys.TRAIN and tracker.keep_phases and self._compiles and not tracker.saw_phases:

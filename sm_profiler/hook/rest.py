@@ -6,7 +6,7 @@ Code that runs once a step runs with cold caches: a few lines at each phase cost
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from time import perf_counter_ns
 from types import FrameType
 from typing import TypeAlias
@@ -103,3 +103,35 @@ class CallRest(Rest):
             waits = [wait for wait in self.waits[first:at] if wait[2] - wait[1] >= MIN_WAIT_NS]
             found.append((start, self.waits[at - 1][2] if at > first else limit, waits))
         return found
+
+
+@attrs.define(eq=False)
+class MarkedRest(CallRest):
+    """The same of a loop that marks start and end of its steps; `ends` are their starts.
+
+    Attributes:
+        finished: when they ended; the running step has not.
+    """
+
+    finished: list[int] = attrs.field(factory=list, kw_only=True)
+
+    @property
+    def is_open(self) -> bool:
+        """True while a step runs."""
+        return len(self.ends) > len(self.finished)
+
+    def begins(self, now_ns: int) -> bool:
+        """Count a step that begins, unless the rest has to end."""
+        starts = self.ends
+        if len(starts) != len(self.finished) or len(starts) >= self.steps or now_ns > self.until:
+            return False
+        starts.append(now_ns)
+        return True
+
+    def phase(self, stack: Sequence[FrameType]) -> str:
+        """Return the phase of a sample."""
+        return self.phase_of(stack) or ("between" if self.is_open else "outside")
+
+    def turns(self, now_ns: int) -> list[tuple[int, int, list[Wait]]]:
+        """Return start and end of each step."""
+        return [(start, end, []) for start, end in zip_longest(self.ends, self.finished, fillvalue=now_ns)]

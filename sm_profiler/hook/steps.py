@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.rest import REST_NS, CallRest, Rest
+from sm_profiler.hook.rest import REST_NS, CallRest, MarkedRest, Rest
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
 # (`perf_counter_ns`), number of the step within its mode or -1, further arguments or None.  A plain tuple, because six
@@ -546,6 +546,23 @@ class StepTracker:
         self.rest = rest = CallRest(0, steps, None, awake, phase_of, 0, [start_ns], until=until)
         return rest
 
+    def begin_marked_rest(
+        self, start_ns: int, awake: Callable[[], None], phase_of: Callable[[Sequence[FrameType]], str]
+    ) -> MarkedRest | None:
+        """Rest from the step that begins now, which its owner marks, if nothing of it must be reported.
+
+        Its wait for a batch, and those of the steps after it, are added later.
+        """
+        is_same = self.mode is _TRAIN and self.forced_mode in (None, _TRAIN) and self.batches == self._ahead == 1
+        if not is_same or self.is_open or self.rest is not None or self.streams:
+            return None
+        if (self.global_step + 1) % self.every == 0 or self.settled is not _TRAIN or not self.rests:
+            return None
+        self.keep_phases = self.metering = False
+        steps, until = self._until_observed(), start_ns + REST_NS
+        self.rest = rest = MarkedRest(0, steps, None, awake, phase_of, 0, [start_ns], until=until)
+        return rest
+
     def _until_observed(self) -> int:
         """Return the number of steps before the next one whose phases are recorded."""
         return self.every - 1 - self.global_step % self.every
@@ -587,19 +604,24 @@ class StepTracker:
             self.rested += len(spans)
 
     def _record_calls(self, rest: CallRest, now_ns: int) -> None:
-        """Record the steps of a rest; the last one is open from here on."""
+        """Record the steps of a rest; the last one is open from here on, unless its owner has marked its end."""
         turns, name, append = rest.turns(now_ns), STEP[_TRAIN], self.append
+        is_marked = isinstance(rest, MarkedRest)
+        args = WAITED_UNRECORDED if is_marked else None
         for number, (start, end, waits) in enumerate(turns, self.number + 1):
             for what, wait_ns, waited_ns in waits:
                 append((RESULTS, what, wait_ns, waited_ns, number, None))
             if number < self.number + len(turns):
-                append((name, name, start, end, number, None))
+                append((name, name, start, end, number, args))
         self.step_start, self._last_end, _ = turns[-1]
         self.number += len(turns)
         self.counts[_TRAIN] = self.number + 1
         self.global_step += len(turns)
         self.rested += len(turns)
-        self.is_open, self._saw_optimizer, self.keep_phases, self.metering = True, True, False, False
+        self.is_open, self._saw_optimizer, self.keep_phases, self.metering = True, not is_marked, False, False
+        self.waits_later = is_marked
+        if isinstance(rest, MarkedRest) and not rest.is_open:
+            self.end_step(self._last_end)
 
     def _is_training(self) -> None:
         """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""

@@ -90,7 +90,7 @@ class Loops:
         self._exhausted = (StopIteration, tensorflow.errors.OutOfRangeError)
         self._stopwatch = stopwatch
         self._stages = stages
-        self.retracing = Retracing(session.append, lambda: session.tracker.number)
+        self.retracing = Retracing(session.append, lambda: session.tracker.latest_number)
         self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []

@@ -305,7 +305,7 @@ class Stages(Collector):
         if about.stages:
             self._parallelism = int(about.stages[0].parallelism or 0)
             now = perf_counter_ns()
-            self._session.append(about.span("tf.data", now, now, self._session.tracker.number))
+            self._session.append(about.span("tf.data", now, now, self._session.tracker.latest_number))
 
     @property
     def wanted(self) -> bool:
