@@ -621,7 +621,9 @@ class KerasAdapter(FrameworkAdapter):
 
         @functools.wraps(original)
         def waits(*args: Any, **kwargs: Any) -> Any:
-            if (len(args) == 1 and args[0] is None) or not self._owns():  # a batch begins without results
+            if len(args) == 1 and args[0] is None:  # a batch begins without results
+                return original(*args, **kwargs)
+            if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:  # as _owns(): a call costs time
                 return original(*args, **kwargs)
             tracker.in_compiled, start_ns = True, perf_counter_ns()
             try:

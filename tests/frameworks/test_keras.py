@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -114,6 +115,23 @@ def test_steps_are_those_that_keras_counts_and_results_do_not_change(backend, tm
         assert {row["name"] for row in optimizers} == {"Adam"}
     else:
         assert [row for row in rows if row["phase"] == "sm_profiler/compiled_step"]
+
+
+@pytest.mark.long
+def test_steps_between_those_whose_phases_are_recorded(tmp_path):
+    loops = ("fit", "unknown", "several", "on_batch", "eager", "tf-data", "raises", "fit-plain")
+    plain = run("tensorflow", *loops)
+    *rested, end = run("tensorflow", *loops, folder=tmp_path, script="keras_rests.py")
+    rows = events(tmp_path)
+    same = ("losses", "weights", "iterations")
+    for before, loop in zip(plain, rested, strict=True):
+        assert [loop[key] for key in same] == [before[key] for key in same]
+        assert counted(rows, loop) == loop["expected"], loop["loop"]
+    steps = sorted(
+        (row["start"], row["start"] + row["dur"] / 1e6) for row in rows if row["phase"] == "Step:ModeKeys.TRAIN"
+    )
+    assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(steps))
+    assert 60 < end["rested"] < sum(loop["expected"].get("TRAIN", 0) for loop in rested)
 
 
 @pytest.mark.long

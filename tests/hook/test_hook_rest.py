@@ -17,7 +17,7 @@ from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.pytorch.graphs import FIRST_STEP
 from sm_profiler.hook.sampler import phase_of
-from sm_profiler.hook.steps import REGULAR
+from sm_profiler.hook.steps import REGULAR, REST_NS, WAITED_UNRECORDED, StepTracker
 
 STEPS = 40
 TRAIN, EVAL = STEP[ModeKeys.TRAIN], STEP[ModeKeys.EVAL]
@@ -435,3 +435,72 @@ def test_global_hooks_of_the_script_see_its_own_modules_only(loop):
     finally:
         handle.remove()
     assert seen == {id(loop.model)}
+
+
+# loops that mark their steps
+
+
+def marked(every: int = 100) -> tuple[StepTracker, list[tuple]]:
+    """Return a tracker whose second step, which is marked, may rest, and its records."""
+    records: list[tuple] = []
+    tracker = StepTracker(records.append)
+    tracker.claim("keras")
+    tracker.settled, tracker.every = ModeKeys.TRAIN, every
+    tracker.begin_step(0, gradients=True, mode=ModeKeys.TRAIN)
+    tracker.end_step(5)
+    return tracker, records
+
+
+def test_marked_steps_are_recorded_when_the_rest_ends():
+    tracker, records = marked()
+    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
+    assert phase_of(tracker) == "between"
+    rest.finished.append(15)
+    assert phase_of(tracker) == "outside"
+    assert rest.begins(20)
+    assert tracker.latest == (2, 20)
+    assert tracker.train_number == 2
+    rest.finished.append(28)
+    tracker.end_rest()
+    assert [record[2:] for record in records[1:]] == [(10, 15, 1, WAITED_UNRECORDED), (20, 28, 2, WAITED_UNRECORDED)]
+    assert not tracker.is_open
+    tracker.begin_step(30, gradients=True, mode=ModeKeys.TRAIN)
+    assert (tracker.global_step, tracker.number) == (3, 3)
+
+
+def test_a_marked_step_that_runs_when_the_rest_ends_stays_open():
+    tracker, records = marked()
+    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
+    rest.finished.append(15)
+    rest.begins(20)
+    tracker.end_rest()
+    assert tracker.is_open
+    assert len(records) == 2
+    tracker.end_step(29)
+    assert records[-1][2:] == (20, 29, 2, WAITED_UNRECORDED)
+
+
+def test_a_marked_step_that_found_no_batch_does_not_count():
+    tracker, records = marked()
+    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
+    rest.finished.append(15)
+    rest.begins(20)
+    assert not rest.begins(30)  # the step before has not ended
+    tracker.cancel_step()
+    tracker.begin_step(30, gradients=True, mode=ModeKeys.TRAIN)
+    assert (tracker.global_step, tracker.number, len(records)) == (2, 2, 2)
+
+
+def test_a_marked_rest_ends_before_the_next_step_that_is_observed_and_after_a_second():
+    tracker, _ = marked(every=3)
+    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
+    rest.finished.append(15)
+    assert rest.begins(20)
+    rest.finished.append(25)
+    assert not rest.begins(30)
+    tracker.end_rest()
+    assert tracker.begin_marked_rest(30, lambda: None, lambda _stack: "") is None
+    tracker, _ = marked()
+    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
+    rest.finished.append(15)
+    assert not rest.begins(11 + REST_NS)

@@ -28,7 +28,7 @@ from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profile
 from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
 from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
@@ -228,6 +228,37 @@ class Loops:
         """Record that the functions which are being traced compute gradients."""
         for function in self._calls:
             function.__dict__[TRAINS] = True
+
+    def wrap_call(self, original: Any) -> Any:
+        """Return `Function.__call__` with its calls reported; during a rest, only one that was traced or took long."""
+        observed = timed(original, self.call_begins, self.call_ends, self._session.fail)
+        tracker, calls = self._session.tracker, self._calls
+
+        @functools.wraps(observed)
+        def __call__(function: Any, /, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
+            if tracker.rest is None or not tracker.manual or calls or get_ident() != self.thread:
+                return observed(function, *args, **kwargs)
+            about = function.__dict__
+            quickest = about.get(QUICKEST)
+            if quickest is None or about.get("_jit_compile"):
+                return observed(function, *args, **kwargs)
+            calls.append(function)
+            start_ns = perf_counter_ns()
+            try:
+                return original(function, *args, **kwargs)
+            finally:
+                end_ns = perf_counter_ns()
+                calls.pop()
+                if self.retracing.held or not quickest <= end_ns - start_ns < SLOWER * quickest:
+                    self._rested_call_ended(function, (args, kwargs), start_ns, end_ns)
+
+        return __call__
+
+    def _rested_call_ended(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
+        try:
+            self._marked_call_ended(_Call(function, arguments, start_ns, True, False, True), end_ns)
+        except Exception as error:  # fail open
+            self._session.fail(error)
 
     def call_begins(self, function: Any, /, *args: Any, **kwargs: Any) -> _Call | None:
         """Begin a call of a `tf.function`: from Python it is a step, a part of one, or many steps."""
@@ -678,7 +709,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         patches.around(tape, "__exit__", loops.tape_exits, loops.tape_exited)
         patches.around(tape, "gradient", loops.gradient_begins, loops.gradient_ends)
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
-        patches.around(functions.Function, "__call__", loops.call_begins, loops.call_ends)
+        patches.replace(functions.Function, "__call__", loops.wrap_call)
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
         patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
