@@ -33,17 +33,20 @@ from sm_profiler._version import __version__
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
-from sm_profiler.printable import one_line
+from sm_profiler.printable import logger_for, one_line
 from sm_profiler.rules import RULES
 from sm_profiler.rules.profiler_report import INTERVAL, ProfilerReport, of_report
 from sm_profiler.rules.settings import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
-from sm_profiler.storage import AccessDeniedError
+from sm_profiler.storage import AccessDeniedError, open_storage
 from sm_profiler.storage.s3_client import create_api_client, create_client, credentials_problem, reason_of
 
 __all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
+
+
+log = logger_for(__name__)
 
 
 @contextlib.contextmanager
@@ -261,7 +264,8 @@ def start_rules(  # keyword arguments, each an independent choice
     texts = {str(key): str(value) for key, value in (parameters or {}).items()}
     if not source:
         rule = check_rule(rule)
-        ProfilerReport(compat=texts.get(COMPAT) or None, **of_report(rule, of_rule(texts)))  # checks them
+        compat: Any = texts.get(COMPAT) or None
+        ProfilerReport(compat=compat, **of_report(rule, of_rule(texts)))  # checks them
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     if not 1 <= instances <= MAX_INSTANCES:
@@ -294,6 +298,7 @@ def start_rules(  # keyword arguments, each an independent choice
     suffix = f"-rules-{time.strftime('%Y%m%d%H%M%S')}"
     name = job[: MAX_NAME - len(suffix)].rstrip("-") + suffix
     target = f"{data.rpartition('/')[0]}/rule-output/{rule}"
+    _warn_of_report(f"{target}/profiler-output", region)
     output = {"S3Uri": target, "LocalPath": RULE_OUTPUT, "S3UploadMode": "Continuous"}
     kind = instance_type or (DEFAULT_TYPE if instances == 1 else DEFAULT_TYPE_OF_SEVERAL)
     cluster = {"InstanceCount": instances, "InstanceType": kind, "VolumeSizeInGB": volume_size_in_gb}
@@ -336,6 +341,13 @@ def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force
     if found is None and not Launched.of(training).may_store_profile:
         raise SourceError(f"{missing_profile(training, job, places, region=region or '')} {_FORCE}")
     return found or places[0]
+
+
+def _warn_of_report(target: str, region: str | None) -> None:
+    """Log that an existing report will be replaced, as that of the rule that ran beside the job."""
+    with contextlib.suppress(SourceError):  # the caller need not have the right to list the bucket
+        if next(iter(open_storage(target, client=create_client("s3", region_name=region)).list("")), None) is not None:
+            log.warning("%s has the report of an earlier evaluation: the new one replaces it", target)
 
 
 def _key_of(training: Any) -> dict[str, str]:

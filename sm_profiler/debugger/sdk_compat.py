@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,14 +126,15 @@ def sdk_name(name: str, module: str) -> Any:
     raise AttributeError(message)
 
 
-def installed_names() -> list[str]:
-    """Return the names outside profiling that the installed SDK has; none without an SDK."""
-    found = []
-    for name in SDK_NAMES:
-        with suppress(AttributeError, ImportError):
-            sdk_name(name, _PACKAGE)
-            found.append(name)
-    return found
+def installed_names() -> tuple[str, ...]:
+    """Return the names outside profiling if an SDK is installed, without loading it."""
+    from importlib.util import find_spec  # rarely needed
+    from pathlib import Path  # rarely needed
+
+    spec = find_spec("sagemaker")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    inner = [root.split(".")[1:] for root in _ROOTS]
+    return SDK_NAMES if any(Path(folder, *parts).is_dir() for folder in folders for parts in inner) else ()
 
 
 def _is_from_import() -> bool:

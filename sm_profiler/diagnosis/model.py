@@ -312,9 +312,8 @@ class Report:
             return None
         of = f" of {rank.name}" if len(self.metrics.ranks) > 1 else ""
         return (
-            f"Left out: {duration(rank.excluded)} of the {duration(rank.loop + rank.excluded)} of the loop{of}, with "
-            f"{rank.left_out:,} of {plural(rank.train_steps, 'step')}, in which the profiler's windows and the writing of their "
-            "results slowed the training. All shares are those of the rest."
+            f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
+            f"{plural(rank.train_steps, 'step')}), slowed by the profiler; shares are those of the rest."
         )
 
     @property

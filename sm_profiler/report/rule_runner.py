@@ -89,4 +89,8 @@ def write_for_runner(job: ReportJob) -> Judgement:
     undecided = main.kind is Class.INCONCLUSIVE or main.confidence == "low"  # then the rules decide
     status = None if undecided else Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
     details = f"{main.kind.value} ({main.confidence} confidence): {main.headline}"
+    end = report.metrics.ending
+    if end.failed:  # an issue, however fast the job was, as for `report --fail-on issues`
+        status = Status.ISSUES
+        details = details if end.sentence in details else f"{end.sentence} {details}"
     return Judgement(status, details)

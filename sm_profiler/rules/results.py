@@ -123,11 +123,11 @@ def read_own_result(folder: Path, rule: str) -> OwnResult | None:
         counts = [found[key] for key in ("RuleTriggered", "Violations", "Datapoints")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not all(isinstance(count, int) for count in counts) or not isinstance(found["Details"], dict):
+    if not all(isinstance(count, int) for count in counts) or not isinstance(found.get("Details"), dict):
         return None
-    return OwnResult(
-        *map(int, counts), NoDetails(), {}, report={**found, "RuleParameters": str(found["RuleParameters"])}
-    )
+    triggered, violations, datapoints = map(int, counts)
+    report = {**found, "RuleParameters": str(found.get("RuleParameters", ""))}
+    return OwnResult(triggered, violations, datapoints, NoDetails(), {}, report=report)
 
 
 def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:

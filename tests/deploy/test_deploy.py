@@ -255,6 +255,18 @@ def test_rules_start_uploads_a_local_rule(tmp_path, capsys):
     assert len(boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]) == 1
 
 
+def test_a_report_that_will_be_replaced_is_named(caplog):
+    training_job("my-job")
+    start_rules("my-job", image="i", role=None)
+    assert caplog.messages == []
+    output = "out/my-job/rule-output/ProfilerReport/profiler-output"
+    boto3.client("s3").put_object(Bucket="bucket", Key=f"{output}/report.json", Body=b"{}")
+    start_rules("my-job", image="i", role=None)
+    assert caplog.messages == [f"s3://bucket/{output} has the report of an earlier evaluation: the new one replaces it"]
+    start_rules("my-job", image="i", role=None, rule="StepOutlier")
+    assert len(caplog.messages) == 1
+
+
 def test_a_role_by_name_is_refused_with_its_arn_in_the_hint(capsys):
     training_job("my-job")
     assert main(["rules", "start", "--job", "my-job", "--image", "i", "--role", "myrole"]) == 2

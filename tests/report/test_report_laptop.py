@@ -56,6 +56,15 @@ def test_processes_of_several_nodes_keep_their_names():
     assert "algo-2-1" in render_html(report_from(rows, metadata=metadata))
 
 
+@pytest.mark.parametrize("width", [50, 60, 100])
+def test_each_letter_of_the_bar_is_in_its_legend(width):
+    report = report_from(training(400, wait=0.03, outside=0.004), metadata=({"framework": "pytorch"},))
+    lines = terminal_summary(report, width=width).splitlines()
+    bar = next(line for line in lines if len(line) > 40 and set(line.strip()) <= set("WFBOx."))
+    legend = " ".join(lines[lines.index(bar) + 1 :])
+    assert all(f"{letter} " in legend for letter in set(bar.strip()))
+
+
 def test_sections_are_folded_unless_a_rule_fired():
     quiet = render_html(laptop(rules={"CPUBottleneck": WITHOUT_GPU}))
     assert '<details open><summary><h3 id="rules-title">' not in quiet

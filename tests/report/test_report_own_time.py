@@ -159,7 +159,7 @@ def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer(
 def test_how_much_is_left_out_is_said():
     rows, end = slowed(20)
     report = report_from(beside(rows, (1.001, end - 0.001)))
-    text = "Left out: 4.03 s of the 4.64 s of the loop, with 60 of 120 steps"
+    text = "Left out: 4.03 s of 4.64 s (60 of 120 steps), slowed by the profiler"
     assert text in " ".join(terminal_summary(report, width=100).split())
     assert render_html(report).count(text) == 2  # beside the verdict, and with the ledger
     assert report_from(rows).left_out_alarm is None

@@ -287,3 +287,20 @@ def test_waits_for_a_core_are_no_more_than_sleeps_leave():
     )
     assert Case(awake, {}).core_wait == pytest.approx(0.8)
     assert Case(slept, {}).core_wait == pytest.approx(1 - 2.0 / rank.loop)
+
+
+@pytest.mark.parametrize(
+    ("trains", "loader"), [("trainer.train()", "TrainingArguments(dataloader_"), ("loss.backward()", "DataLoader(…, ")]
+)
+def test_a_trainer_that_makes_its_loader_is_told_its_own_setting(trains, loader):
+    rows = training(200, wait=0.05)
+    rows += [
+        sampled(
+            ("backward", False, 2.0, 9, "train.py", "main", "torch.autograd.graph"),
+            ("forward", False, 2.0, 9, "train.py", "main", "transformers.models.bert"),
+        )
+    ]
+    metrics = metrics_of(rows)
+    samples = attrs.evolve(metrics.samples, sources={("train.py", 9): trains})
+    found = cause_found("INPUT_BOUND", Case(attrs.evolve(metrics, samples=samples, loader=LoaderSettings(0, 0)), {}))
+    assert loader + "num_workers=" in found.next_step

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
@@ -103,6 +104,16 @@ class TestStatus:
         assert judging(job, rule="IOBottleneck", parameters={"patience": "10"})[0] is Status.NO_ISSUES
         status, details = judging(calm)
         assert (status, details.split()[0]) == (Status.NO_ISSUES, "COMPUTE_BOUND")
+
+    def test_a_job_that_failed_is_an_issue(self, tmp_path, calm):
+        """As for `report --fail-on issues`."""
+        failed = tmp_path / "failed"
+        shutil.copytree(calm, failed)
+        write_state(failed, exit_code=3)
+        made = settings(tmp_path, failed)
+        status, details = Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
+        assert status is Status.ISSUES
+        assert "exit code 3" in details
 
     @pytest.mark.parametrize(
         ("status", "expected"),

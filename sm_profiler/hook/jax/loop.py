@@ -37,7 +37,7 @@ _SAME = 0.5  # a function gets the same arguments again if this share of them ar
 
 @attrs.frozen(eq=False)
 class Part:
-    """What a function does while the hook rests.
+    """Calls of a function while the hook rests.
 
     Attributes:
         rest: the rest.
@@ -70,7 +70,7 @@ class Compiled:
         compilations: how often it was compiled.
         made: how often the script passed it to `jax.jit`.
         quickest_ns: its quickest call that compiled nothing.
-        part: what it does in the rest, if there is one.
+        part: its calls in the rest, if there is one.
     """
 
     name: str
