@@ -17,7 +17,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.formats.event_names import PROFILING
-from sm_profiler.formatting import in_unit, percent
+from sm_profiler.formatting import duration, in_unit, percent, plural
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.source import FileQuality
@@ -302,6 +302,19 @@ class Report:
         if PROFILING not in self.metrics.records:
             return text
         return f"{text} In a longer job, the share of its windows is smaller; leave out windows that you do not need."
+
+    @property
+    def left_out_alarm(self) -> str | None:
+        """How much of the loop is not judged because the profiler slowed it; None if that is little."""
+        ranks = [rank for rank in self.metrics.ranks if rank.left_out and rank.loop > 0]
+        rank = max(ranks, key=lambda rank: rank.excluded / (rank.loop + rank.excluded), default=None)
+        if rank is None or rank.excluded < limits.SHOWN * (rank.loop + rank.excluded):
+            return None
+        of = f" of {rank.name}" if len(self.metrics.ranks) > 1 else ""
+        return (
+            f"Left out: {duration(rank.excluded)} of {duration(rank.loop + rank.excluded)}{of} ({rank.left_out:,} of "
+            f"{plural(rank.train_steps, 'step')}), slowed by the profiler; shares are those of the rest."
+        )
 
     @property
     def load_alarm(self) -> str | None:

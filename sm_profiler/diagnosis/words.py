@@ -35,7 +35,7 @@ HEADLINES: Mapping[str, str] = {
     "saving_seen": "{share} of the loop is spent saving files, mostly in {place}.",
     "logging": "{share} of the loop is spent in {names}: {calls} calls of {each}{rest}.",
     "logging_seen": "{share} of the loop is spent writing text, mostly in {place}.",
-    "callback": "The callback {name} takes {share} of the loop: {calls} calls of {event}, {each} each.",
+    "callback": "The callback {name} takes {share} of the loop: {calls} calls of {event}, {each} each{inside}.",
     "callback_seen": "The callback {name} takes {share} of the loop{where}.",
     "recompilation": "{compiler} compiles {name} again {times}, {each} each; this costs {share} of the loop.",
     "collections": "Python's garbage collector pauses the loop {share} of the time ({total} in total).",
@@ -72,7 +72,7 @@ HEADLINES: Mapping[str, str] = {
     # healthy, and open
     "healthy": "No bottleneck found: the job computes {computing} of the time.",
     "healthy_loop": "The loop is healthy; the start is what is left: {rest}",
-    "no_single_cause": "There is no single cause, but {unexplained} of the loop is not spent computing.{why}",
+    "no_single_cause": "There is no single cause, but {beside} of the loop is not spent computing{stretched}.{why}",
     "unseen_waits": "No bottleneck found, but {unseen} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation.",
     "shared_machine": "Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause.",
     "gpu_mostly_idle": "The GPU is busy only {gpu} % of the time, and no single cause explains it.",
@@ -94,7 +94,7 @@ ADVICE: Mapping[str, str] = {
     # input
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
-    "input_no_workers": f"Prepare batches in worker processes: DataLoader(…, num_workers={{suggested}}, persistent_workers=True), with pin_memory=True if there is a GPU; {_TRY}. {{more}}",
+    "input_no_workers": f"Prepare batches in worker processes: {{loader}}, with pin_memory=True if there is a GPU; {_TRY}. {{more}}",
     "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
@@ -132,7 +132,7 @@ ADVICE: Mapping[str, str] = {
     "recompilation_XLA": "Pad batches to a few lengths and mask the rest, and drop a shorter last batch (drop_remainder=True): XLA compiles a function for each shape, even if TensorFlow does not trace it again. If the shapes must vary, leave out jit_compile=True.",
     "recompilation_jax_jit": "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, outside the loop: each new function, lambda or partial is compiled again.",
     "collections": "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
-    "evaluation": "{stack.evaluation}, or in a separate job on checkpoints.",
+    "evaluation": "{graphs}{stack.evaluation}, or in a separate job on checkpoints.",
     # steps that differ
     "between_epochs": _EPOCHS,
     "periodic_wait": "{restarts} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler cheap.",
@@ -232,6 +232,10 @@ FRAGMENTS: Mapping[str, str] = {
     "pageable": " from pageable memory",
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
+    "callback_inside": ". Evaluation, compiling and files in them take {share} more, which count by themselves",
+    "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True)",
+    "loader_of_trainer": "TrainingArguments(dataloader_num_workers={suggested}, dataloader_persistent_workers=True)",
+    "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
     "evaluation_compiled": ", without {time} of compiling for it",
     "workers_start": "as the loader starts its workers again",
     "workers_restart": "The loader's workers restart",
@@ -259,6 +263,7 @@ FRAGMENTS: Mapping[str, str] = {
     # healthy, and open
     "rare_waits": " Waiting for data ({share}) is not named as the cause: it lies in a few long waits, and takes {usual} of the other steps.",
     "hidden_waits": " Waiting for data ({share}) is not named as the cause: the GPU computes meanwhile.",
+    "stretched": ", and {share} is lost in steps that compute far longer than usual",
     "shared_besides": " Other processes use the machine: the training waits for a core {waited} of the time.",
     "look_first": "Look at {place} first. ",
 }  # fmt: skip

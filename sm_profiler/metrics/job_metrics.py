@@ -69,6 +69,7 @@ class Rank:
         excluded: time of those steps and of the profiler's own work; not part of the loop.
         declared: phases that the script declared, name → time.
         stretches: start and end of each stretch of such steps.
+        forward_only: steps of evaluation that were recorded as training steps, as those without torch.no_grad() are.
         judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
     """
 
@@ -92,6 +93,7 @@ class Rank:
     declared: dict[str, float] = attrs.field(factory=dict)
     judged: Judged | None = None
     stretches: tuple[tuple[float, float], ...] = ()
+    forward_only: int = 0
 
     @property
     def scale(self) -> float:
@@ -530,7 +532,7 @@ def measure_job(  # most are optional parts
     facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    summary, processes = join_successors(summary, metadata)
+    summary, processes = join_successors(summary.with_evaluation(), metadata)
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
@@ -552,7 +554,10 @@ def measure_job(  # most are optional parts
             else measure_sampled_rank(process, sampled, *further)
         )
 
-    ranks = tuple(measured(process, rows) for process, rows in each_process(summary))
+    ranks = tuple(
+        attrs.evolve(measured(process, rows), forward_only=summary.forward_only.get(process, 0))
+        for process, rows in each_process(summary)
+    )
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))

@@ -21,7 +21,7 @@ from sm_profiler.formats.recorded import Profiling
 from sm_profiler.formatting import is_library
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.metrics.step_fold import TRAIN, StepRows, column
+from sm_profiler.metrics.step_fold import OWN, TRAIN, StepRows, column
 
 CPROFILE = "cprofile"
 MAX_FILES = 12  # windows have a few steps, with two files each
@@ -170,6 +170,7 @@ def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask
     """Return the steps that work beside them made longer.
 
     Work that takes a small part of a step hardly changes it, and leaving it out would leave out the longest steps first.
+    Means are compared with means: of steps that differ by themselves, few of which are long, the mean is not the median.
     """
     starts: Floats = rows.start - rows.parts[:, column("wait")]
     ends = np.append(starts[1:], rows.end[-1:])
@@ -180,10 +181,10 @@ def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask
         beside[inside] += np.clip(
             np.minimum(ends[inside], end * 1e6) - np.maximum(starts[inside], start * 1e6), 0, None
         )
-    length = np.maximum(ends - starts, 1e-9)
+    length = np.maximum(ends - starts - rows.parts[:, column(OWN)], 1e-9)  # the profiler's own time is no part of them
     found: Mask = beside >= (thresholds.SLOWED - 1) * length
     usual = length[others & ~found]
-    if not found.any() or not len(usual) or length[found].mean() < thresholds.SLOWED * np.median(usual):
+    if not found.any() or not len(usual) or length[found].mean() < thresholds.SLOWED * usual.mean():
         return np.zeros(len(rows), np.bool_)
     return found
 

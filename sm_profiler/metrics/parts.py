@@ -184,6 +184,7 @@ _NAMED = (("Y", "moss"), ("Z", "olive"), ("V", "plum"), ("U", "mint"), ("T", "sa
 DECLARED = "declared"  # key of the script's own phases
 UNKNOWN = "unknown"  # in place of a key: the part was not recorded
 WHOLE = "length"  # in place of a key: the whole iteration
+MEETINGS = ("backward", "optimizer", "outside")  # in which ranks wait for each other, the most usual first
 
 
 @cache

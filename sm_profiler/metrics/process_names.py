@@ -22,5 +22,10 @@ def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
     if not names:
         return lambda text: text
     each = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w./-])(?:{each})(?![\w/-])")
-    return lambda text: pattern.sub(lambda found: names[found[0]], text)
+    pattern = re.compile(rf"(?<![\w./-])(?:([Rr]ank|[Pp]rocess) )?({each})(?![\w/-])")
+
+    def readable(found: re.Match[str]) -> str:
+        kind, name = found[1] or "", names[found[2]]  # a text may say itself that the name is that of a rank
+        return f"{name[0].upper()}{name[1:]}" if kind[:1].isupper() else name
+
+    return lambda text: pattern.sub(readable, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -289,7 +290,8 @@ def find_period(
     """Find the number of steps between long steps, if they are regular.
 
     A period is exact if most of the weight is on one residue and nearly all steps of this residue are long. It is
-    approximate if the gaps hardly vary, as for something that happens by the clock.
+    approximate if the gaps hardly vary, as for something that happens by the clock. In both cases, as many long steps in
+    any order would hardly be as regular.
 
     Args:
         places: numbers of the long steps, ascending.
@@ -305,6 +307,8 @@ def find_period(
     if len(places) < thresholds.PERIOD_REPEATS:
         return None, False
     gaps, longer = np.diff(places), places if longer is None else longer
+    warm, chance = int(thresholds.WARM_UP_STEPS), thresholds.PERIOD_CHANCE
+    steps = (last + 1 if held is None else len(held)) - warm
     best: tuple[float, int] | None = None
     for period in np.unique(gaps[(gaps > 1) & (gaps <= thresholds.MAX_PERIOD)])[:MAX_CANDIDATES]:
         residues = places % period
@@ -320,6 +324,11 @@ def find_period(
             and share >= thresholds.PERIOD_COST
             and seen >= thresholds.PERIOD_MATCH * (seen + missed)
             and (best is None or share > best[0])
+            and _chance_of_residue(residues == residue, weights, possible - (residue < warm), steps)
+            * period
+            * (period + 1)
+            / 2
+            <= chance
         ):
             best = share, int(period)
     if best is not None:
@@ -330,6 +339,39 @@ def find_period(
         middle > thresholds.LOOSE_PERIOD
         and regular.mean() >= thresholds.PERIOD_MATCH
         and len(gaps) >= thresholds.PERIOD_REPEATS
+        and _chance_of_gaps(regular, middle, len(places) / steps) <= chance
     ):
         return round(middle), False
     return None, False
+
+
+def _chance_of_residue(hits: Mask, weights: Floats, possible: int, steps: int) -> float:
+    """Return the chance that as many steps of a residue are among the long ones, if these come in any order.
+
+    Args:
+        hits: which of the long steps are of the residue; only those as long as the shortest of these count.
+        weights: time that each long step lost.
+        possible: number of steps of the residue.
+        steps: number of all steps.
+    """
+    found, drawn = int(hits.sum()), int((weights >= weights[hits].min()).sum())
+    whole, each = _log_ways(steps, drawn), range(found, min(possible, drawn) + 1)
+    return sum(
+        math.exp(_log_ways(possible, own) + _log_ways(steps - possible, drawn - own) - whole)
+        for own in each
+        if drawn - own <= steps - possible
+    )
+
+
+def _log_ways(count: int, drawn: int) -> float:
+    """Return the logarithm of the number of ways to draw some of a number of things."""
+    return math.lgamma(count + 1) - math.lgamma(drawn + 1) - math.lgamma(count - drawn + 1)
+
+
+def _chance_of_gaps(regular: Mask, middle: float, rate: float) -> float:
+    """Return the chance that as many gaps are as close to the middle one, if long steps come at any time with a rate."""
+    width = max(1.0, thresholds.PERIOD_JITTER * middle)
+    first, last = math.ceil(middle - width), math.floor(middle + width)
+    one = (1 - rate) ** (first - 1) - (1 - rate) ** last
+    tried, found = len(regular) - 1, int(regular.sum()) - 1  # the middle one is close to itself
+    return sum(math.comb(tried, each) * one**each * (1 - one) ** (tried - each) for each in range(found, tried + 1))

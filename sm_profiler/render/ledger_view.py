@@ -63,8 +63,8 @@ def tiles(totals: Totals) -> list[tuple[str, str, str]]:
     ]
 
 
-def section(totals: Totals) -> Section:
-    """Return the section of the page: a row a rank, a column an activity, and how much is known."""
+def section(totals: Totals, left_out: str | None = None) -> Section:
+    """Return the section of the page: a row a rank, a column an activity, how much is known, and what is left out."""
     names = totals.activities[:MAX_ACTIVITIES]
     rest = totals.activities[MAX_ACTIVITIES:]
     head = ("Rank", "Steps", "Seconds", *(name[:1].upper() + name[1:] for name in names), *(["Other"] if rest else []))
@@ -86,6 +86,8 @@ def section(totals: Totals) -> Section:
         "Every second of every rank belongs to exactly one activity; each row adds up to the rank's time.",
         f"Known: {percent(totals.coverage)} of the time. report.json has the seconds, under ledger.",
     ]
+    if left_out:
+        sentences.append(left_out)
     if unknown:
         sentences.append(
             "Unseen is time for which nothing was recorded; a step is one of which only the length is known."

@@ -65,7 +65,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
             cost=report.cost,
             ending=report.metrics.ending,
             running=report.metrics.running,
-            alarms=[alarm for alarm in (report.damage_alarm, report.load_alarm) if alarm],
+            alarms=[alarm for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm) if alarm],
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),
@@ -95,7 +95,7 @@ def _sections(report: Report) -> list[Section]:
     of_traces = gpu_section.sections(report.gpu_traces)
     if of_traces and not report.rules and not report.metrics.ranks:
         return of_traces
-    ledger = [ledger_view.section(report.ledger)] if report.ledger else []
+    ledger = [ledger_view.section(report.ledger, report.left_out_alarm)] if report.ledger else []
     if ledger and not report.rules and not report.metrics.ranks:
         return ledger
     return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken, report.verdict))]

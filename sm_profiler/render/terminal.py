@@ -52,8 +52,8 @@ def terminal_summary(
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
     advice = [*_wrap(gain_of_finding(main), width), *_wrap(f"Next: {main.next_step}", width)]
-    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
-    rest += [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
+    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]  # a bar without its legend says nothing
+    facts = [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -63,14 +63,15 @@ def terminal_summary(
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
-    for alarm in (report.damage_alarm, report.load_alarm, report.profiling_alarm):
+    for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm, report.profiling_alarm):
         last += _wrap(alarm, width) if alarm else []
     last += _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     room = MAX_LINES - len(last)
-    places = places[: max(room - len(verdict) - len(advice), 0)]
-    lines = [*_cut([*verdict, *places, *advice], room, width), *rest]
+    text = max(room - len(rest), len(verdict))
+    places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line says where
+    lines = [*_cut([*verdict, *places, *advice], text, width), *rest, *facts]
     return readable_processes(report.metrics)("\n".join([*lines[:room], *last]))
 
 

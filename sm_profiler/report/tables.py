@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import attrs
 from msgspec.structs import replace
 
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Report, Verdict
+from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Gain, Interval, Report, Verdict
+from sm_profiler.formatting import plural
 from sm_profiler.report.build import JobInfo, report_without_profile
 from sm_profiler.source import FileQuality
 
@@ -35,7 +37,12 @@ def report_table(
     found = diagnosis.diagnose(table.ledger)
     verdict = Verdict(_main(found, table), tuple(finding_of(finding, found) for finding in found.findings[1:]))
     name, files = where.rstrip("/").rpartition("/")[2], [FileQuality(where, "read", table.lost, table.why)]
-    return report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
+    report = report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
+    if not table.lost:
+        return report
+    text = f"{table.lost:,} of {plural(table.rows + table.lost, 'row')} {'is' if table.lost == 1 else 'are'} left out: {table.why}."
+    damage = DamagedFiles(1, text, f"{plural(table.lost, 'row')} could not be used")
+    return attrs.evolve(report, quality=replace(report.quality, damage=damage))
 
 
 def finding_of(found: diagnosis.Finding, verdict: diagnosis.Verdict) -> Finding:
@@ -72,7 +79,8 @@ def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
         evidence.append(Evidence("mean step of the job", round(found.step_s, 6), unit="s"))
     if len(ledger.ranks) > 1 and found.even > 1:
         evidence.insert(
-            0, Evidence("speedup if all ranks, stages and microbatches took the same time", f"{found.even:.2f} times")
+            0,
+            Evidence("speedup if all ranks, stages and microbatches took the average time", f"{found.even:.2f} times"),
         )
     if ledger.before:
         evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))

@@ -43,6 +43,33 @@ def test_replayed_steps_are_as_long_as_the_recorded_ones():
         assert operations.step_seconds() == pytest.approx(operations.recorded, rel=0.03)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6])
+@pytest.mark.parametrize("varies", [0.0, 0.2])
+def test_padding_need_not_vary(share, varies, tmp_path):
+    draw, rows = random.Random(1), ["rank,step,operation,seconds,padding"]
+    for step, rank in itertools.product(range(100), range(2)):
+        part = share + draw.uniform(-varies, varies)
+        rows += [
+            f"{rank},{step},{name},{seconds * draw.gauss(1, 0.01)},{part}"
+            for name, seconds in (("forward", 0.05), ("backward", 0.1))
+        ]
+    (tmp_path / "padded.csv").write_text("\n".join(rows))
+    verdict = diagnose(read_table(tmp_path / "padded.csv").ledger)
+    assert verdict.findings[0].kind == "PADDING_WASTE"
+    assert "STRAGGLER" not in {finding.kind for finding in verdict.findings}  # no rank is slower than the others
+    assert f"{share:.0%}"[:1] in verdict.findings[0].headline
+
+
+def test_rows_that_are_left_out_are_said(tmp_path, capsys):
+    rows = [
+        "rank,step,seconds",
+        *(f"{rank},{step},{'nan' if step % 3 == 1 else 0.1}" for rank in range(2) for step in range(90)),
+    ]
+    (tmp_path / "gaps.csv").write_text("\n".join(rows))
+    assert main(["report", str(tmp_path / "gaps.csv"), "--out", str(tmp_path / "out")]) == 0
+    assert "60 of 180 rows are left out: a time or step is missing, negative or not finite." in capsys.readouterr().out
+
+
 def test_a_worker_that_is_slow_for_some_steps():
     first = verdict_of("mini_batches_1.csv").findings[0]
     assert (first.kind, first.ranks) == ("FAIL_SLOW", ("6",))

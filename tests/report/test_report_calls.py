@@ -8,9 +8,10 @@ import pytest
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
+from sm_profiler.formatting import percent
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import Class
-from tests.support.reports import metrics_of, training, verdict_of
+from tests.support.reports import metrics_of, report_from, training, verdict_of
 
 LINE = {"file": "/code/train.py", "line": 31, "function": "main"}
 
@@ -283,7 +284,9 @@ def with_callbacks(steps, length, **more):
         at = row[2] + row[3]
         rows.append((event_names.CALLBACK, name, at + 1e-5, length, "algo-1-0", row[5], args))
         if more.get("saved"):
-            rows.append((event_names.SAVE, "keras.save_model", at + 2e-5, length * 0.9, "algo-1-0", row[5], args))
+            rows.append(
+                (event_names.SAVE, "keras.save_model", at + 2e-5, length * more["saved"], "algo-1-0", row[5], args)
+            )
     return rows
 
 
@@ -297,9 +300,18 @@ def test_names_a_slow_callback_with_its_line_and_gain():
 
 
 def test_a_callback_that_saves_is_checkpointing():
-    verdict = verdict_of(with_callbacks(400, 0.004, saved=True))
+    verdict = verdict_of(with_callbacks(400, 0.004, saved=0.9))
     assert verdict.kind is Class.CHECKPOINTING
     assert Class.SLOW_CALLBACK not in {finding.kind for finding in verdict.also}
+
+
+def test_a_callback_has_the_share_that_the_ledger_has():
+    report = report_from(with_callbacks(400, 0.02, saved=0.4))
+    main = report.verdict.main
+    assert main.kind is Class.SLOW_CALLBACK
+    assert main.share_of_time == pytest.approx(report.ledger.share("callbacks"), abs=0.01)
+    assert main.gain.share_of_loop.value == pytest.approx(main.share_of_time, rel=0.1)
+    assert f"files in them take {percent(report.ledger.share('saving'))} more" in main.headline
 
 
 def test_a_fast_callback_is_no_finding():

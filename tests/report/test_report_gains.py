@@ -62,6 +62,19 @@ def test_interval_contains_what_was_planted_and_is_narrow(planted, kind, lost):
     assert gain.of == "loop"
 
 
+def test_a_gain_exceeds_its_share_by_its_error_only():
+    random, rows, now = np.random.default_rng(8), [], 1.0
+    for step in range(60):  # most of the rest is a few steps, of which another run may have fewer
+        one = training(
+            1, wait=0.004, forward=2.0 if random.random() < 0.05 else 0.003, backward=0.001, at=now, number=step
+        )
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
+    loop = Case(metrics_of(rows), {}).loop
+    _, share, _ = loop.gain(Saving(loop.of_activity("waiting for data")))
+    assert share.value == pytest.approx(loop.share("waiting for data"), rel=0.02)
+    assert share.high < share.value + 0.1
+
+
 def test_collections_are_saved_but_for_a_rest():
     rows = training(400, outside=0.0032)
     rows += [("GC", "GC", 1.01 + 0.0132 * step, 0.003, "algo-1-0", step) for step in range(400)]

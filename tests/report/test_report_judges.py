@@ -11,6 +11,7 @@ from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.job import fit_growth
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
+from sm_profiler.formatting import percent
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import find_period
 from sm_profiler.metrics.step_fold import LoaderSettings
@@ -494,6 +495,77 @@ def test_find_period_in_noise():
     for _ in range(50):
         chance = np.sort(rng.choice(1000, 12, replace=False))
         assert find_period(chance, np.ones(12), 999)[0] is None
+
+
+def test_a_period_is_more_regular_than_chance():
+    places = np.array([4, 10, 14, 18, 28, 35, 36, 44, 53])  # of 60 steps, as other programs made them long
+    weights = np.array([19.3, 32.9, 22.4, 5.3, 137.6, 21.4, 5.0, 28.6, 41.1])
+    assert find_period(places, weights, 59) == (None, False)
+    rng, found = np.random.default_rng(6), 0
+    for _ in range(300):
+        chance = np.sort(rng.choice(60, 9, replace=False))
+        found += find_period(chance, rng.exponential(1.0, 9), 59)[0] is not None
+    assert found <= 3
+    assert find_period(np.array([20, 40, 60]), np.ones(3), 79) == (20, True)
+
+
+def test_gaps_that_agree_by_chance_are_no_period():
+    rng, found = np.random.default_rng(7), 0
+    for _ in range(300):
+        places = np.flatnonzero(rng.random(100) < 0.3)
+        found += find_period(places, np.ones(len(places)), 99)[0] is not None
+    assert found <= 3
+
+
+@pytest.mark.parametrize(("sampled_s", "sure"), [(0, False), (20, True)])
+def test_a_period_in_a_loop_too_short_to_measure_others_is_not_sure(sampled_s, sure):
+    metrics = metrics_of(training(600, every=50, stall=0.2), metadata=({"framework": "pytorch"},))
+    seconds = metrics.ranks[0].start + np.arange(float(sampled_s))
+    usage = Usage(seconds, 0.9 * np.arange(float(sampled_s)), np.zeros(sampled_s))
+    main = decide(Case(attrs.evolve(metrics, usage={"algo-1-0": usage}), {})).main
+    assert main.kind is Class.PERIODIC_STALL
+    assert (main.confidence == "high") is sure
+    assert main.confidence != "low" or "too short" in main.doubt
+
+
+def forward_only(learn, ahead, rounds):
+    """Return rounds of training steps, some of which only have a forward pass."""
+    rows, now = [], 1.0
+    for number in range(rounds):
+        first = number * (learn + ahead)
+        rows += training(learn, at=now, number=first)
+        now += learn * 0.0102
+        rows += training(ahead, backward=0, optimizer=0, forward=0.006, outside=0, at=now, number=first + learn)
+        now += ahead * 0.007
+    return rows
+
+
+def test_an_evaluation_without_no_grad_is_no_training():
+    metrics = metrics_of(forward_only(learn=10, ahead=20, rounds=20))
+    (rank,) = metrics.ranks
+    assert (rank.train_steps, rank.forward_only) == (200, 400)
+    main = decide(Case(metrics, {})).main
+    assert main.kind is Class.EVALUATION_BOUND
+    assert main.share_of_time == pytest.approx(0.14 / (0.14 + 0.102), abs=0.03)
+    assert main.next_step.startswith("Evaluate under torch.no_grad()")
+
+
+def test_losses_that_are_added_up_are_training():
+    (rank,) = metrics_of(forward_only(learn=1, ahead=3, rounds=100)).ranks
+    assert (rank.train_steps, rank.forward_only) == (400, 0)
+
+
+def test_what_is_not_computing_is_what_the_parts_leave():
+    rows, now = [], 1.0
+    for step in range(60):  # a third of the steps computes far longer, at no interval
+        length = 0.06 if step in {8, 10, 14, 17, 19, 23, 27, 37, 38, 45, 47, 50, 52} else 0.001
+        one = training(1, wait=0, forward=length / 2, backward=length / 2, outside=0.002, at=now, number=step)
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.002
+    main = verdict_of(rows).main
+    assert main.label == "No single cause"
+    parts = {one.metric: one.value for one in main.evidence}
+    computing = parts["time in forward, backward and optimizer"]
+    assert f"but {percent(1 - computing)} of the loop is not spent computing, and 76 %" in main.headline
 
 
 def test_no_cause_and_an_idle_gpu_are_no_health():

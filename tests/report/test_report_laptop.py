@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
+from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
@@ -43,10 +44,25 @@ def test_processes_of_one_node_have_plain_names(rank, shown):
     assert json.loads(to_json(report))["job"]["ranks"][0]["name"].startswith("algo-1-")
 
 
+def test_a_name_after_the_word_rank_is_not_doubled():
+    named = readable_processes(laptop(0).metrics)
+    text = "Rank algo-1-0 is late, by rank algo-1-0 alone: node algo-1, process algo-1-0; see algo-1-0"
+    assert named(text) == "Rank 0 is late, by rank 0 alone: node algo-1, rank 0; see rank 0"
+
+
 def test_processes_of_several_nodes_keep_their_names():
     rows = training(200, node="algo-1-0") + training(200, node="algo-2-1")
     metadata = tuple({"node": f"algo-{rank + 1}", "rank": rank, "pid": 7} for rank in (0, 1))
     assert "algo-2-1" in render_html(report_from(rows, metadata=metadata))
+
+
+@pytest.mark.parametrize("width", [50, 60, 100])
+def test_each_letter_of_the_bar_is_in_its_legend(width):
+    report = report_from(training(400, wait=0.03, outside=0.004), metadata=({"framework": "pytorch"},))
+    lines = terminal_summary(report, width=width).splitlines()
+    bar = next(line for line in lines if len(line) > 40 and set(line.strip()) <= set("WFBOx."))
+    legend = " ".join(lines[lines.index(bar) + 1 :])
+    assert all(f"{letter} " in legend for letter in set(bar.strip()))
 
 
 def test_sections_are_folded_unless_a_rule_fired():

@@ -156,6 +156,35 @@ def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer(
     assert rank.left_out == 0
 
 
+def test_how_much_is_left_out_is_said():
+    rows, end = slowed(20)
+    report = report_from(beside(rows, (1.001, end - 0.001)))
+    text = "Left out: 4.03 s of 4.64 s (60 of 120 steps), slowed by the profiler"
+    assert text in " ".join(terminal_summary(report, width=100).split())
+    assert render_html(report).count(text) == 2  # beside the verdict, and with the ledger
+    assert report_from(rows).left_out_alarm is None
+
+
+def test_steps_that_vary_by_themselves_are_not_left_out_for_work_beside_them():
+    rows, now = [], 1.0
+    for step in range(200):  # one of ten takes three times as long, beside the writing as elsewhere
+        one = training(1, forward=0.03 if step % 10 == 5 else 0.003, at=now, number=step)
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
+    (rank,) = metrics_of(beside(rows, (1.3, 2.0))).ranks
+    assert rank.left_out == 0
+
+
+def test_the_profilers_own_time_is_not_what_slows_steps_beside_its_work():
+    even, end = slowed(1)
+    own = ("sm_profiler/profiling", "objects are counted", 1.002, 0.5, NODE, -1, {"kind": "stall"})
+    rows = [
+        own if number == 1 else (*row[:2], row[2] + 0.5, *row[3:]) if number > 1 else row
+        for number, row in enumerate(even)
+    ]
+    (rank,) = metrics_of(beside(rows, (1.001, end + 0.4))).ranks
+    assert rank.left_out == 0
+
+
 def test_a_long_step_is_not_left_out_for_a_moment_of_writing():
     rows = training(300, every=20, stall=0.5)
     starts = [row[2] for row in rows if row[0].startswith("Step") and row[5] % 20 == 0 and row[5]]

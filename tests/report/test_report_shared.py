@@ -19,7 +19,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.build import report_of
 from sm_profiler.report.report_json import to_json
-from tests.support.reports import START_S, cause_found, metrics_of, training, verdict_of
+from tests.support.reports import START_S, cause_found, metrics_of, sampled, training, verdict_of
 
 NAME = "algo-1-0"
 SOURCES = {
@@ -273,3 +273,34 @@ def test_the_next_step_follows_the_gain_and_no_line_is_in_a_module():
     page = render_html(report)
     assert page.index("times as fast") < page.index("Next step") < page.index("Evidence")
     assert "in <code></code>" not in page
+
+
+def test_waits_for_a_core_are_no_more_than_sleeps_leave():
+    rows = [*training(200, outside=0.0102), sampled(("outside", False, 2.0, 7))]
+    metrics = metrics_of(rows)
+    (rank,) = metrics.ranks
+    seconds = rank.start + np.arange(0.0, 4.0, 0.5)
+    usage = {"algo-1-0": Usage(seconds, 0.3 * (seconds - seconds[0]), np.zeros(8), 0.8 * (seconds - seconds[0]))}
+    awake, slept = (
+        attrs.evolve(metrics, usage=usage, samples=attrs.evolve(metrics.samples, sources={("train.py", 7): text}))
+        for text in ("work()", "time.sleep(0.01)")
+    )
+    assert Case(awake, {}).core_wait == pytest.approx(0.8)
+    assert Case(slept, {}).core_wait == pytest.approx(1 - 2.0 / rank.loop)
+
+
+@pytest.mark.parametrize(
+    ("trains", "loader"), [("trainer.train()", "TrainingArguments(dataloader_"), ("loss.backward()", "DataLoader(…, ")]
+)
+def test_a_trainer_that_makes_its_loader_is_told_its_own_setting(trains, loader):
+    rows = training(200, wait=0.05)
+    rows += [
+        sampled(
+            ("backward", False, 2.0, 9, "train.py", "main", "torch.autograd.graph"),
+            ("forward", False, 2.0, 9, "train.py", "main", "transformers.models.bert"),
+        )
+    ]
+    metrics = metrics_of(rows)
+    samples = attrs.evolve(metrics.samples, sources={("train.py", 9): trains})
+    found = cause_found("INPUT_BOUND", Case(attrs.evolve(metrics, samples=samples, loader=LoaderSettings(0, 0)), {}))
+    assert loader + "num_workers=" in found.next_step

@@ -12,7 +12,7 @@ from sm_profiler.diagnosis.profile.patterns import find_change
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report import Class
-from tests.support.reports import START_S, cause_found, metrics_of, training, verdict_of
+from tests.support.reports import START_S, cause_found, metrics_of, sampled, training, verdict_of
 
 SEEDS = range(20)
 
@@ -95,6 +95,18 @@ def test_names_the_rank_that_changed():
     assert "by rank algo-2-1 alone" in found.headline
     everyone = [row for node in ("algo-1-0", "algo-1-1") for row in slower("forward", 0.01, node=node)]
     assert "on all ranks" in cause_found("FAIL_SLOW", Case(metrics_of(everyone), {})).headline
+
+
+def test_the_line_and_the_part_are_those_of_the_rank_that_changed():
+    rows = slower("forward", 0.01, node="algo-1-0", wait_for="backward") + slower("forward", 0.01, node="algo-1-1")
+    for at, more in ((1.5, 0.0), (5.0, 2.0)):
+        rows.append(sampled(("backward", False, 1.0 + more, 58), node="algo-1-0", at=at))
+        rows.append(sampled(("forward", False, 1.0 + more, 39), node="algo-1-1", at=at))
+    verdict = verdict_of(sorted(rows, key=lambda row: row[2]))
+    assert verdict.kind is Class.FAIL_SLOW
+    assert "in the forward pass, by rank algo-1-1 alone" in verdict.main.headline
+    assert [(line.line, line.rank) for line in verdict.main.where] == [(39, "algo-1-1")]
+    assert not verdict.also  # it is neither always late nor late in turn
 
 
 def in_machine(

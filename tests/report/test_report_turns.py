@@ -47,6 +47,13 @@ def test_one_rank_that_is_slow_at_times_is_not_moving():
     assert Class.MOVING_STRAGGLER not in {verdict.kind, *(finding.kind for finding in verdict.also)}
 
 
+def test_a_rank_that_is_late_since_a_moment_is_not_moving():
+    works = jitter(2, steps=400)
+    works[1, 250:] += 0.02
+    verdict = verdict_of(in_step(works, steps=400))
+    assert Class.MOVING_STRAGGLER not in {verdict.kind, *(finding.kind for finding in verdict.also)}
+
+
 def test_jitter_and_preempted_processes_are_balanced():
     works = jitter(8, spread=0.15)
     random = np.random.default_rng(7)

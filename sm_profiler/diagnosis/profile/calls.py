@@ -19,6 +19,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     LOGGING,
     SAVING,
     flushes,
+    totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
@@ -150,7 +151,11 @@ def callbacks(case: Case) -> Found | None:
     if rank is None:
         return _seen_callback(case, saves)
     own = calls_by_name(spent)[0]
-    share, each = spent.share * own.seconds / max(spent.seconds, 1e-9), own.seconds / own.count
+    of_all, each = own.seconds / max(spent.seconds, 1e-9), own.seconds / own.count
+    totals = totals_of(case.metrics)
+    # what has a name by itself, such as evaluating and compiling, is no part of the callback in the ledger either
+    alone = min(totals.share(CALLBACKS), spent.share) if totals is not None else spent.share
+    share, inside = alone * of_all, (spent.share - alone) * of_all
     name, _, event = own.name.partition(".")
     evidence = (
         Evidence("time in the training loop spent in this callback", round(share, 4), unit="share"),
@@ -163,6 +168,7 @@ def callbacks(case: Case) -> Found | None:
         "calls": f"{own.count:,}",
         "event": event,
         "each": duration(each),
+        "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
         "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", saves,
@@ -325,6 +331,7 @@ def evaluation(case: Case) -> Found | None:
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
+    words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
         saves=saves, where=lines_of_phase(case.metrics, "evaluation"),

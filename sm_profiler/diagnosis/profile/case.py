@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -25,13 +26,15 @@ from sm_profiler.diagnosis.profile.ledger import (
     SeenCode,
     ledger_of,
 )
+from sm_profiler.diagnosis.profile.lines import in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
-from sm_profiler.metrics import thresholds
+from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
+SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -155,9 +158,29 @@ class Case:
         return self.mean(self.core_wait_of)
 
     def core_wait_of(self, rank: Rank) -> float:
-        """Return the core wait of one rank."""
+        """Return the core wait of one rank.
+
+        Kernels count some of a sleep as such a wait, so it is no more than what sleeps and waits for others leave.
+        """
         usage = self.metrics.usage.get(rank.name)
-        return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+        waited = usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
+        return min(waited, max(1 - self._asleep(rank), 0.0)) if waited > 0 else 0.0
+
+    def _asleep(self, rank: Rank) -> float:
+        """Return the share of the loop in which a main thread sleeps, or waits for loader workers or another rank."""
+        samples = self.metrics.samples
+        slept = sum(
+            one.seconds
+            for one in samples.stacks
+            if one.process == rank.name
+            and one.places
+            and in_loop(one)
+            and SLEEPS.search(samples.source(one.places[-1]))
+        )
+        share = slept / rank.loop if rank.loop > 0 else 0.0
+        share += rank.share("wait") if self.metrics.loader.num_workers > 0 else 0.0
+        met = (rank.share(key) - min(one.share(key) for one in self.ranks) for key in parts.MEETINGS)
+        return share + (max(met) if self.in_step else 0.0)
 
     @cached_property
     def shared_wait(self) -> float:
@@ -173,6 +196,13 @@ class Case:
             return waited if others is None else min(waited, others)
 
         return self.mean(of)
+
+    @property
+    def load_doubt(self) -> str:
+        """Why it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
+        if not self.metrics.metadata:  # no hook that samples
+            return ""
+        return "too short to tell whether other programs use the cores" if len(self.own_cores) < len(self.ranks) else ""
 
     @property
     def own_cores(self) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -25,6 +26,7 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 
 MAX_MOUNTS = 4
+_TRAINS = re.compile(r"\.train\(")  # a line that runs a whole loop
 
 
 @attrs.frozen
@@ -246,6 +248,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
+    words["loader"] = FRAGMENTS["loader_of_trainer" if _in_trainer(case) else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
@@ -268,6 +271,15 @@ def _cause(case: Case) -> _Cause:
     if workers > 0 and pool.cores and workers >= pool.cores and not pool.idle:
         return cause("worker_per_core", advice="cores_busy")
     return cause("few_workers", pool.advice()) if workers > 0 else cause("unknown")
+
+
+def _in_trainer(case: Case) -> bool:
+    """Return whether the Trainer of transformers runs the loop, which makes its DataLoader itself."""
+    samples = case.metrics.samples
+    learning = (one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer"))
+    return any(one.leaf.startswith("transformers.") for one in samples.stacks) and any(
+        _TRAINS.search(samples.source(one.places[-1])) for one in learning
+    )
 
 
 def _by_own_iterator(case: Case) -> Found | None:
@@ -520,15 +532,14 @@ def slow_stage(case: Case) -> Stage | None:
 
 
 def _latest(case: Case) -> list[DataStages]:
-    """Return the most complete record of each judged process: that of all stages, for most batches."""
-    names = {rank.name for rank in case.ranks}
-    own = (one for one in case.metrics.recorded(DataStages).longest if one.process in names)
-    latest: dict[str, DataStages] = {}
-    for record in own:
-        before = latest.setdefault(record.process, record.args)
-        if (not record.args.partial, record.args.batches) > (not before.partial, before.batches):
-            latest[record.process] = record.args
-    return list(latest.values())
+    """Return the most complete record of each judged process."""
+    found = ([one.args for one in case.metrics.recorded(DataStages).of(rank.name)] for rank in case.ranks)
+    return [max(own, key=known) for own in found if own]
+
+
+def known(about: DataStages) -> tuple[bool, int]:
+    """Return how complete the stages of a record are: all of them, for many batches."""
+    return not about.partial, about.batches
 
 
 def forgotten(about: DataStages, wait: float) -> Stage | None:

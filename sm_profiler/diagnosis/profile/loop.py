@@ -155,6 +155,10 @@ class Loop:
         seconds = self.of_activity(*names)
         if any(name in self.least for name in names):
             seconds = np.minimum(seconds, np.sum([self.least[name] for name in names if name in self.least], axis=0))
+        return self.as_usual(seconds)
+
+    def as_usual(self, seconds: Floats) -> Floats:
+        """Return seconds of each row, in rows that are exceptions no more than usual rows have."""
         for rows in (self.long, self.slow):
             if rows is not None and rows.any() and not rows.all():
                 seconds = np.where(rows, np.minimum(seconds, np.median(seconds[~rows])), seconds)
@@ -244,7 +248,10 @@ class Loop:
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
         high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
-        most = max(limits.MOST_SAVED - self.saved, value)
+        # A run with a shorter rest is no merit of the repair: it saves what it takes of the loop, give or take its error.
+        error = math.hypot(self.blocks.error_of_part(seconds), chance, limits.REPEAT * (1 - value))
+        takes = value * saving.high + error
+        most = max(min(limits.MOST_SAVED - self.saved, takes), value)
         return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
 
     @cached_property
@@ -289,6 +296,16 @@ class Blocks:
     def sums(self, rows: Floats) -> Floats:
         """Return sums over the rows of each block; rows are the last axis."""
         return np.asarray(np.add.reduceat(rows, self.starts, axis=-1))
+
+    def error_of_part(self, seconds: Floats) -> float:
+        """Return how far above its value the share of the rows may lie that some seconds of each block are.
+
+        It is that of the share, or of the seconds alone where a few long blocks make up most of the rest.
+        """
+        whole = self.seconds.sum()
+        shares = (self.weights @ seconds) / np.maximum(self.weights @ self.seconds, 1e-12)
+        of_share = float(np.quantile(shares, (1 + limits.INTERVAL) / 2) - seconds.sum() / whole)
+        return max(min(of_share, self.error_of_mean(seconds)[1] * float(self.sizes.sum() / whole)), 0.0)
 
     def error_of_mean(self, seconds: Floats) -> tuple[float, float]:
         """Return how far below and above its value the mean of a row may lie, of some seconds of each block."""

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
@@ -16,7 +17,6 @@ from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, NAMED, PHASE
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.occurrences import in_first_steps, long_iteration, time_in_calls
-from sm_profiler.diagnosis.profile.ranks import MEETINGS
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Compile, Epoch, LoaderWorkers
@@ -117,6 +117,7 @@ def periodic(case: Case) -> Found | None:
     return Found(
         "periodic", words, evidence, rank.stall_share, advice, partial(_stalls_saved, rank),
         "" if stalls.exact else "the interval varies", where=_lines(rank, case),
+        low=case.load_doubt or ("" if stalls.exact else _shared(rank, case)),  # slices of time come by the clock, too
     )  # fmt: skip
 
 
@@ -192,14 +193,20 @@ def outliers(case: Case) -> Found | None:
         Evidence("long steps", stalls.count, None, rank.name),
         _duration(rank),
     )
-    # A thread that holds the interpreter may wait for the core in place of the training thread.
-    shared = case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE)
     return Found(
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
         "" if by_others < limits.MAJORITY * rank.stall_share else "other programs use the cores",
-        where=_lines(rank, case), low="other programs use the cores" if shared else "",
+        where=_lines(rank, case), low=case.load_doubt or _shared(rank, case),
     )  # fmt: skip
+
+
+def _shared(rank: Rank, case: Case) -> str:
+    """Return why steps may be long by chance: the threads wait for a core as long as that costs; "" if they do not.
+
+    A thread that holds the interpreter may wait for the core in place of the training thread.
+    """
+    return OTHERS_WORK if case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE) else ""
 
 
 def _without_core(rank: Rank, case: Case) -> float:
@@ -325,6 +332,9 @@ def slowdown(case: Case) -> Found | None:
     if best is None:
         return None
     lost, rank, change = best
+    alone = _alone(case.ranks, rank, change) if case.in_step else None
+    if alone is not None:  # the others only show where they wait for it
+        rank, change = alone, _on(alone, rank, change)
     others = _others(case.metrics, rank, change)
     busier = others is not None and others[1] >= others[0] + 0.5
     part, agreement = _grown_part(rank, change)
@@ -336,7 +346,6 @@ def slowdown(case: Case) -> Found | None:
     crowded = busier or waits[1] >= waits[0] + limits.FLOOR
     if crowded and together and own < limits.SURELY * change.before:
         return None  # all parts are slower together, as on a machine that others use, too
-    alone = _alone(case.ranks, change) if case.in_step else None
     moment, step = float(rank.iterations.start[change.at]), int(rank.iterations.index[change.at])
     evidence = [
         Evidence("time lost in slow steps", round(lost, 4), None, rank.name, "share"),
@@ -426,16 +435,30 @@ def _growth(rank: Rank, key: str, change: Change) -> float:
     return float(np.median(late) - np.median(early)) if len(early) and len(late) else 0.0
 
 
-def _alone(ranks: Sequence[Rank], change: Change) -> Rank | None:
-    """Return the rank whose own work grew while the others wait for it; None if there is none."""
-    for meeting in MEETINGS:
+def _alone(ranks: Sequence[Rank], rank: Rank, change: Change) -> Rank | None:
+    """Return the rank whose own work grew while the others wait for it; None if there is none.
+
+    Args:
+        ranks: all ranks.
+        rank, change: the rank in which the change was found, and the change.
+    """
+    moments = [_on(one, rank, change) for one in ranks]
+    for meeting in parts.MEETINGS:
         work = [key for key in parts.iteration_keys() if key != meeting]
-        grown = np.asarray([sum(_growth(rank, key, change) for key in work) for rank in ranks])
+        grown = np.asarray(
+            [sum(_growth(one, key, moment) for key in work) for one, moment in zip(ranks, moments, strict=True)]
+        )
         most = int(grown.argmax())
         others = float(np.median(np.delete(grown, most)))
         if grown[most] - others >= limits.MAJORITY * (change.after - change.before):
             return ranks[most]
     return None
+
+
+def _on(other: Rank, rank: Rank, change: Change) -> Change:
+    """Return a change of a rank at the row that has the same step in another rank, of which other steps may be left out."""
+    step = rank.iterations.index[change.at]
+    return attrs.evolve(change, at=int(np.searchsorted(other.iterations.index, step)))
 
 
 def _core_waits(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float, float]:

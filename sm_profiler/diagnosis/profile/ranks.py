@@ -13,7 +13,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
 from sm_profiler.diagnosis.profile.computing import REST, part_of_share
-from sm_profiler.diagnosis.profile.ledger import COLLECTING
+from sm_profiler.diagnosis.profile.ledger import AFTER, COLLECTING
 from sm_profiler.diagnosis.profile.lines import (
     in_loop,
     lines_of_collections,
@@ -21,14 +21,13 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_rank,
     lines_of_samples,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import SEGMENTS, Loop, Saving
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import duration, percent
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.step_fold import COMMUNICATION
-
-MEETINGS = ("backward", "optimizer", "outside")  # parts in which ranks wait for each other, the most usual one first
 
 
 def straggler(case: Case) -> Found | None:
@@ -37,15 +36,16 @@ def straggler(case: Case) -> Found | None:
     if not case.in_step:
         return None
     iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
-    work = [key for key in parts.iteration_keys() if key not in MEETINGS] + list(reversed(MEETINGS))
-    means = {key: np.asarray([_usual_mean(rank, key) for rank in ranks]) for key in work}
+    work = [key for key in parts.iteration_keys() if key not in parts.MEETINGS] + list(reversed(parts.MEETINGS))
+    last = _last_usual(case)
+    means = {key: np.asarray([_usual_mean(rank, key, last) for rank in ranks]) for key in work}
     least = (
         limits.SURELY * limits.FLOOR * iteration
     )  # the jitter of a machine makes one of two ranks late by half as much
     best: tuple[float, int, str, str] | None = None
-    for meeting in MEETINGS:
+    for meeting in parts.MEETINGS:
         for part in work:
-            if part == meeting or part in MEETINGS[: MEETINGS.index(meeting)]:
+            if part == meeting or part in parts.MEETINGS[: parts.MEETINGS.index(meeting)]:
                 continue
             slowest = int(means[part].argmax())
             excess = means[part][slowest] - _of_others(means[part], slowest)
@@ -97,10 +97,16 @@ def shared(case: Case, share: float) -> str:
     return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
 
 
-def _usual_mean(rank: Rank, key: str) -> float:
-    """Return the mean seconds of a part in usual steps: the first ones, and rare long ones, are no property of a rank."""
+def _last_usual(case: Case) -> int:
+    """Return the number of the step from which on the loop is slower; after the last one if it is not."""
+    found = largest_slowdown(case) if slowdown(case) is not None else None
+    return int(found[1].iterations.index[found[2].at]) if found is not None else AFTER
+
+
+def _usual_mean(rank: Rank, key: str, last: int) -> float:
+    """Return the mean seconds of a part in usual steps: the first ones, rare long ones, and those since a slowdown are none."""
     iterations = rank.iterations
-    usual = iterations.known & (iterations.index >= thresholds.WARM_UP_STEPS)
+    usual = iterations.known & (iterations.index >= thresholds.WARM_UP_STEPS) & (iterations.index < last)
     if rank.stalls.is_rare:
         usual &= ~rank.stalls.long
     return float(iterations.of(key)[usual].mean()) if usual.any() else 0.0
@@ -114,28 +120,38 @@ def _of_others(values: Floats, which: int) -> float:
 def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
     """Replay the steps with a straggler that works like the median of the others."""
     ranks, steps = case.ranks, shared_steps(case.ranks)
-    others = [number for number in range(len(ranks)) if number != slow]
+    others, last = [number for number in range(len(ranks)) if number != slow], _last_usual(case)
 
     def waited(key: str) -> float:
-        means = np.asarray([_usual_mean(rank, key) for rank in ranks])
+        means = np.asarray([_usual_mean(rank, key, last) for rank in ranks])
         return _of_others(means, slow) - float(means[slow])
 
-    meeting = max(MEETINGS, key=waited)
+    meeting = max(parts.MEETINGS, key=waited)
     rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
     meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
     length = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)])
     work = np.maximum(np.nan_to_num(length - meet), 0.0)
-    now = work.max(axis=0)
-    work[slow] = np.median(work[others], axis=0)
-    saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
     total = float(length[slow].sum())
-    replayed = float(saved.sum()) / total if total > 0 else 0.0
+
+    def repaired(which: int) -> Floats:
+        """Return the seconds of each row that a rank costs which works like the median of the others."""
+        work_then = work.copy()
+        work_then[which] = np.median(np.delete(work, which, axis=0), axis=0)
+        beyond = np.maximum(work.max(axis=0) - work_then.max(axis=0), 0.0)
+        saved = np.minimum(beyond, work.max(axis=0) + meet.min(axis=0))
+        return loop.as_usual(loop.filled(steps, saved, float(saved.sum()) / max(total, 1e-12)))
+
+    saved = repaired(slow)
+    # one of the ranks is the slowest of each step, if only by chance
+    by_chance = float(np.mean([repaired(other).sum() for other in others]))
+    saved *= max(1 - by_chance / max(float(saved.sum()), 1e-12), 0.0)
+    replayed = float(saved.sum()) / float(loop.length.sum())
     if replayed <= 0:
         return None
     recorded = min(max(share / replayed, 0.5), 1.5)
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
     taken = (*loop.named(grown), *loop.named(meeting))
-    return Saving(loop.filled(steps, saved, replayed), min(recorded, 1.0), max(recorded, 1.0), taken)
+    return Saving(saved, min(recorded, 1.0), max(recorded, 1.0), taken)
 
 
 # --- in turn --------------------------------------------------------------------------------------------------------
@@ -199,7 +215,7 @@ def find_delays(ranks: Sequence[Rank]) -> Delays | None:
     iteration = float(np.mean([rank.iterations.length[own].mean() for rank, own in zip(ranks, rows, strict=True)]))
     if iteration <= 0:
         return None
-    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in MEETINGS]
+    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in parts.MEETINGS]
     return max(found, key=lambda delays: delays.share)
 
 
@@ -208,13 +224,18 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
     by_part = np.concatenate([table[:, :meeting, 1:], table[:, meeting + 1 :, :-1]], axis=1)
     names = (*order[:meeting], *order[meeting + 1 :])
     work = np.maximum(by_part.sum(axis=1) - gc[:, 1:], 0.0)
-    work -= work.mean(axis=1, keepdims=True)
-    met = table[:, meeting, 1:] - table[:, meeting, 1:].mean(axis=1, keepdims=True)
+    work, met = _beyond_usual(work), _beyond_usual(table[:, meeting, 1:])
     slowest = work.argmax(axis=0)
     lost = np.clip(np.minimum(_beyond_others(work, slowest), -_beyond_others(met, slowest)), 0.0, None)
     weight = lost / max(float(lost.sum()), 1e-12)
     grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
     return Delays(lost, slowest, iteration, names[int(np.argmax(grown))], _agreement(work, met))
+
+
+def _beyond_usual(values: Floats) -> Floats:
+    """Subtract what is usual for each rank in each segment of the loop, so that a rank slow since a moment is no turn."""
+    segments = np.array_split(values, SEGMENTS, axis=1)
+    return np.concatenate([one - one.mean(axis=1, keepdims=True) for one in segments], axis=1)
 
 
 def _agreement(work: Floats, met: Floats) -> float:
@@ -251,7 +272,7 @@ def turns(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving | None:
         """Spread the work of each step evenly over the ranks; at best, the delay disappears."""
-        lost = loop.filled(shared_steps(ranks)[1:], delays.lost, delays.share)
+        lost = loop.as_usual(loop.filled(shared_steps(ranks)[1:], delays.lost, delays.share))
         usual = (2 - equal) / 2
         return Saving(lost * usual, (1 - equal) / usual, 1 / usual)
 

@@ -39,6 +39,7 @@ from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding.engine import error_line
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
+from sm_profiler.metrics.job_metrics import Rank
 
 NO_SINGLE_CAUSE = "No single cause"
 SHARED = "Machine shared with other processes"
@@ -329,7 +330,8 @@ def _healthy(case: Case) -> Finding | None:
     )
     computing += totals.share(RUNNING) if totals else 0.0
     evaluation, long = (case.mean(lambda rank: rank.share("evaluation")), case.mean(lambda rank: rank.stall_share))
-    unexplained, unseen = 1 - computing - evaluation + long, waits_unseen(case)
+    beside, stretched = max(1 - computing - evaluation, 0.0), case.mean(_stretched)
+    unexplained, unseen = min(beside + stretched, 1.0), waits_unseen(case)
     evidence = [Evidence("time in forward, backward and optimizer", round(computing, 4), unit="share")]
     if case.waits_known:
         wait = case.metrics.average_share("wait")
@@ -341,7 +343,8 @@ def _healthy(case: Case) -> Finding | None:
     if case.core_wait >= limits.FLOOR:
         evidence.append(Evidence("time the main thread waits for a core", round(case.core_wait, 4), unit="share"))
     words: dict[str, Any] = {
-        "computing": percent(computing + evaluation), "unexplained": percent(min(unexplained, 1.0)), "unseen": percent(unseen),
+        "computing": percent(computing + evaluation), "beside": percent(beside), "unseen": percent(unseen),
+        "stretched": FRAGMENTS["stretched"].format(share=percent(stretched)) if stretched >= limits.FLOOR else "",
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
         "stack": case.stack,
     }  # fmt: skip
@@ -370,6 +373,17 @@ def _healthy(case: Case) -> Finding | None:
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
+
+
+def _stretched(rank: Rank) -> float:
+    """Return the share of the loop by which long steps compute longer than usual ones."""
+    iterations, long = rank.iterations, rank.stalls.long & rank.iterations.known
+    usual = iterations.known & ~long
+    if not long.any() or not usual.any() or rank.loop <= 0:
+        return 0.0
+    phases = [iterations.of(part.key) for part in parts.phases()]
+    beyond = sum(float((spent[long] - np.median(spent[usual])).sum()) for spent in phases)
+    return min(max(beyond, 0.0) * rank.scale / rank.loop, 1.0)
 
 
 def _why_not_waiting(case: Case) -> str:

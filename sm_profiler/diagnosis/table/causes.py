@@ -108,7 +108,8 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     best = max(value for value, _ in tried)
     count = next(count for value, count in tried if value >= limits.MOST * best)
     slow = order[:count]
-    if best < limits.FLOOR or factors[slow].min() <= 1:
+    # what is faster than its peers in some steps and slower in others is not slow: the slowest of each step is chance
+    if min(best, 1 - 1 / max(float(factors[slow].max()), 1.0)) < limits.FLOOR or factors[slow].min() <= 1:
         return None
     names = tuple(before.ranks[rank] for rank in slow.tolist())
     local = before.local.mean(axis=1)
@@ -336,10 +337,10 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
 
 def _waiting(ledger: Ledger) -> Fact:
     """Return how much the ranks wait for each other, or that it is an assumption."""
-    name = "waiting for other ranks, of all ranks' time"
+    name = "waiting for other ranks"
     if ledger.operations is None:
         return Fact(name, "not recorded; a step is taken to end with its slowest rank")
-    return Fact(name, ledger.totals.share(MEETING), "share")
+    return Fact(f"{name}, of all ranks' time", ledger.totals.share(MEETING), "share")
 
 
 def _explained(ledger: Ledger, local: Floats) -> tuple[Fact, ...]:
