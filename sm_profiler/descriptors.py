@@ -1,6 +1,6 @@
 """Descriptors of our files in the process of a script, which may close all that it finds and open files of its own.
 
-The system gives a new file the lowest free number.  If the script had closed one of ours, its own file would get that number,
+The system gives a new file the lowest free number.  If the script had closed our file, its next one would get that number,
 and our next write would go there.
 """
 

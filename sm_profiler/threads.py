@@ -24,7 +24,7 @@ _main_thread = threading.main_thread
 # Without signal's function around it: code of Python, which torch.compile would trace inside a compiled region.
 _sigmask: Callable[..., set[int]] = vars(import_module("_signal"))["pthread_sigmask"]
 _own: dict[int, tuple[str, int]] = {}  # name and kernel's id of our threads that run, by Python's id
-_listed: dict[int, Any] = vars(threading).get("_active", {})  # the threads that `threading` knows
+_listed: dict[int, Any] = vars(threading).get("_active", {})  # the threads that `threading` lists
 os.register_at_fork(after_in_child=_own.clear)  # where they do not exist
 
 
@@ -102,7 +102,7 @@ def running() -> dict[int, str]:
 
 
 def hide() -> None:
-    """Remove this thread from those that `threading` lists, if it is one of ours.
+    """Remove this thread from those that `threading` lists, if it is ours.
 
     It gets there when anything asks for the current thread: log handlers, and finalizers of the script, which run on
     the thread that happens to collect their objects.

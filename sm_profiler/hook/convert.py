@@ -43,7 +43,7 @@ _BATCH = 4096  # events written at once
 class Postponed:
     """A conversion that waits for the end of the training, where this process carries it out.
 
-    A script that handles SIGCHLD would take a process of ours for one of its own.
+    A script that handles SIGCHLD would take our process for its own.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ def train(steps=12, each=lambda step: None, pause=0.0, model=None):
         each(step)
     return model
 
-def say(*words):
+def show(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\\n")
 """
 
@@ -34,14 +34,14 @@ train()
 for thread in threading.enumerate():
     if thread is not threading.main_thread():
         thread.join()
-say(threading.active_count())
+show(threading.active_count())
 """
 LOGGING_THREAD = """
 import logging, threading
 from sm_profiler import threads
 train()
 threads.start(lambda: (logging.warning("from a thread"), threading.current_thread()), name="sm-profiler test").join()
-say(threading.active_count(), len(threads.running()) >= 2)
+show(threading.active_count(), len(threads.running()) >= 2)
 """
 SIGNALS = """
 import os, signal, subprocess
@@ -49,7 +49,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 def warn(step):
     if step == 5:
         subprocess.run(["kill", "-USR1", str(os.getpid())])
-        say(signal.sigtimedwait([signal.SIGUSR1], 5).si_signo == signal.SIGUSR1)
+        show(signal.sigtimedwait([signal.SIGUSR1], 5).si_signo == signal.SIGUSR1)
 train(each=warn)
 """
 PARAMETERS = """
@@ -72,13 +72,13 @@ for kind in Listed, OfGroup, Delegating:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         torch.save(model, io.BytesIO())
-    say(len(model[0]._forward_pre_hooks) + len(model[1]._forward_hooks))
+    show(len(model[0]._forward_pre_hooks) + len(model[1]._forward_hooks))
 """
 COPIES = """
 import copy, io, pickle
 model = train()
 saved = pickle.loads(pickle.dumps(model)), copy.deepcopy(model)
-say([len(getattr(one, name)) for one in saved for name in vars(one) if "hooks" in name and getattr(one, name)])
+show([len(getattr(one, name)) for one in saved for name in vars(one) if "hooks" in name and getattr(one, name)])
 """
 DELETED = """
 import gc, weakref
@@ -90,7 +90,7 @@ for _ in range(2):
     alive.append(weakref.ref(teacher))
     del teacher
 gc.collect()
-say([one() is None for one in alive])
+show([one() is None for one in alive])
 compiled = nn.Linear(4, 4)
 compiled.compile(backend="eager")
 compiled(torch.ones(2, 4))
@@ -98,7 +98,7 @@ alive = weakref.ref(compiled)
 del compiled
 torch._dynamo.reset()
 gc.collect()
-say(alive() is None)
+show(alive() is None)
 """
 INPUTS = """
 import torch.fx
@@ -117,7 +117,7 @@ for x in Box(), torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)])
     for _ in range(4):
         model(x).sum().backward()
         optimizer.step()
-say(torch.fx.symbolic_trace(model).graph.find_nodes(op="call_function", target=getattr))
+show(torch.fx.symbolic_trace(model).graph.find_nodes(op="call_function", target=getattr))
 with torch.inference_mode():
     inference = Odd()
     for _ in range(4):
@@ -127,8 +127,8 @@ class Sampler(torch.utils.data.BatchSampler):
     def __init__(self): pass
     def __iter__(self): return iter([[0, 1], [2, 3]])
     def __len__(self): return 2
-say(len(list(torch.utils.data.DataLoader(list(range(4)), batch_sampler=Sampler()))))
-say(entry.get_hook().session.guard.failures)
+show(len(list(torch.utils.data.DataLoader(list(range(4)), batch_sampler=Sampler()))))
+show(entry.get_hook().session.guard.failures)
 """
 INFERENCE = """
 from sm_profiler.hook import entry
@@ -136,7 +136,7 @@ with torch.inference_mode():
     model = nn.Linear(4, 1)
     for _ in range(40):
         model(torch.ones(2, 4))
-say(entry.get_hook().session.guard.failures)
+show(entry.get_hook().session.guard.failures)
 """
 WRONG_CALLS = """
 from sm_profiler.hook import entry
@@ -144,10 +144,10 @@ def attempt(*args, **kwargs):
     try:
         torch.autograd.backward(*args, **kwargs)
     except Exception as error:
-        say(type(error).__name__)
+        show(type(error).__name__)
 model = train(each=lambda step: attempt() if step in (2, 3, 4) else None)
-say(type(nn.Module.eval(self=model)).__name__, type(torch.optim.SGD(params=model.parameters(), lr=0.1)).__name__)
-say(entry.get_hook().session.guard.failures)
+show(type(nn.Module.eval(self=model)).__name__, type(torch.optim.SGD(params=model.parameters(), lr=0.1)).__name__)
+show(entry.get_hook().session.guard.failures)
 """
 C_FUNCTIONS = """
 import copy, enum, inspect, os, pickle
@@ -161,10 +161,10 @@ trainer.log("step", 1)
 with open("x", "wb") as file:
     trainer.dump([1], file)
     trainer.sync(file.fileno())
-say(*map(inspect.isbuiltin, (print, pickle.dump, os.fsync, os._exit)))
-say(len(Out), pickle.loads(pickle.dumps(print)) is copy.deepcopy(print) is print, repr(print), type(print).__name__)
-say(print.__name__, print.__self__.__name__, os.fsync.__module__, os.fsync.__text_signature__, inspect.signature(os.fsync))
-say(print.__doc__[:16], os.fsync.__qualname__)
+show(*map(inspect.isbuiltin, (print, pickle.dump, os.fsync, os._exit)))
+show(len(Out), pickle.loads(pickle.dumps(print)) is copy.deepcopy(print) is print, repr(print), type(print).__name__)
+show(print.__name__, print.__self__.__name__, os.fsync.__module__, os.fsync.__text_signature__, inspect.signature(os.fsync))
+show(print.__doc__[:16], os.fsync.__qualname__)
 sys.stdout.flush()
 trainer.leave(0)
 """
@@ -184,7 +184,7 @@ def each(step):
     for file in files:
         os.write(file, b".")
 train(300, each, pause=0.01)
-say({os.pread(file, 1000, 0) == b"." * 280 for file in files}, {os.close(file) for file in files})
+show({os.pread(file, 1000, 0) == b"." * 280 for file in files}, {os.close(file) for file in files})
 """
 # case → script and what it prints
 CASES = {
@@ -220,17 +220,33 @@ def test_scripts_do_what_they_do_without_the_hook(tmp_path, case):
     assert {path.read_text() for path in tmp_path.glob("last-*")} <= {"weights"}
 
 
+FILE_SIZE = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+list(torch.utils.data.DataLoader(list(range(8)), num_workers=2))
+train(300, pause=0.01)
+show("trained")
+"""
+
+
+def test_a_limit_of_file_sizes_ends_the_profile_only(tmp_path):
+    done = run(tmp_path, FILE_SIZE)
+    assert (done.stdout, done.returncode) == ("trained\n", 0), done.stderr
+    assert "cannot be written" in done.stderr
+
+
 CHILDREN = """
 import os, signal
 seen = []
 signal.signal(signal.SIGCHLD, lambda *_: seen.append(os.waitpid(-1, os.WNOHANG)))
 train(60, pause=0.05)
 time.sleep(1)
-say(seen)
+show(seen)
 """
 
 
-def test_a_script_that_handles_sigchld_meets_no_process_of_ours(tmp_path):
+def test_a_script_that_handles_sigchld_meets_no_child_of_the_hook(tmp_path):
     window = json.dumps({"StartStep": 4, "NumSteps": 3})
     done = run(tmp_path, CHILDREN, DetailedProfilingConfig=window)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

@@ -156,7 +156,7 @@ def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer(
     assert rank.left_out == 0
 
 
-def test_how_much_is_left_out_is_said():
+def test_how_much_is_left_out_is_shown():
     rows, end = slowed(20)
     report = report_from(beside(rows, (1.001, end - 0.001)))
     text = "Left out: 4.03 s of 4.64 s (60 of 120 steps), slowed by the profiler"

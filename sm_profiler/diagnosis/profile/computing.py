@@ -27,10 +27,9 @@ from sm_profiler.diagnosis.profile.ledger import (
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
     IMPORT,
-    in_usual_step,
     lines_of_phase,
     lines_of_samples,
-    outside_phases,
+    other_code,
     window_functions,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
@@ -105,9 +104,7 @@ def outside(case: Case) -> Found | None:
         Evidence("time of a training step in other code", round(share, 4), unit="share"),
         Evidence("the same in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    where = lines_of_samples(
-        case.metrics, lambda one: in_usual_step(one) and outside_phases(one) and one.leaf != IMPORT
-    )
+    where = lines_of_samples(case.metrics, lambda one: not one.long and other_code(one))
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",

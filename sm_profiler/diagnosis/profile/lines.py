@@ -132,18 +132,13 @@ def in_loop(one: Sampled) -> bool:
     return one.phase not in BESIDE_THE_LOOP
 
 
-def in_usual_step(one: Sampled) -> bool:
-    """Return whether a sample was taken in the loop, in a step of usual length."""
-    return in_loop(one) and not one.long
-
-
 def outside_phases(one: Sampled) -> bool:
     """Return whether a sample was taken in the loop outside the phases of a step and its waits."""
     return in_loop(one) and one.phase not in (WAIT, *STEPS)
 
 
-def outside_phases_of_loop(one: Sampled) -> bool:
-    """Return whether a sample was taken in the loop, outside the phases of a step and its waits."""
+def other_code(one: Sampled) -> bool:
+    """Return the same, without imports, which happen once."""
     return outside_phases(one) and one.leaf != IMPORT
 
 

@@ -30,7 +30,7 @@ from sm_profiler.diagnosis.profile.lines import (
     Shown,
     function_of,
     lines_of_samples,
-    outside_phases_of_loop,
+    other_code,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
@@ -353,7 +353,7 @@ def _healthy(case: Case) -> Finding | None:
     confidence = _confidence_in_health(case, unexplained)
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
-        where = lines_of_samples(case.metrics, outside_phases_of_loop)
+        where = lines_of_samples(case.metrics, other_code)
     if unseen >= limits.USUAL:
         text = "unseen_waits"
     headline, advice = HEADLINES[text].format_map(words), ADVICE[text].format_map(words)

@@ -548,7 +548,7 @@ class Forwards(Collector):
         for reference in self._in_place:
             call = getattr(reference(), "_compiled_call_impl", None)
             if isinstance(call, functools.partial) and getattr(call.func, "__code__", None) in self._codes:
-                reference().__dict__["_compiled_call_impl"] = call.__wrapped__
+                reference().__dict__["_compiled_call_impl"] = vars(call)["__wrapped__"]
         self._in_place.clear()
 
     def _watch(self, module: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 import threading
 import time
 import weakref
@@ -256,11 +257,12 @@ class DataLoaderCollector(Collector):
             times = board = None
             sampler = session.sampler
             try:
+                shares = resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY  # memory is a file
                 loader = args[0] if args else kwargs["loader"]
                 window = session.schedule.windows.get(DATALOADER)
-                if window is not None and not (window.ended or session.quiet or session.is_off(DATALOADER)):
+                if shares and window is not None and not (window.ended or session.quiet or session.is_off(DATALOADER)):
                     times = FetchTimes(2 * loader.num_workers * (loader.prefetch_factor + 1))
-                if sampler is not None and not session.quiet and not session.is_off(sampler.name):
+                if shares and sampler is not None and not session.quiet and not session.is_off(sampler.name):
                     board = Board(loader.num_workers)
             except Exception as error:  # fail open
                 guard.failed(DATALOADER, error)
