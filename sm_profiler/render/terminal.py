@@ -51,8 +51,9 @@ def terminal_summary(
     if main.kind is Class.INCONCLUSIVE and report.metrics.running:
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
-    advice = [*_wrap(gain_of_finding(main), width), *_wrap(f"Next: {main.next_step}", width)]
-    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]  # a bar is nothing without its legend
+    gain = _wrap(gain_of_finding(main), width)
+    advice = [*gain, *_wrap(f"Next: {main.next_step}", width)]
+    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
     facts = [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
@@ -69,6 +70,8 @@ def terminal_summary(
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     room = MAX_LINES - len(last)
+    if room - len(rest) < len(verdict) + bool(places) + len(gain) + 1:
+        rest = []  # the place and the advice come first, and a bar is nothing without its legend
     text = max(room - len(rest), len(verdict))
     places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line names the place
     lines = [*_cut([*verdict, *places, *advice], text, width), *rest, *facts]

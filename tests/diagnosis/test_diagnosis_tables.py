@@ -67,7 +67,8 @@ def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
     ]
     (tmp_path / "gaps.csv").write_text("\n".join(rows))
     assert main(["report", str(tmp_path / "gaps.csv"), "--out", str(tmp_path / "out")]) == 0
-    assert "60 of 180 rows are left out: a time or step is missing, negative or not finite." in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "60 of 180 rows are left out: a time or step is missing, negative or not finite." in shown
 
 
 def test_a_worker_that_is_slow_for_some_steps():

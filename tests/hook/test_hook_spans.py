@@ -74,7 +74,7 @@ def test_the_fast_path_declines_special_cases(tmp_path):
     small.write([FIRST])
     assert not small.write_spans(SPANS, OFFSET_NS, 77)  # nearly full
     before = contents(tmp_path)
-    descriptor, trace._fd = trace._fd, os.open(os.devnull, os.O_RDONLY)
+    descriptor, trace._fd = trace._fd, os.open("/dev/full", os.O_WRONLY)
     assert not trace.write_spans(SPANS, OFFSET_NS, 77)  # the disk does not take it
     assert trace.dropped == 0
     os.close(trace._fd)

@@ -355,7 +355,7 @@ def _healthy(case: Case) -> Finding | None:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
         where = lines_of_samples(case.metrics, other_code)
     if unseen >= limits.USUAL:
-        text = "unseen_waits"
+        text, confidence = "unseen_waits", Confidence("low", "what blocks a read is unknown")
     headline, advice = HEADLINES[text].format_map(words), ADVICE[text].format_map(words)
     if case.shared_wait >= limits.MAJORITY:
         headline, advice = HEADLINES["shared_machine"].format_map(words), ADVICE["shared_machine"]
