@@ -1,4 +1,4 @@
-"""Descriptors of our files in the process of a script, which may close all that it finds and open files of its own.
+"""Descriptors of our files, in a process whose script may close every descriptor it finds and then open its own files.
 
 The system gives a new file the lowest free number.  If the script had closed our file, its next one would get that number,
 and our next write would go there.

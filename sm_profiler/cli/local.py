@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=port,
         default=PORT,
         metavar="N",
-        help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)",
+        help="port on 127.0.0.1; 0 picks a free port (default: %(default)s)",
     )
     parser.add_argument(
         "--env",

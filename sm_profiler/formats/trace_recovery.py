@@ -29,7 +29,7 @@ from sm_profiler.formats.process_end import (
 from sm_profiler.formats.trace_writer import metadata_line, publish, write_record
 from sm_profiler.limits import oom_kills
 
-MAX_OPEN_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
+MAX_LEFT_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
 _MAX_RECORD = 1_000_000  # bytes
 _MAX_US = 1e17  # the year 5138
 _PARTS = 4  # of the name of an open file: source and kind, process, number, time
@@ -194,7 +194,7 @@ def _alive(pid: str) -> bool:
 
 def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None) -> int:
     """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
-    if os.fstat(fd).st_size > MAX_OPEN_BYTES:
+    if os.fstat(fd).st_size > MAX_LEFT_BYTES:
         raise ValueError(path)
     base_us, end_us, whole = 0.0, 0.0, []
     process: dict[str, Any] = {}

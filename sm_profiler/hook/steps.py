@@ -539,7 +539,7 @@ class StepTracker:
     ) -> CallRest | None:
         """Rest from the call that begins now, and with it the next step, if nothing of this step must be reported."""
         at_once = self.is_open and self.mode is _TRAIN and not self.reads_loader
-        if not (at_once and (self.global_step + 1) % self.every != 0 and self._is_unwatched()):
+        if not (at_once and self._until_observed() and self._is_unwatched()):
             return None
         self.end_step()
         steps, until = self._until_observed(), start_ns + REST_NS
@@ -556,7 +556,7 @@ class StepTracker:
         is_same = self.mode is _TRAIN and self.forced_mode in (None, _TRAIN) and self.batches == self._ahead == 1
         if not is_same or self.is_open or self.rest is not None or self.streams:
             return None
-        if (self.global_step + 1) % self.every == 0 or self.settled is not _TRAIN or not self.rests:
+        if not self._until_observed() or self.settled is not _TRAIN or not self.rests:
             return None
         self.keep_phases = self.metering = False
         steps, until = self._until_observed(), start_ns + REST_NS

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.trace_recovery import MAX_OPEN_BYTES, recover_traces, was_killed_here
+from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
 from sm_profiler.storage import FileInfo, LocalStorage
 from sm_profiler.storage.local import open_regular, real_path
@@ -86,7 +86,7 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError, SourceError), open_regular(real_path(base, key.as_posix())) as file:
             size = os.fstat(file.fileno()).st_size
-            if size <= left and (size <= MAX_OPEN_BYTES or not key.name.endswith(TEMPORARY)):
+            if size <= left and (size <= MAX_LEFT_BYTES or not key.name.endswith(TEMPORARY)):
                 target.write_bytes(file.read(size))
                 left -= size
     recover_traces(to, stopped=False if killed else None, count_kills=False)

@@ -76,9 +76,7 @@ class Operations:
             np.asarray([node - 1] if node and ranks[node] == ranks[node - 1] else [], np.int64)
             for node in range(len(names))
         ]
-        chains = np.zeros((int(ranks.max(initial=0)) + 1, len(steps)))
-        np.add.at(chains, ranks, seconds)
-        recorded = chains.max(axis=0)
+        recorded = sums_by_rank(seconds, ranks, int(ranks.max(initial=0)) + 1).max(axis=0)
         parties = [[int(rank)] for rank in ranks]
         return cls(
             steps, names, ranks, stages, parties, np.zeros(len(names), np.int64), seconds, before, range(len(names)), recorded
@@ -92,6 +90,13 @@ class Operations:
     def named(self, name: str) -> Mask:
         """Return which local nodes are of an operation."""
         return np.asarray([each == name for each in self.names], np.bool_) & self.local
+
+
+def sums_by_rank(seconds: Floats, ranks: Ints, count: int) -> Floats:
+    """Return the seconds of each rank and step, shape (count, steps), from those of nodes, shape (nodes, steps)."""
+    found = np.zeros((count, seconds.shape[1]))
+    np.add.at(found, ranks, seconds)
+    return found
 
 
 @attrs.frozen(eq=False)

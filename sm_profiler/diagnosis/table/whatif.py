@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
-from sm_profiler.diagnosis.table.operations import Operations
+from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats, Mask
@@ -72,10 +72,8 @@ class Steps:
     @cached_property
     def local(self) -> Floats:
         """Seconds that each rank works by itself, shape (ranks, steps)."""
-        found = np.zeros((len(self.ranks), self.seconds.shape[1]))
         rows = self.graph.local
-        np.add.at(found, self.graph.ranks[rows], self.seconds[rows])
-        return found
+        return sums_by_rank(self.seconds[rows], self.graph.ranks[rows], len(self.ranks))
 
     @cached_property
     def stage_of(self) -> list[int]:
