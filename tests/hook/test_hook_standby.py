@@ -129,6 +129,7 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     on = {"ProfilingParameters": {"LocalPath": str(folder)}}
     write(path, on)
     monkeypatch.setenv("SM_PROFILER_CONFIG", str(path))
+    before = threads.running().keys()  # of other tests
     first = entry.install().session
     train(4)
     write(path, off)
@@ -136,7 +137,7 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     train(5)  # the first of these steps is not recorded any more
     assert first.quiet
     until(lambda: not first._retired.is_alive())
-    until(lambda: not RECORDING & {*threads.running().values()})
+    until(lambda: not RECORDING & {name for number, name in threads.running().items() if number not in before})
     steps, (state,) = end_of_steps(folder)
     assert steps == 4
     assert state.startswith("switched off before step 4 by a change of the configuration: ")

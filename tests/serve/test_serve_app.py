@@ -344,6 +344,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("sm_profiler.serve.server.serve", stopped)
     (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("sm_profiler.cli.serve.name_unreadable", bool)  # a thread, which asks S3 and prints later
     assert main(["serve", str(tmp_path / "rums"), str(tmp_path / "runs"), "s3://bucket/jobs", "--port", "0"]) == 0
     errors = capsys.readouterr().err
     said = f"sm-profiler: there is no folder {tmp_path / 'rums'} (did you mean {tmp_path / 'runs'}?); waiting for it until Ctrl-C"
