@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.ledger import Ledger, RankLedger
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.ledger import ledger_of, rows_of_rank, totals_of
+from sm_profiler.diagnosis.profile.ledger import SeenCode, ledger_of, rows_of_rank, totals_of
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
@@ -175,3 +176,50 @@ def test_a_launch_of_jax_that_waits_is_no_slow_dispatch(waits):
     )
     verdict = decide(Case(metrics, {}))
     assert (verdict.kind is Class.BALANCED) is waits
+
+
+def test_ranks_that_meet_pay_for_what_one_of_them_saves():
+    saving = np.zeros(40)
+    saving[::8] = 0.1
+    first = RankLedger.of(
+        "0", np.arange(40), np.full(40, 0.01) + saving, {"backward": np.full(40, 0.01), "saving": saving}
+    )
+    other = RankLedger.of("1", np.arange(40), first.length, {"backward": first.length})
+    apart, together = (Loop.of(Ledger((first, other)), in_step=meet) for meet in (False, True))
+    assert apart.of_activity("saving") == pytest.approx(saving / 2)
+    assert together.of_activity("saving") == pytest.approx(saving)
+    assert together.now == pytest.approx(apart.now)
+
+
+def test_what_prepares_a_log_line_is_logging_but_not_the_loop_that_calls_it():
+    lines = {
+        ("train.py", 9): "journal.write(text)",
+        ("train.py", 5): "text = describe(model)",
+        ("train.py", 20): "note(model)",
+    }
+    loop, write, prepare = Place("train.py", 20, "main"), Place("train.py", 9, "note"), Place("train.py", 5, "note")
+    stacks = tuple(
+        Sampled(NAME, phase, False, places, "", seconds, 20)
+        for phase, places, seconds in (
+            ("forward", (loop,), 1.0),
+            ("outside", (loop, write), 0.3),
+            ("outside", (loop, prepare), 0.2),
+            ("outside", (loop,), 0.1),
+        )
+    )
+    seen = SeenCode(Samples(stacks, lines), training=frozenset({("train.py", "main")}))
+    assert [seen.activity(one) for one in stacks] == ["", "logging", "logging", ""]
+
+
+def test_what_happens_once_is_not_saved():
+    loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
+    waits = Saving(loop.of_activity("waiting for data"), taken=("waiting for data",), strict=True)
+    start = attrs.evolve(loop, once=loop.whole / 4).gain(waits)[1]
+    assert start.low == pytest.approx(loop.gain(waits)[1].low * 0.75)
+    assert start.high == pytest.approx(loop.gain(waits)[1].high)
+
+
+def test_gains_are_wider_if_little_was_seen():
+    loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
+    few, many = (loop.gain(Saving(loop.now * 0.4, error=error))[1] for error in (0.2, 0.01))
+    assert few.high - few.low > 2 * (many.high - many.low)

@@ -95,3 +95,19 @@ def test_rare_collections_at_different_steps_are_no_problem():
     pauses = collected(lambda rank, step: step == 40 * rank + 15, length=0.02)
     verdict = verdict_of(in_step(np.full((4, 200), 0.003) + pauses, collections=pauses))
     assert Class.GC_OUT_OF_PHASE not in {verdict.kind, *(finding.kind for finding in verdict.also)}
+
+
+def test_steps_without_phases_do_not_hide_how_late_a_rank_is():
+    """The hook times the phases of every third step only."""
+    works = np.full((2, 300), 0.003)
+    works[1] += 0.008
+    rows = [row for row in in_step(works, steps=300) if row[0].startswith("Step") or row[5] % 3 == 0]
+    main = verdict_of(rows).main
+    assert main.kind is Class.STRAGGLER
+    assert main.gain.seconds_per_step.value == pytest.approx(0.008, rel=0.05)
+
+
+def test_the_first_steps_of_a_rank_do_not_make_it_late():
+    works = np.full((2, 100), 0.003)
+    works[1, :3] += 0.4
+    assert verdict_of(in_step(works, steps=100)).kind is not Class.STRAGGLER
