@@ -8,7 +8,7 @@ the machine does slows both alike. Costs are CPU time of the training process. C
 - step: CPU time of a step without the profiler;
 - windows: what the profiled run takes more in its first part, in which the windows lie, besides the cost after it;
 - after: by how much the median block after the first part is longer;
-- paired: by how much all blocks together are longer, windows and all, as a share of the profiled run;
+- paired: by how much the whole run is longer, with windows and what threads do between the turns, as a share of it;
 - stated: what the report of that run states as profiling cost, of the same CPU time.
 """
 
@@ -108,7 +108,7 @@ def measure(kind: str, blocks: int, core: int) -> dict[str, float]:
     after = statistics.median(b / a for a, b in zip(*(one[first:] for one in spent), strict=True)) - 1
     starts = [run.blocks[first][0] - run.blocks[0][0] for run in (plain, other)]  # work between the turns counts here
     windows = starts[1] - starts[0] * (1 + after)
-    total = [starts[index] + sum(one[first:]) for index, one in enumerate(spent)]
+    total = [run.blocks[-1][1] - run.blocks[0][0] for run in (plain, other)]
     return {
         "step": statistics.median(spent[0]),
         "windows": windows,

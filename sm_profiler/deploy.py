@@ -33,16 +33,20 @@ from sm_profiler._version import __version__
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
-from sm_profiler.printable import one_line
+from sm_profiler.printable import logger_for, one_line
 from sm_profiler.rules import RULES
-from sm_profiler.rules.settings import DEFAULT_RULE
+from sm_profiler.rules.profiler_report import INTERVAL, ProfilerReport, of_report
+from sm_profiler.rules.settings import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
-from sm_profiler.storage import AccessDeniedError
+from sm_profiler.storage import AccessDeniedError, open_storage
 from sm_profiler.storage.s3_client import create_api_client, create_client, credentials_problem, reason_of
 
 __all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
+
+
+log = logger_for(__name__)
 
 
 @contextlib.contextmanager
@@ -257,13 +261,16 @@ def start_rules(  # keyword arguments, each an independent choice
         SourceError: there is no such training job, or it has no profile.
         ProfilerError: the processing job was refused.
     """
+    texts = {str(key): str(value) for key, value in (parameters or {}).items()}
     if not source:
         rule = check_rule(rule)
+        compat: Any = texts.get(COMPAT) or None
+        ProfilerReport(compat=compat, **of_report(rule, of_rule(texts)))  # checks them
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     if not 1 <= instances <= MAX_INSTANCES:
         raise ConfigError(f"{instances} instances: must be from 1 to {MAX_INSTANCES}")
-    local = _local_file(source, rule) if source and not source.startswith("s3://") else None
+    local = _local_file(source, rule, of_rule(texts)) if source and not source.startswith("s3://") else None
     if role and not role.startswith("arn:"):
         raise ConfigError(
             f"role {role!r} is not an ARN, such as arn:aws:iam::123456789012:role/{role}: aws iam get-role --role-name {role} "
@@ -278,7 +285,7 @@ def start_rules(  # keyword arguments, each an independent choice
     if local is not None:
         source = source_uri(f"{data.rpartition('/')[0]}/rule-source", rule, local)
     environment = {
-        **{str(key): str(value) for key, value in (parameters or {}).items()},
+        **texts,
         "rule_to_invoke": rule,
         "rule_follow": str(training.get("TrainingJobStatus") in RUNNING).lower(),
         SOURCE.name: data,
@@ -291,6 +298,7 @@ def start_rules(  # keyword arguments, each an independent choice
     suffix = f"-rules-{time.strftime('%Y%m%d%H%M%S')}"
     name = job[: MAX_NAME - len(suffix)].rstrip("-") + suffix
     target = f"{data.rpartition('/')[0]}/rule-output/{rule}"
+    _warn_of_report(f"{target}/profiler-output", region)
     output = {"S3Uri": target, "LocalPath": RULE_OUTPUT, "S3UploadMode": "Continuous"}
     kind = instance_type or (DEFAULT_TYPE if instances == 1 else DEFAULT_TYPE_OF_SEVERAL)
     cluster = {"InstanceCount": instances, "InstanceType": kind, "VolumeSizeInGB": volume_size_in_gb}
@@ -335,6 +343,13 @@ def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force
     return found or places[0]
 
 
+def _warn_of_report(target: str, region: str | None) -> None:
+    """Log that an existing report will be replaced, as that of the rule that ran beside the job."""
+    with contextlib.suppress(SourceError):  # the caller need not have the right to list the bucket
+        if next(iter(open_storage(target, client=create_client("s3", region_name=region)).list("")), None) is not None:
+            log.warning("%s has the report of an earlier evaluation: the new one replaces it", target)
+
+
 def _key_of(training: Any) -> dict[str, str]:
     """Return the key that encrypts the report: SM_PROFILER_KMS_KEY, or else that of the training job's results."""
     key = KMS_KEY.read() or training.get("OutputDataConfig", {}).get("KmsKeyId")
@@ -366,9 +381,9 @@ def wait_for_end(
         time.sleep(poll_s)
 
 
-def _local_file(source: str, rule: str) -> Path:
+def _local_file(source: str, rule: str, parameters: Mapping[str, str]) -> Path:
     path = local_source(source, rule)
-    check_class(path, rule)
+    check_class(path, rule, parameters.keys() - {INTERVAL})
     return path
 
 

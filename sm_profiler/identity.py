@@ -38,6 +38,8 @@ _FROM_LABELS = {
     "job": ("jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "job-name"),
     "queue": ("kueue.x-k8s.io/queue-name",),
 }
+# Names by default that another machine or container has later: the id is surer.
+_NOT_LASTING = re.compile(r"[0-9a-f]{12}|ip-(?:[0-9]{1,3}-){3}[0-9]{1,3}(?:\..*)?|localhost(?:\..*)?")
 _LABEL_LINE = re.compile(r'([\w./-]{1,317})="((?:[^"\\]|\\.)*)"')
 
 
@@ -71,6 +73,18 @@ def identity(
         found.setdefault("host", socket.gethostname())
     found |= {LABEL + key: value for key, value in labels.items()}
     return {key: printable(value)[:MAX_TEXT] for key, value in found.items() if value}
+
+
+def machine_of(who: Mapping[str, str], machine: str) -> str:
+    """Return a machine's name in a variable or the scheduler's; otherwise its id.
+
+    Args:
+        who: what `identity` returned there.
+        machine: its id, the same in all of its jobs; "" if none is known.
+    """
+    name = who.get("host", "")
+    is_own = not machine or (name != who.get("pod") and ("pod" in who or not _NOT_LASTING.fullmatch(name)))
+    return name if name and is_own else machine
 
 
 def read_labels(path: str) -> dict[str, str]:

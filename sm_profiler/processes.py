@@ -74,7 +74,7 @@ def start_module(  # the options of Popen that our processes differ in
 
 def run_as_main() -> None:
     """Run `-m MODULE ARGS` or `SCRIPT ARGS`, the words of this process's command line, as `__main__`."""
-    import runpy  # which no other process of ours needs
+    import runpy  # which our other processes do not need
 
     del sys.argv[0]
     if sys.argv[0] == "-m":

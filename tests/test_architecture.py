@@ -35,6 +35,8 @@ EVERYWHERE = (
     "limits",
     "processes",
     "signals",
+    "threads",
+    "descriptors",
     "identity",
     "plugins",
     "settings",

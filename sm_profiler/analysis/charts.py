@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,13 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
+from sm_profiler.analysis.selection import similar
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.identity import OWNER_TYPES
+from sm_profiler.printable import logger_for
 
 # dimension (and node) → device → rows of time (seconds since the epoch) and value
 Series: TypeAlias = dict[str, dict[str, Floats]]
 TOTAL = "total"
+_SHOWN = 6  # names in a warning
+_log = logger_for(__name__)
 PERCENT_DIMENSIONS = ("Utilization", "Memory", "I/OWaitPercentage")
 
 
@@ -63,6 +67,36 @@ def chosen(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     except re.error as error:
         raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
     return [name for name in dict.fromkeys(names) if any(pattern.search(name) for pattern in compiled)]
+
+
+def log_unmatched(kind: str, names: Iterable[str], patterns: Sequence[str], usual: Sequence[str] = ()) -> None:
+    """Log the patterns that match none of the names: an empty chart does not show a typing error.
+
+    Args:
+        kind: what the names are.
+        names: all that a chart could show; none of them matters if there are none.
+        patterns: regular expressions.
+        usual: the default patterns, which need not match.
+    """
+    present = set(names)
+    short = {name.partition("-nodeid:")[0] for name in present} - {""}
+    for pattern in dict.fromkeys(patterns):
+        if present and pattern not in usual and not chosen(present, [pattern]):
+            _log.warning("no %s of the profile matches %r%s", kind, pattern, similar(pattern, short) or _some(short))
+
+
+def _some(names: Collection[str]) -> str:
+    first = sorted(names)
+    return f"; it has {', '.join(first[:_SHOWN])}{' …' if len(first) > _SHOWN else ''}"
+
+
+def log_unmatched_metrics(
+    series: Series, dimensions: Sequence[str], devices: Sequence[str], usual: Sequence[str] = ()
+) -> None:
+    """Log the patterns for dimensions and devices of system metrics that match none."""
+    log_unmatched("dimension", series, dimensions, usual)
+    members = {device for name in chosen(series, dimensions) for device in series[name]}
+    log_unmatched("device", members, devices)
 
 
 def is_percent(dimension: str, device: str) -> bool:

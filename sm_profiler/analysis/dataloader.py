@@ -61,6 +61,9 @@ class PT_dataloader_analysis:  # the known name
 
     def analyze_dataloaderIter_initialization(self) -> None:  # the known name
         """Print how often iterators were initialized, with how many workers, and how long it took."""
+        if self.initialize_metric.empty:
+            _print("Trace events corresponding to DataLoaderIter initialization are not present")
+            return
         for kind in _ITERATORS:
             self._inspect(kind)
 
@@ -137,6 +140,12 @@ class PT_dataloader_analysis:  # the known name
             begin = -np.inf if start_timestamp is None else microseconds(start_timestamp) - zero
             end = np.inf if end_timestamp is None else microseconds(end_timestamp) - zero
             calls = calls[(calls["start_time_us"] >= begin) & (calls["end_time_us"] <= end)]
+        if not calls["BatchTime_in_seconds"].notna().any():
+            first, last = self.dataIter_metric["start_time"].min(), self.dataIter_metric["end_time"].max()
+            _print(
+                f"There are no two GetNext calls of a process in this range; those of the job are from {first} to {last}"
+            )
+            return None
         _print(f"Median time spent on each batch of data = {calls['BatchTime_in_seconds'].median()} seconds")
         slow = _outliers(
             calls,
@@ -180,9 +189,6 @@ class PT_dataloader_analysis:  # the known name
         )
 
     def _inspect(self, kind: str) -> None:
-        if self.initialize_metric.empty:
-            _print("Trace events corresponding to DataLoaderIter initialization are not present")
-            return
         made = self.initialize_metric[self.initialize_metric["framework_metric"] == kind]
         if made.empty:
             _print(f"Training is not configured to use {kind} iterator")

@@ -26,6 +26,8 @@ from sm_profiler.analysis.charts import (
     histogram,
     histogram_figure,
     latest_us,
+    log_unmatched,
+    log_unmatched_metrics,
     plain,
     system_reader,
     system_series,
@@ -122,6 +124,8 @@ class Heatmap(Chart):
         system = self.metrics_reader.columns()
         rows = system_rows(system, self.starttime, self.last_timestamp)
         series = system_series(system[rows], by_node=self.show_workers)
+        if self.layout is None:  # not in every update
+            log_unmatched_metrics(series, self.select_dimensions, self.select_events, _UTILIZATION)
         return heat_rows(series, self.select_dimensions, self.select_events)
 
     def _fill(self) -> None:
@@ -211,6 +215,8 @@ class StepHistogram(Chart):
         events = self.metrics_reader.columns()
         rows = event_rows(events, self._start, self.last_timestamp)
         found = durations_by_phase(events[rows], by_node=self._show_workers)
+        if not self.sources:  # not in every update
+            log_unmatched("phase", found, self._select, _STEPS)
         self.step_metrics = {metric: found[metric] for metric in chosen(found, self._select)}
 
 
@@ -267,6 +273,7 @@ class MetricsHistogram(Chart):
         self.select_dimensions, self.select_events = select_dimensions, select_events
         self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
         self._read()
+        log_unmatched_metrics(self.system_metrics, select_dimensions, select_events)
         figures = []
         self.sources = {}
         for dimension in chosen(self.system_metrics, select_dimensions):

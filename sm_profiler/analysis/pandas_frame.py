@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from sm_profiler.analysis.selection import (
     matching_events,
     named_events,
     named_metrics,
+    similar,
     system_rows,
     tick_times,
 )
@@ -424,9 +424,7 @@ def _name_unknown(kind: str, wanted: Sequence[str], *texts: Category) -> None:
         return
     present = {name for text in texts for name in text.present()}
     for name in sorted({*map(str, wanted)} - present):
-        near = difflib.get_close_matches(name, sorted(present), n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        _log.warning("the profile has no %s named %r%s", kind, name, hint)
+        _log.warning("the profile has no %s named %r%s", kind, name, similar(name, present))
 
 
 def _chosen(columns: Any, rows: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
-from sm_profiler.printable import printable
+from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
@@ -31,6 +31,7 @@ from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3_client import create_api_client
 
 POLL_S = 10.0
+_log = logger_for(__name__)
 
 
 class TrainingJob:
@@ -40,8 +41,8 @@ class TrainingJob:
         name: name of the job.
         profiler_config: the ProfilerConfig in the service's description; None for a job launched with the agent.
         profiler_s3_output_path: s3:// URI of the profile.
-        system_metrics_reader: reader of the system metrics; None until they have been waited for.
-        framework_metrics_reader: reader of the trace events; None until they have been waited for.
+        system_metrics_reader: reader of the system metrics; None until they have been waited for, or requested.
+        framework_metrics_reader: reader of the trace events; None until they have been waited for, or requested.
     """
 
     def __init__(self, training_job_name: str, region: str | None = None) -> None:
@@ -68,11 +69,23 @@ class TrainingJob:
         print(f"s3 path:{printable(self.profiler_s3_output_path)}")  # noqa: T201
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
-        """Return the reader of system metrics; None until they have been waited for."""
+        """Return the reader of system metrics; None until there are any.
+
+        Raises:
+            SourceError: the bucket cannot be listed.
+        """
+        if self.system_metrics_reader is None:
+            self.system_metrics_reader = _if_it_has_data(S3SystemMetricsReader(self.profiler_s3_output_path))
         return self.system_metrics_reader
 
     def get_framework_metrics_reader(self) -> S3AlgorithmMetricsReader | None:
-        """Return the reader of trace events; None until they have been waited for."""
+        """Return the reader of trace events; None until there are any.
+
+        Raises:
+            SourceError: the bucket cannot be listed.
+        """
+        if self.framework_metrics_reader is None:
+            self.framework_metrics_reader = _if_it_has_data(S3AlgorithmMetricsReader(self.profiler_s3_output_path))
         return self.framework_metrics_reader
 
     def get_sm_client(self) -> Any:
@@ -149,7 +162,7 @@ ProfileLocation = str | os.PathLike[str] | ProfileSource
 """Location of a profile: a folder, an s3:// URI, the name of a training job, or an open source."""
 
 
-def open_profile(location: ProfileLocation) -> ProfileSource:
+def open_profile(location: ProfileLocation | None) -> ProfileSource:
     """Open a profile.
 
     A folder or s3:// URI may still be empty, so that a reader can be made when the job starts.
@@ -162,11 +175,17 @@ def open_profile(location: ProfileLocation) -> ProfileSource:
     """
     if isinstance(location, ProfileSource):
         return location
+    if location is None:
+        raise SourceError(
+            "None is no profile: the readers of a TrainingJob are None until the job has data, which "
+            "wait_for_sys_profiling_data_to_be_available() and wait_for_framework_profiling_data_to_be_available() wait for"
+        )
     try:
         return open_source(location)
     except SourceError:
         text = os.fspath(location)
         if text.startswith("s3://") or Path(text).is_dir():
+            _log.warning("%s has no profile yet: what is read from it is empty until there is one", text)
             return ProfileSource(open_storage(text))  # a job that has just started
         raise
 
@@ -343,6 +362,13 @@ class AlgorithmMetricsReader(MetricsReaderBase):
 
     def _read(self) -> EventColumns:
         return self.source.events()
+
+
+R = TypeVar("R", bound=MetricsReaderBase)
+
+
+def _if_it_has_data(reader: R) -> R | None:
+    return reader if reader.get_timestamp_of_latest_available_file() else None
 
 
 class LocalSystemMetricsReader(SystemMetricsReader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Sequence
 
@@ -98,6 +99,12 @@ def named_events(events: EventColumns, names: Collection[str]) -> Mask:
     if not names:
         return np.ones(len(events), np.bool_)
     return events.name.mask(lambda name: name in names) | events.phase.mask(lambda phase: phase in names)
+
+
+def similar(name: str, present: Collection[str]) -> str:
+    """Return a hint at the names that resemble one that is not present; "" if there are none."""
+    near = difflib.get_close_matches(name, sorted(present), n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def matching_events(events: EventColumns, patterns: Sequence[str]) -> Mask:

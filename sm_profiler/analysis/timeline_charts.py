@@ -25,6 +25,7 @@ from sm_profiler.analysis.charts import (
     framework_reader,
     is_percent,
     latest_us,
+    log_unmatched_metrics,
     plain,
     steps_of,
     system_reader,
@@ -179,6 +180,7 @@ class TimelineCharts(Chart):
     def create_plot(self) -> None:
         """Draw the charts."""
         self.figures, self.sources = [], {}
+        log_unmatched_metrics(self.system_metrics, self.select_dimensions, self.select_events)
         self.div = Div(width=250, height=100)
         x_range: Any = None
         for dimension in chosen(self.system_metrics, self.select_dimensions):

@@ -99,6 +99,15 @@ def run(options: Namespace) -> int:
     write_fleet(fleet, options.out)
     print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
     print(summary(fleet), flush=True)
+    if not fleet.totals.jobs:
+        limits = "".join(
+            f", {option}" for option, value in (("--since", options.since), ("--tag", options.tag)) if value
+        )
+        print(
+            f"sm-profiler: there are no jobs in {printable(', '.join(options.sources))}. To do: check the names, the region "
+            f"of an account{limits}",
+            file=sys.stderr,
+        )
     return _checked(options.fail_on, fleet.totals)
 
 

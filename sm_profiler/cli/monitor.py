@@ -46,7 +46,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
     )
-    parser.add_argument("--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's)")
+    parser.add_argument(
+        "--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's, or that of DIR)"
+    )
     parser.add_argument(
         "--otlp", action="store_true", help="also push them by OpenTelemetry, to the endpoint in its OTEL_* variables"
     )
@@ -55,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
-    from sm_profiler.monitor.board import Board, StepCounter, job_labels
+    from sm_profiler.monitor.board import Board, StepCounter, job_labels, name_of_folder
     from sm_profiler.monitor.node_state import NodeLock, start_time
     from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
     from sm_profiler.monitor.uploader import Uploader, open_destination
@@ -80,7 +82,8 @@ def run(options: Namespace) -> int:
         print(f"{options.out}: another process is already sampling {node}")
         return BAD
     sampler = Sampler(options.out, node, options.interval_ms / 1000)
-    labels = job_labels(options.job or os.environ.get(JOB_NAME_VARIABLE, ""))
+    name = options.job or os.environ.get(JOB_NAME_VARIABLE, "")
+    labels = job_labels(name, otherwise=name_of_folder(options.out) or options.out.resolve().name)
     board = Board(node, time.monotonic, StepCounter(options.out, node), labels)
     stop_metrics = show_metrics(board, options)
     sampler.board = board if stop_metrics else None

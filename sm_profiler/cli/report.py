@@ -294,6 +294,8 @@ class Follower:
             try:
                 return open_source(self.where, strict=self.strict, left_open=False)
             except NoProfilerDataError as error:
+                if error.final:
+                    raise
                 state = read_state(self.folder) if self.folder else None
                 if state is not None and state.is_over:
                     raise SourceError(f"{error}; its run {state.outcome}") from None

@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from sm_profiler.jobs.finding import is_remote
+    from sm_profiler.jobs.finding import is_job_name, is_remote
     from sm_profiler.serve.app import create_app
     from sm_profiler.serve.jobs import Jobs
     from sm_profiler.serve.server import LOOPBACK, clean_base, listen, serve
@@ -56,10 +56,12 @@ def run(options: Namespace) -> int:
     jobs = Jobs(options.sources)
     app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
     print(listening.url(base, token), flush=True)
-    for source in missing:
-        print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
-    for source in options.sources:
-        if "://" in source:  # a slow answer must not delay the page
+    for source in options.sources:  # a slow answer must not delay the page
+        if source in missing and is_job_name(source):
+            threading.Thread(target=name_job, args=(source,), daemon=True).start()
+        elif source in missing:
+            print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
+        elif "://" in source:
             threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
     if len(missing) < len(options.sources):
         print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
@@ -75,6 +77,20 @@ def name_unreadable(source: str) -> None:
         next(iter(open_storage(source).list()), None)
     except ProfilerError as error:
         print(f"sm-profiler: {printable(error)}; trying again until Ctrl-C", file=sys.stderr, flush=True)
+
+
+def name_job(source: str) -> None:
+    """Print what the page of a name waits for: of a training job its profile, if that may follow, else a folder or a job."""
+    from sm_profiler.source.opening import NoProfilerDataError, open_source
+
+    try:
+        open_source(source, cache=False, progress=False)
+        text = f"serving training job {source} until Ctrl-C"
+    except NoProfilerDataError as error:
+        text = printable(error) if error.final else f"waiting for the first data of training job {source}"
+    except ProfilerError:  # there is none, or no account to ask
+        text = waiting_for(source)
+    print(f"sm-profiler: {text}", file=sys.stderr, flush=True)
 
 
 def waiting_for(source: str) -> str:

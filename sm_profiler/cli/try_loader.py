@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--prefetch", type=counts, default=(2, 4), metavar="N,N,…", help="values of prefetch_factor (default: 2,4)"
     )
     parser.add_argument(
-        "--loader", type=int, default=0, metavar="N",
+        "--loader", type=place, default=0, metavar="N",
         help="try the Nth loader that the script iterates over (default: the first with gradients enabled)"
     )  # fmt: skip
     parser.add_argument(
@@ -96,6 +96,13 @@ def counts(text: str) -> tuple[int, ...]:
     return found
 
 
+def place(text: str) -> int:
+    """Read the number of a loader, which count from 1."""
+    if not text.isdecimal() or not int(text[:9]):
+        raise argparse.ArgumentTypeError(f"{text}: loaders count from 1")
+    return int(text[:9])
+
+
 def find_script(options: Namespace) -> list[str]:
     """Return the words after `python -m sm_profiler.trial`."""
     words: list[str] = options.words
@@ -117,7 +124,7 @@ def make_plan(options: Namespace, result: Path) -> Plan:
         powers = [1 << exponent for exponent in range(9)]
         workers = (0, *(count for count in powers if count <= PER_CORE * cores))
     prefetch = tuple(count for count in options.prefetch if count > 0) or (2,)
-    return Plan(str(result), options.seconds, workers, prefetch, max(options.loader, 0), int(memory * MEMORY_SHARE))
+    return Plan(str(result), options.seconds, workers, prefetch, options.loader, int(memory * MEMORY_SHARE))
 
 
 def resources() -> tuple[int, int]:

@@ -126,6 +126,17 @@ def sdk_name(name: str, module: str) -> Any:
     raise AttributeError(message)
 
 
+def installed_names() -> tuple[str, ...]:
+    """Return the names outside profiling if an SDK is installed, without loading it."""
+    from importlib.util import find_spec  # rarely needed
+    from pathlib import Path  # rarely needed
+
+    spec = find_spec("sagemaker")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    inner = [root.split(".")[1:] for root in _ROOTS]
+    return SDK_NAMES if any(Path(folder, *parts).is_dir() for folder in folders for parts in inner) else ()
+
+
 def _is_from_import() -> bool:
     """Return True if `from … import` looks the name up, which replaces the message of an AttributeError by its own."""
     frame = sys._getframe(1)  # inspect.stack() would format every frame

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.printable import one_line, printable
 from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.terminal import OF_ENDS
@@ -209,7 +210,7 @@ def message_of(report: Report) -> Message:
     """Return a report's verdict as a message."""
     main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
     place = main.where[0] if main.where else None
-    ending = report.metrics.ending
+    ending, renamed = report.metrics.ending, readable_processes(report.metrics)
     lines = [
         "" if main.kind in OF_ENDS else ending.sentence,
         main.headline,
@@ -234,7 +235,7 @@ def message_of(report: Report) -> Message:
     }
     return Message(
         f"{name}: {main.label} ({main.confidence} confidence{', so far' if report.metrics.running else ''})",
-        tuple(printable(line)[:MAX_LINE] for line in lines if line),
+        tuple(renamed(printable(line))[:MAX_LINE] for line in lines if line),
         plain(detail),
     )
 

@@ -198,8 +198,8 @@ MOST = 50
 _OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
 
 
-def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[SharedCause, ...]:
-    """Return the causes that groups have in common, the most expensive first."""
+def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str], *, in_dollars: bool = True) -> tuple[SharedCause, ...]:
+    """Return the causes that groups have in common, the most expensive first, in the unit of the page."""
     judged = [job for job in jobs if job.judged]
     groups: list[tuple[str, str, list[FleetJob]]] = [(ALL, "", judged)]
     for key in keys:
@@ -219,7 +219,8 @@ def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str]) -> tuple[Shared
             others = len(judged) - len(some)
             if others and drawn_at_least(len(mine), len(some), len(having), len(judged)) * tests > CHANCE:
                 continue
-            found.append(_common(key, value, cause, mine, len(some), (len(having) - len(mine)) / max(others, 1)))
+            elsewhere = (len(having) - len(mine)) / max(others, 1)
+            found.append(_common(key, value, cause, mine, len(some), elsewhere, in_dollars=in_dollars))
     found.sort(key=lambda shared: (-(shared.usd or 0.0), -shared.instance_hours, shared.key, shared.value))
     return tuple(_distinct(found)[:MOST])
 
@@ -234,7 +235,9 @@ def _causes(job: FleetJob) -> set[str]:
     }
 
 
-def _common(key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float) -> SharedCause:
+def _common(  # parts of one sentence
+    key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int, elsewhere: float, *, in_dollars: bool
+) -> SharedCause:
     losses = [(job, loss) for job in jobs for loss in job.losses if loss.cause == cause]
     priced = [loss.usd for _, loss in losses if loss.usd is not None]
     hours = sum(loss.seconds * job.instances / 3600 for job, loss in losses)
@@ -243,7 +246,7 @@ def _common(key: str, value: str, cause: str, jobs: Sequence[FleetJob], of: int,
     group = f"{key} {value}" if value else key
     text = f"{label} in {len(jobs)} of {of} jobs of {group}" if value else f"{label} in {len(jobs)} of {of} jobs"
     text += f", all with {detail}" if detail else ""
-    text += f": {Amounts(bool(priced)).text(sum(priced), hours)} lost"
+    text += f": {Amounts(in_dollars and bool(priced)).text(sum(priced), hours)} lost"
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
     return SharedCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,
@@ -300,7 +303,7 @@ def assemble(
         groups=groups_of(rows, group_by),
         weeks=weeks_of(rows),
         top=top_of(rows),
-        common=shared_causes(rows, group_by),
+        common=shared_causes(rows, group_by, in_dollars=totals.in_dollars),
         hosts=slow_hosts(rows),
         regressions=regressions(rows),
         failures=failures_of(rows),

@@ -27,16 +27,20 @@ from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_bel
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.formatting import percent, plural
+from sm_profiler.jobs.finding import SILENT_S
 from sm_profiler.metrics.thresholds import Threshold
 from sm_profiler.printable import one_line, printable
 from sm_profiler.report.prices import Prices
-from sm_profiler.source.opening import is_account, not_a_folder, split_account
+from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
 from sm_profiler.storage import MissingFileError, Storage, open_storage
 
 READERS = 8  # threads
 BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
 SAVED_S = 60.0  # between two writes of the index while jobs are judged
+BRIEF = Threshold(
+    30.0, "seconds at most; the profile of a process that imported a framework and made no step is no training"
+)
 LARGE = Threshold(0.5, "of all machine time; a single job that has more of it decides every share")
 LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most of the time")
 
@@ -82,8 +86,14 @@ def build_fleet(
         raise
     run.finish()
     once = _once(run.rows)
-    rows = [with_bill(row, table) for row in once if _is_shown(row, since, tags)]
+    shown_jobs = [row for row in once if _is_shown(row, since, tags)]
+    rows = [with_bill(row, table) for row in shown_jobs if not _is_no_training(row)]
     notes = [*run.notes, *_notes(rows, table)]
+    if brief := len(shown_jobs) - len(rows):
+        notes.append(
+            f"Left out, as no training: {plural(brief, 'profile')} without a step and of {BRIEF:g} s at most, such as of a check "
+            "that only imports a framework."
+        )
     if twice := len(run.rows) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
@@ -95,6 +105,12 @@ def build_fleet(
         prices=table.origin,
         notes=notes,
     )
+
+
+def _is_no_training(job: FleetJob) -> bool:
+    """Return whether a row is that of a process that only imported a framework: a brief profile of system metrics."""
+    brief = job.billed_by == "profile" and (job.billable_s or 0.0) <= BRIEF
+    return brief and job.steps is None and not job.lost_records and job.status not in {"Failed", "InProgress"}
 
 
 def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bool:
@@ -231,6 +247,9 @@ class _Run:
                     if isinstance(loaded, str):
                         self._failed(candidate, loaded)
                         continue
+                    if loaded.error:
+                        self._failed(candidate, loaded.error, loaded)
+                        continue
                     known, now = self._old.get(candidate.job), (loaded.identity, candidate.modified)
                     if known is not None and loaded.identity and (known.identity, known.modified) == now:
                         self._add(candidate, known.row, loaded.identity)
@@ -261,7 +280,8 @@ class _Run:
 
     def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
         """Judge jobs from their profiles."""
-        tasks = (judge_job.encode(_Task.of(loaded)) for _, loaded in jobs)
+        now = self.now()
+        tasks = (judge_job.encode(_Task.of(loaded, now)) for _, loaded in jobs)
         saved = time.monotonic()
         with open_pool(self.executor) as pool, self._meter(len(jobs), pool.workers) as meter:
             for result in run_tasks(pool, judge_job, tasks, waiting=meter.draw):
@@ -270,10 +290,15 @@ class _Run:
                 try:
                     if result.error:
                         raise SourceError(result.error)
-                    report = read_report(judge_job.decode(result.data))
+                    found = judge_job.decode(result.data)
+                    report = read_report(found) if found else None
                 except ProfilerError as error:
                     self._failed(candidate, one_line(error), loaded)
                 else:
+                    if report is None:
+                        row = row_of(None, loaded.description, loaded.place)
+                        self.rows.append(attrs.evolve(row, status=row.status or "InProgress"))  # not kept: it goes on
+                        continue
                     place = attrs.evolve(loaded.place, judged="profile", report="")
                     self._add(candidate, row_of(report, loaded.description, place), loaded.identity)
                 if time.monotonic() - saved > SAVED_S:
@@ -322,31 +347,39 @@ class _Task:
         name: the job's name.
         instance_type: type of its instances; "" if unknown, or if there are several.
         description: parts of its description that a report uses.
+        is_new: its profile changed just now, and may have no whole file yet.
     """
 
     profile: str
     name: str
     instance_type: str
     description: dict[str, Any]
+    is_new: bool = False
 
     @classmethod
-    def of(cls, loaded: Loaded) -> _Task:
+    def of(cls, loaded: Loaded, now: float) -> _Task:
         """Return the task for a job whose small files are read."""
         job = described(loaded.place, loaded.description)
         description = as_json(loaded.description) if loaded.description else {}
-        return cls(loaded.profile, loaded.place.name, "" if job.types else job.instance_type, description)
+        kind = "" if job.types else job.instance_type
+        return cls(loaded.profile, loaded.place.name, kind, description, is_new=now - loaded.changed < SILENT_S)
 
 
 @Remote
 def judge_job(task: _Task) -> bytes:
-    """Judge a job from its profile, and return its report.json; run by an executor's workers."""
+    """Judge a job from its profile, and return its report.json, b"" if it has just begun; run by an executor's workers."""
     # a process that only sends tasks does without these imports
     from sm_profiler.report import JobInfo, build_report
     from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
     job = JobInfo(task.name or None, task.instance_type or None, description=task.description or None, finished=None)
-    source = open_source(task.profile, cache=False, progress=False, processes=1)
+    try:
+        source = open_source(task.profile, cache=False, progress=False, processes=1)
+    except NoProfilerDataError:
+        if task.is_new:
+            return b""
+        raise
     return to_json(build_report(source, job=job)).encode()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -15,10 +14,10 @@ from sm_profiler.errors import SourceError
 from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.startup import LONGEST_S, job_seconds
 
 MAX_BYTES = 4 << 20
 MAX_INSTANCES = 100_000
-LONGEST_S = 400 * 86400.0  # of a job; the service allows 28 days
 STAGE_OF = {  # secondary status → stage
     "Starting": "waiting", "Pending": "waiting", "LaunchingMLInstances": "waiting", "PreparingTrainingStack": "waiting",
     "DownloadingTrainingImage": "image", "Downloading": "download", "Training": "training", "Interrupted": "waiting",
@@ -60,10 +59,10 @@ def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
     user = next((lower[key] for key in _USER if lower.get(key)), "")
     stages, interruptions = _stages(description.get("SecondaryStatusTransitions"))
     started, ended = _time(description.get("TrainingStartTime")), _time(description.get("TrainingEndTime"))
-    training = _duration(description.get("TrainingTimeInSeconds"))
+    training = job_seconds(description.get("TrainingTimeInSeconds"))
     if training is None and started is not None and ended is not None and ended > started:
-        training = _duration(ended - started)
-    billable = _duration(description.get("BillableTimeInSeconds"))
+        training = job_seconds(ended - started)
+    billable = job_seconds(description.get("BillableTimeInSeconds"))
     return attrs.evolve(
         job,
         name=_text(description, "TrainingJobName") or sanitize.name(job.name),
@@ -158,8 +157,3 @@ def _time(value: object) -> float | None:
         value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and MIN_SECONDS < value < MAX_SECONDS else None  # type: ignore[operator, arg-type]
-
-
-def _duration(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number and 0 <= value <= LONGEST_S else None  # type: ignore[operator, arg-type]

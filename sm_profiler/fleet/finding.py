@@ -14,6 +14,7 @@ from sm_profiler.fleet import description as descriptions
 from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.listing import PAGE, Place, find_places
+from sm_profiler.printable import one_line
 from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
@@ -35,6 +36,7 @@ class Loaded:
         changed: last change of a file of the profile, seconds since the epoch.
         reported: the same of its report.json.
         identity: text that changes if one of these files does; "" if the candidate has it already.
+        error: why the others than the description cannot be read; "" if they can.
     """
 
     description: Mapping[str, Any]
@@ -44,6 +46,7 @@ class Loaded:
     changed: float = 0.0
     reported: float = 0.0
     identity: str = ""
+    error: str = ""
 
 
 @attrs.frozen(eq=False)
@@ -103,17 +106,20 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
     elif place.profile is not None:
         profile = _join(storage.uri, place.profile)
     found = _read(storage, place.description, descriptions.MAX_BYTES)
+    description = descriptions.read_description(found) if found is not None else {}
     above = place.report.key.rpartition("/")[0] if place.report else ""
-    has_page = place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)  # for a link to it
-    row = FleetJob(
-        sanitize.name(name),
-        source=sanitize.sentence(profile or _join(storage.uri, place.folder)),
-        report=sanitize.sentence(_join(storage.uri, above)) if has_page else "",
-    )
+    row = FleetJob(sanitize.name(name), source=sanitize.sentence(profile or _join(storage.uri, place.folder)))
+    try:
+        has_page = place.report is not None and storage.exists(
+            _join(above, PAGE) if above else PAGE
+        )  # for a link to it
+        report = _read(storage, place.report, report_json.MAX_BYTES)
+    except SourceError as error:
+        return Loaded(description, None, row, error=one_line(error))
     return Loaded(
-        descriptions.read_description(found) if found is not None else {},
-        _read(storage, place.report, report_json.MAX_BYTES),
-        row,
+        description,
+        report,
+        attrs.evolve(row, report=sanitize.sentence(_join(storage.uri, above)) if has_page else ""),
         profile,
         place.newest,
         place.report.mtime if place.report else 0.0,
@@ -147,10 +153,14 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
 
 
 def _load_described(account: Account, name: str, arn: str) -> Loaded:
-    """Describe a job, and read its report if there is one."""
+    """Describe a job, and read its report if there is one; what its description has is known even if its files are denied."""
     description = account.describe(name)
-    description["Tags"] = account.tags(arn) if arn else []
-    found = account.place(description, name)
-    if found is None:
-        return Loaded(description, None, FleetJob(sanitize.name(name), source=sanitize.sentence(arn)))
-    return attrs.evolve(_load(*found, name), description=description)
+    row = FleetJob(sanitize.name(name), source=sanitize.sentence(arn))
+    try:
+        description["Tags"] = account.tags(arn) if arn else []
+        found = account.place(description, name)
+        if found is None:
+            return Loaded(description, None, row)
+        return attrs.evolve(_load(*found, name), description=description)
+    except SourceError as error:
+        return Loaded(description, None, row, error=one_line(error))

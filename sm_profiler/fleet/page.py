@@ -125,10 +125,7 @@ class _Page:
             unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
             weeks=self._weeks(),
             groups=self._groups(),
-            common=[
-                Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
-                for shared in fleet.common
-            ],
+            common=self._common(),
             hosts=self._hosts(),
             regressions=self._regressions(),
             failures=self._failures(),
@@ -212,20 +209,21 @@ class _Page:
 
         That is the repair of what many jobs share or of a slow machine, unless that is little compared with the most expensive cause.
         """
-        fleet = self._fleet
-        steps = [
-            Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
-            for shared in fleet.common
-        ]
-        steps += [
+        hosts = [
             Step(self._amounts.amount(host.usd, host.instance_hours), "A slow machine delays its jobs.", host.sentence)
-            for host in fleet.hosts
+            for host in self._fleet.hosts
         ]
-        best = max(steps, key=lambda step: step.amount, default=None)
+        best = max(self._common() + hosts, key=lambda step: step.amount, default=None)
         cause = self._cause()
         if best and (cause is None or best.amount >= SMALL * cause.amount):
             return best
         return cause
+
+    def _common(self) -> list[Step]:
+        return [
+            Step(self._amounts.amount(shared.usd, shared.instance_hours), shared.sentence, shared.next_step)
+            for shared in self._fleet.common
+        ]
 
     def _cause(self) -> Step | None:
         """Return the repair of the most expensive cause, with the job that loses most to it."""

@@ -14,11 +14,12 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import sanitize
-from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES, described
+from sm_profiler.fleet.description import MAX_INSTANCES, described
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.startup import LONGEST_S
 from sm_profiler.report import report_json
 from sm_profiler.report.prices import Prices, billed_losses, loss_of
 from sm_profiler.report.report_json import End, Rank, StoredReport
@@ -40,6 +41,9 @@ _STATUS = {  # end of a job in report.json → status, as the service names it
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
+_EXPLAIN = frozenset(
+    {Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG}
+)  # why a job failed; its error is what came of it
 _REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
 
 
@@ -124,7 +128,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         row,
         name=row.name or sanitize.name(job.name),
         status=status,
-        failure=row.failure or (sanitize.sentence(_reason(report.end)) if report.end and status == "Failed" else ""),
+        failure=sanitize.sentence(_reason(report, row.failure)) if status == "Failed" else row.failure,
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
@@ -160,8 +164,22 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     )  # fmt: skip
 
 
-def _reason(end: End) -> str:
-    """Return why a job failed: its exception with its place, its exit code, or who ended it; "" if it is unknown."""
+def _explanation(report: StoredReport) -> Finding | None:
+    """Return the finding that explains why a job failed; None if there is none."""
+    return next((found for found in (report.verdict, *report.verdict.also) if found.kind in _EXPLAIN), None)
+
+
+def _reason(report: StoredReport, described: str) -> str:
+    """Return why a job failed: the rank that began it, its exception with its place, what the service reports, or its end."""
+    if explanation := _explanation(report):
+        return explanation.headline
+    if report.end and report.end.error:
+        return _error(report.end)
+    return described or (_error(report.end) if report.end else "")
+
+
+def _error(end: End) -> str:
+    """Return how a job ended: its exception with its place, its exit code, or who ended it; "" if it is unknown."""
     code = f"exit code {end.exit_code}" if end.exit_code else ""
     if not end.error:
         return _REASONS.get(end.state, "") or code
@@ -184,7 +202,9 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     if not billed:
         return ()
     if row.status == "Failed":
-        return (Loss(FAILURE, billed, None, row.failure, ADVICE[FAILURE], "high"),)
+        found = _explanation(report) if report is not None else None
+        advice = sanitize.sentence(found.next_step) if found is not None else ADVICE[FAILURE]
+        return (Loss(FAILURE, billed, None, row.failure, advice, "high"),)
     if report is None:
         return ()
     ran = max(row.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)

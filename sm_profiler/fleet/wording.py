@@ -1,4 +1,4 @@
-"""A fleet in words: amounts, names of causes and dates, for its page, and the summary for a terminal."""
+"""A fleet as text: amounts, names of causes and dates, for its page, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def coverage(sums: Totals) -> str:
     amounts = Amounts.of(sums)
     spent = amounts.spent(sums)
     known = amounts.judged(sums) / spent if spent > 0 else sums.coverage  # a share of the amount that is shown
-    share = "less than 100 %" if round(100 * known) == 100 and sums.judged < sums.jobs else percent(known)  # percent
+    share = "nearly all" if round(100 * known) == 100 and sums.judged < sums.jobs else percent(known)  # percent
     jobs = f", {sums.judged:,} of {plural(sums.jobs, 'job')}" if sums.judged < sums.jobs else ""
     return f"Judged: {share} of {amounts.format(spent)}{'' if amounts.priced else ' of machine time'}{jobs}."
 

@@ -24,7 +24,11 @@ class Fields:
 
     def args(self) -> dict[str, Any]:
         """Return the object as it is written."""
-        return {name: _plain(value) for name in names(type(self)) if (value := getattr(self, name)) is not None}
+        return {
+            name: value if type(value) in _PLAIN else _plain(value)
+            for name in names(type(self))
+            if (value := getattr(self, name)) is not None
+        }
 
 
 def names(kind: type[Fields]) -> tuple[str, ...]:
@@ -35,6 +39,7 @@ def names(kind: type[Fields]) -> tuple[str, ...]:
 
 
 _names: dict[type[Fields], tuple[str, ...]] = {}
+_PLAIN = {str, int, float, bool, dict}
 
 
 def _plain(value: Any) -> Any:

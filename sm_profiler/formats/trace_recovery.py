@@ -29,7 +29,9 @@ from sm_profiler.formats.process_end import (
 from sm_profiler.formats.trace_writer import metadata_line, publish, write_record
 from sm_profiler.limits import oom_kills
 
+MAX_OPEN_BYTES = 64 << 20  # of a trace file; a writer closes it at 10 MB
 _MAX_RECORD = 1_000_000  # bytes
+_MAX_US = 1e17  # the year 5138
 _PARTS = 4  # of the name of an open file: source and kind, process, number, time
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
@@ -57,7 +59,7 @@ def recover_traces(
     """
     kills, count = oom_kills() if stopped is False and count_kills else None, 0
     for path, source, kind in _left_open(Path(root), node):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
+        with contextlib.suppress(Exception), _claimed(path) as fd:  # a damaged file stays as it is
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
@@ -94,7 +96,7 @@ def was_killed_here(path: Path, host: str) -> bool:
     except OSError:
         return False
     for line in lines:
-        with contextlib.suppress(ValueError, AttributeError):
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
             event = json.loads(line.strip().removeprefix(b"["))
             if event.get("name") == event_names.PROCESS:
                 return bool(event.get("args", {}).get("host") == host)
@@ -137,7 +139,7 @@ def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Coll
         exits = pid.isdecimal() and int(pid) in exiting
         if (_alive(pid) and not exits) or (node is not None and not source.endswith(f"-{node}")):
             continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path, held=exits) as fd:
+        with contextlib.suppress(Exception), _claimed(path, held=exits) as fd:
             text, _, code = os.pread(fd, _MAX_RECORD, 0).partition(b"\n")
             if not (code and code[0]):
                 path.unlink()
@@ -192,20 +194,25 @@ def _alive(pid: str) -> bool:
 
 def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None) -> int:
     """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
-    base_us, end_us, whole = 0, 0, []
+    if os.fstat(fd).st_size > MAX_OPEN_BYTES:
+        raise ValueError(path)
+    base_us, end_us, whole = 0.0, 0.0, []
     process: dict[str, Any] = {}
     for line in path.read_bytes().split(b",\n"):
         text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         whole.append(text)
-        if event.get("ph") == "M":
-            base_us = event["args"].get("start_time_since_epoch_in_micros", base_us)
-            process = event["args"] if event.get("name") == event_names.PROCESS else process
-        else:
-            end_us = max(end_us, base_us + event["ts"] + event.get("dur", 0))
+        if not isinstance(event, dict):
+            continue  # readers count it as damage
+        args = event.get("args")
+        if event.get("ph") != "M":
+            end_us = max(end_us, base_us + _time(event.get("ts")) + _time(event.get("dur")))
+        elif isinstance(args, dict):
+            base_us = _time(args.get("start_time_since_epoch_in_micros")) or base_us
+            process = args if event.get("name") == event_names.PROCESS else process
     if not whole:
         path.unlink()
         raise ValueError(path)
@@ -216,7 +223,12 @@ def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None
     while done < len(closed):
         done += os.pwrite(fd, closed[done:], done)
     os.ftruncate(fd, len(closed))
-    return end_us or base_us
+    return int(end_us or base_us)
+
+
+def _time(value: object) -> float:
+    """Return microseconds, or 0 for what is none of this era."""
+    return value if isinstance(value, int | float) and 0 <= value < _MAX_US else 0.0
 
 
 def _end_record(process: Mapping[str, Any], end_us: float, *, stopped: bool, kills: int | None) -> bytes:

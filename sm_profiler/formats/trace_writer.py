@@ -8,6 +8,7 @@ for a disk that is full, read-only or gone: events wait in a bounded backlog, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
+from sm_profiler.descriptors import moved_up
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
 from sm_profiler.formats.process_end import END, END_US
@@ -332,7 +334,7 @@ class TraceWriter:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{self.source}_{self.kind}_{os.getpid()}_{self.files}_{time.time_ns()}.json{TEMPORARY}"
         self._path = folder / name
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = moved_up(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
         with contextlib.suppress(OSError):  # locked while open, so that no other node treats it as abandoned
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._size, self._events, self._opened_at, self._hour = 0, 0, self.age_clock(), hour
@@ -372,7 +374,9 @@ class TraceWriter:
         try:
             while done < len(data):
                 done += os.write(self._fd, data[done:])
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EBADF:  # the script has closed it: the next event opens another one
+                self._fd = -1
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
                 os.lseek(self._fd, self._size, os.SEEK_SET)

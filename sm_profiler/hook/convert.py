@@ -13,18 +13,22 @@ import json
 import marshal
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.guard import run_bounded
 from sm_profiler.processes import start_module, wait_for
+from sm_profiler.threads import unblock_signals
 
 CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
 MAX_EVENTS = 500_000  # per conversion
@@ -36,8 +40,27 @@ _BATCH = 4096  # events written at once
 # In the training process.
 
 
-def start(kind: str, order: Mapping[str, object]) -> subprocess.Popen[bytes]:
+class Postponed:
+    """A conversion that waits for the end of the training, where this process carries it out.
+
+    A script that handles SIGCHLD would take a process of ours for one of its own.
+    """
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.order = order
+
+    def poll(self) -> int:
+        """Return that no process runs."""
+        return 0
+
+
+Conversion: TypeAlias = "subprocess.Popen[bytes] | Postponed"
+
+
+def start(kind: str, order: Mapping[str, object]) -> Conversion:
     """Start a conversion: KINETO, XPLANE or PYINSTRUMENT."""
+    if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return Postponed({"kind": kind, **order})
     child = start_module(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
         child.stdin.write(json.dumps({"kind": kind, **order}).encode() + b"\n")
@@ -45,8 +68,14 @@ def start(kind: str, order: Mapping[str, object]) -> subprocess.Popen[bytes]:
     return child
 
 
-def finish(child: subprocess.Popen[bytes]) -> bool:
+def finish(child: Conversion) -> bool:
     """Let a conversion finish, as the training ends; return whether it did in time."""
+    if isinstance(child, Postponed):
+        try:
+            run_bounded(partial(carry_out, child.order), CONVERT_SECONDS, "the conversion takes too long")
+        except TimeoutError:
+            return False
+        return True
     if child.stdin:
         child.stdin.close()  # no more data follows
     if wait_for(child, CONVERT_SECONDS):
@@ -60,9 +89,14 @@ def finish(child: subprocess.Popen[bytes]) -> bool:
 
 def main() -> None:
     """Read an order and carry it out."""
+    unblock_signals()
     with contextlib.suppress(OSError):
         os.nice(10)
-    order = json.loads(sys.stdin.buffer.readline())
+    carry_out(json.loads(sys.stdin.buffer.readline()))
+
+
+def carry_out(order: Mapping[str, Any]) -> None:
+    """Convert what an order names."""
     (render_pyinstrument if order["kind"] == PYINSTRUMENT else convert_trace)(order)
 
 

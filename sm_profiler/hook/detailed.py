@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from sm_profiler.hook import convert
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
+from sm_profiler.threads import blocked_signals
 
 if TYPE_CHECKING:
     from sm_profiler.hook.modes import ModeKeys
@@ -93,8 +93,8 @@ class DetailedWindow(Collector):
         self._steps: Steps = []
         self._patches = Patches(partial(session.guard.failed, DETAILED))
         self._changing = threading.RLock()  # the script may start to profile on another thread
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._converting: list[tuple[subprocess.Popen[bytes], int]] = []  # and when each began
+        self._children: list[convert.Conversion] = []
+        self._converting: list[tuple[convert.Conversion, int]] = []  # and when each began
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +109,9 @@ class DetailedWindow(Collector):
         with self._session.work.doing(f"{DETAILED} window is prepared"):
             folder = _new_folder()
             try:
-                self._profiler.stop(self._profiler.start(folder))
+                with blocked_signals():  # threads of libraries start with a profiler
+                    running = self._profiler.start(folder)
+                self._profiler.stop(running)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         self._profiler.prepare()
@@ -122,7 +124,8 @@ class DetailedWindow(Collector):
                 self._session.guard.warn("the detailed window is left out: the script is profiling")
                 return
             self._folder = _new_folder()
-            self._running = self._profiler.start(self._folder)
+            with blocked_signals():
+                self._running = self._profiler.start(self._folder)
             self._first_step, self._steps = step, []
             self._make_way()
             self._profiler.opened()
@@ -219,7 +222,8 @@ class DetailedWindow(Collector):
             }  # fmt: skip
             child = convert.start(profiler.trace, order)
             self._children.append(child)
-            self._converting.append((child, perf_counter_ns()))
+            if not isinstance(child, convert.Postponed):
+                self._converting.append((child, perf_counter_ns()))
 
 
 @contextmanager

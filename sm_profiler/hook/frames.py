@@ -18,15 +18,16 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, chain, islice, repeat, starmap, takewhile
+from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
 from operator import is_not, methodcaller
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from sm_profiler.formats.event_names import CELL
+
+Result = TypeVar("Result")
 
 # Code below these folders is a library's: Python's own, installed packages, and the profiler.
 _LIBRARIES = tuple(
@@ -156,17 +157,24 @@ def outwards(frame: FrameType | None) -> Stack:
 def _followed(innermost: Iterable[FrameType | None]) -> Stack:
     """Return a single frame and those around it; iterators of C code are put together, so that nothing else runs."""
     steps: Iterator[Any] = chain(innermost, repeat("f_back"))  # a frame, then this of each
-    with without_collections():
-        return list(islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_FRAMES))
+    return uncollected(partial(list, islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_FRAMES)))
 
 
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Disable the garbage collector during the block."""
-    enabled = gc.isenabled()
-    gc.disable()
+_call = methodcaller("__call__")
+
+
+def uncollected(action: Callable[[], Result]) -> Result:
+    """Return the result of an action of C code, during which no garbage is collected.
+
+    The collector is off within a single call of C code, in which no other thread runs: the script must neither find it
+    off nor lose its own choice.
+    """
+    on_again = list[Callable[[], None]]()
+    remember = partial(on_again.extend, compress((gc.enable,), starmap(gc.isenabled, [()])))
     try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+        results: list[Any] = list(map(_call, chain((remember, gc.disable, action), on_again)))
+    except BaseException:
+        for enable in on_again:
+            enable()
+        raise
+    return results[2]  # type: ignore[no-any-return]  # the action's

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.printable import logger_for
 
 Result = TypeVar("Result")
@@ -29,7 +30,6 @@ Result = TypeVar("Result")
 # Exceptions of the script.
 
 
-_current_thread = threading.current_thread  # a script may replace any function, even by a function that raises
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
 _DELIVERY_SECONDS = 0.001
@@ -53,7 +53,7 @@ def attempt(action: Callable[[], Result], failed: Callable[[Exception], None] = 
 
 def is_foreign(error: BaseException) -> bool:
     """Return whether an exception was raised by a signal handler or a trace function, or set by another thread."""
-    if _current_thread().name.startswith("sm-profiler"):
+    if threads.is_own():
         return False  # our threads are none of the script's
     if any(error is delivered for delivered in _delivered):
         return True
@@ -110,7 +110,7 @@ def deliver(error: BaseException) -> None:
     """Raise an exception on this thread soon, where Python does not ignore it."""
     error.__traceback__ = None  # its frames keep what is local to them alive
     _delivered.append(error)
-    _thread.start_new_thread(_set, (threading.get_ident(), error))
+    threads.start(_set, threading.get_ident(), error, name="sm-profiler-deliver")
 
 
 def _set(ident: int, error: BaseException) -> None:
@@ -155,6 +155,7 @@ class Guard:
                 self.warn(text)
             else:  # a log full of warnings helps less than a single line; the report lists them all
                 logger.info("sm-profiler: %s", text)
+                threads.hide()
 
     def warn(self, text: str) -> None:
         """Log one line; an error in a log handler counts and is otherwise ignored."""
@@ -163,6 +164,7 @@ class Guard:
         except Exception as error:  # a user's handler may raise anything
             pass_on(error)
             self.count += 1
+        threads.hide()
 
     def is_off(self, collector: str) -> bool:
         """Return whether a collector has failed."""
@@ -189,9 +191,8 @@ def run_bounded(action: Callable[[], Result], seconds: float, message: str) -> R
         except Exception as error:  # raised again by the caller's thread
             outcome.extend((False, error))
 
-    thread = threading.Thread(target=run, name="sm-profiler-bounded", daemon=True)
     try:
-        thread.start()
+        thread = threads.start(run, name="sm-profiler-bounded")
     except RuntimeError:  # the interpreter is shutting down and starts no threads
         return action()
     thread.join(seconds)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import error_line
 from sm_profiler.formats.recorded import ChildProcess, DeadThread, ThreadStack
@@ -105,7 +106,7 @@ class HangWatch(Collector):
         """Look from a thread until the first record starts the recorder."""
         if self._minimum:
             self._dead.install()
-            threading.Thread(target=self._until_recording, name="sm-profiler start", daemon=True).start()
+            threads.start(self._until_recording, name="sm-profiler start")
 
     def _until_recording(self) -> None:
         session = self._session
@@ -233,7 +234,7 @@ class HangWatch(Collector):
         )
         start, args = (
             session.timebase.now_us() - int(waited * 1e6),
-            span_args(os.getpid(), session.tracker.number, found.args()),
+            span_args(os.getpid(), session.tracker.latest_number, found.args()),
         )
         session.append_event(TraceEvent(found.phase, "hang", start, int(waited * 1e6), args))
         if hangs:
@@ -339,13 +340,12 @@ def stacks(training: int | None) -> tuple[ThreadStack, ...]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident in current_frames():
-        name = names.get(ident, "")
-        if name.startswith("sm-profiler") or ident == threading.get_ident():
+        if threads.is_own(ident):
             continue
         frames = (
             (shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name) for one in stack_of(ident)[:MAX_FRAMES]
         )
-        found.append(ThreadStack(name=name, training=ident == training, frames=tuple(frames)))
+        found.append(ThreadStack(name=names.get(ident, ""), training=ident == training, frames=tuple(frames)))
     return tuple(sorted(found, key=lambda thread: not thread.training)[:MAX_THREADS])
 
 
@@ -400,7 +400,7 @@ class DeadThreads:
 
     def _record(self, error: BaseException | None, thread: threading.Thread | None) -> None:
         name = thread.name if thread is not None else ""
-        if error is None or isinstance(error, SystemExit) or name.startswith("sm-profiler"):
+        if error is None or isinstance(error, SystemExit):
             return
         dead = DeadThread(name=name, error=masked(error_line(error)), where=place_of(error))
         self._found.append((self._clock(), dead))

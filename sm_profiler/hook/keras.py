@@ -366,9 +366,11 @@ class Inputs(Collector):
             yield batch
 
     def _fetched(self, start_ns: int, end_ns: int) -> None:
-        with self._session.guarded(DATALOADER):
+        try:
             if self._is_on():
                 self._collect(DATALOADER_FETCH, DATALOADER_FETCH, Span(self._worker(), 0, start_ns, end_ns))
+        except Exception as error:  # fail open
+            self._session.guard.failed(DATALOADER, error)
 
     def _worker(self) -> int:
         """Return the number of the thread that fetches, in the order of their first fetches."""

@@ -34,7 +34,7 @@ from sm_profiler.formats import recorded
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
 from sm_profiler.hook import guard
 from sm_profiler.hook.adapter import Collector
-from sm_profiler.hook.frames import current_frames, is_library, stack_of, without_collections
+from sm_profiler.hook.frames import current_frames, is_library, stack_of, uncollected
 from sm_profiler.hook.guard import attempt, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
@@ -147,8 +147,7 @@ def full_is_due() -> bool:
 
 def count_by_type() -> Counter[type]:
     """Return how many objects there are of each type."""
-    with without_collections():
-        return Counter(map(type, chain.from_iterable(starmap(gc.get_objects, [()]))))
+    return Counter(uncollected(partial(list, map(type, chain.from_iterable(starmap(gc.get_objects, [()]))))))
 
 
 def of_types(kinds: set[type]) -> list[Any]:
@@ -170,8 +169,7 @@ def _selected(found: Callable[[], list[Any]], wanted: Callable[[type], bool]) ->
     """
     twice = chain.from_iterable(map(repeat, starmap(found, [()]), [2]))
     flags = map(partial(map, wanted), map(partial(map, type), twice))
-    with without_collections():
-        return list(chain.from_iterable(map(compress, twice, flags)))
+    return uncollected(partial(list, chain.from_iterable(map(compress, twice, flags))))
 
 
 # The holder of a container, and the lines that add to it.

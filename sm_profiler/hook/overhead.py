@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sm_profiler.hook.own_work import OwnWork
+from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
-TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
+TIME_SHARE = 0.005  # of a step without its waits for a core: the clock of the callbacks does not see all that they cost
 MIN_US = 30.0  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser
 OVER_IN_WINDOW = 5  # before a window is shed
@@ -42,6 +43,7 @@ class OverheadController:
         work: OwnWork,
         clock: Callable[[], float] = time.perf_counter,
         own_cpu: Callable[[], float] = time.thread_time,
+        waited: Callable[[], int] = waited_ns,
     ) -> None:
         self.shed: set[str] = set()
         self.others: list[Callable[[], float]] = []
@@ -51,6 +53,7 @@ class OverheadController:
         self._work = work
         self._clock = clock
         self._own_cpu = own_cpu
+        self._waited = waited  # of the main thread, for a core
         self.reset()
 
     @property
@@ -60,7 +63,7 @@ class OverheadController:
 
     def reset(self) -> None:
         """Forget all measurements, in a forked child: it writes files of its own."""
-        self._last: tuple[float, float, int, int, int] | None = None
+        self._last: tuple[float, float, int, int, int, int] | None = None
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
         self._unjudged = [0.0, 0.0, 0.0]  # steps, what they cost and took, in microseconds
@@ -72,7 +75,7 @@ class OverheadController:
         What the training has waited for so far counts, too: recording begins inside the first step.
         """
         others = sum(other() for other in self.others)
-        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0)
+        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0, self._waited())
 
     def beat(self, written: int) -> dict[str, Any] | None:
         """Measure the time since the last call, and record more or less from now on.  Called once a second.
@@ -97,7 +100,7 @@ class OverheadController:
         """Compare the own time with its budget, scaled from the metered steps to all."""
         tracker = self._tracker
         cpu = self._own_cpu() + sum(other() for other in self.others)
-        current = (now, cpu, tracker.global_step, tracker.own_ns, self._work.stalled_ns)
+        current = (now, cpu, tracker.global_step, tracker.own_ns, self._work.stalled_ns, self._waited())
         last = self._last
         if last is None:
             self._last = current
@@ -110,7 +113,8 @@ class OverheadController:
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
         if steps:
-            self._judge(steps, training_us + background_us, (current[0] - last[0]) * 1e6)
+            length_us = (current[0] - last[0]) * 1e6 - (current[5] - last[5]) / 1000  # while it had a core, or waited
+            self._judge(steps, training_us + background_us, max(length_us, 0.0))
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
@@ -134,7 +138,7 @@ class OverheadController:
         self._under = self._under + 1 if cost_us < budget_us / 2 else 0
         if self._over >= (OVER if window is None else OVER_IN_WINDOW):
             self._over = 0
-            self._reduce(cost_us / budget_us)
+            self._reduce(cost_us / max(budget_us, 1e-9))
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
             self._under = 0
             self._every_for_time = max(self._every_for_time // 2, 1)

@@ -53,7 +53,7 @@ class Patches:
         if isinstance(owner, type) and not isinstance(original, FunctionType):
             return
         if callable(original):
-            self.put(owner, name, wrap(original))
+            self.put(owner, name, _in_place_of(original, wrap(original)))
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
         """Replace a function or method by a function that calls it between two actions; see `timed`."""
@@ -140,6 +140,27 @@ def after(original: Any, action: Callable[..., Any], failed: Callable[[Exception
         return result if changed is None else changed
 
     return followed
+
+
+def _in_place_of(original: Any, function: Any) -> Any:
+    """Return a function, or what calls it if the original is C's, which a class may hold without making it a method.
+
+    It answers as the original does: its type, signature and text, and its name when it is pickled.
+    """
+    if hasattr(original, "__get__"):
+        return function
+    members = {
+        "__call__": staticmethod(function),
+        "__class__": property(lambda _self: type(original)),
+        "__reduce__": lambda _self: original.__reduce__(),
+        "__repr__": lambda _self: repr(original),
+    }
+    called = type(type(original).__name__, (), members)()
+    for name in (*functools.WRAPPER_ASSIGNMENTS, "__self__", "__text_signature__"):
+        if hasattr(original, name):
+            setattr(called, name, getattr(original, name))
+    vars(called).update(vars(function))
+    return called
 
 
 def _wraps(original: Any) -> Callable[[Any], Any]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sm_profiler.descriptors import moved_up
 from sm_profiler.formats.layout import EXIT_FOLDER
 from sm_profiler.formats.process_end import (
     COMPLETED,
@@ -156,7 +157,7 @@ def record_exit_code(root: Path, source: str, process: Mapping[str, Any]) -> Non
         return
     path = root / EXIT_FOLDER / f"{source}_{os.getpid()}_{time.time_ns()}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    file = moved_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644))
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process is gone, for other nodes
     try:

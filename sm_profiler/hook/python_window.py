@@ -17,7 +17,6 @@ import marshal
 import operator
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.config import CollectorConfig, Profile
 from sm_profiler.formats.layout import StatsWindow, stats_path
 from sm_profiler.hook import convert
@@ -166,7 +166,7 @@ class TimeLimit:
         self._tries = 0
         self._call = _PENDING(self._answered)
         _calls.append(self._call)
-        threading.Thread(target=self._run, name="sm-profiler-limit", daemon=True).start()
+        threads.start(self._run, name="sm-profiler-limit")
 
     def cancel(self) -> None:
         """Do not call the function."""
@@ -368,7 +368,7 @@ class PythonCollector(Collector):
         self._raw: list[tuple[str, str]] = []  # sessions to render: file, and path of the result without its ending
         self._folder: Path | None = None  # of these files
         self._number = itertools.count()
-        self._children: list[subprocess.Popen[bytes]] = []  # that render
+        self._children: list[convert.Conversion] = []  # that render
         self._steps = 0
         self._is_open = False
         self._on_main_thread = False  # where the profiler runs
@@ -377,7 +377,7 @@ class PythonCollector(Collector):
 
     def before_loop(self) -> None:
         """Profile the time before the first step."""
-        if threading.current_thread() is threading.main_thread():  # a profiler can only be stopped on its thread
+        if threads.is_main():  # a profiler can only be stopped on its thread
             self._start(Point("prestepzero", None, "start", self._now_us()), AROUND_SECONDS)
 
     def close(self) -> None:
@@ -498,7 +498,7 @@ class PythonCollector(Collector):
         profiler = Pyinstrument() if self._config.profiler == Pyinstrument.name else CProfile(self._timer())
         profiler.start()
         self._profiler, self._began = profiler, point
-        self._on_main_thread = threading.current_thread() is threading.main_thread()
+        self._on_main_thread = threads.is_main()
         if seconds is not None:
             _kept.append(profiler)
             self._limit = self._new_limit(seconds, lambda: self._reach_limit(point))

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sm_profiler import threads
 from sm_profiler.formats.event_names import MEMORY, OVERHEAD
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.clock import Timebase
@@ -26,7 +27,8 @@ from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import Record
 
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
+MAX_STRETCH = 2.5  # times as long with them: the watch for hangs takes twice that for the pause of a suspended process
 QUEUE_RECORDS = 100_000  # about 20 MB; beyond that the oldest records are dropped and counted
 DISK_SECONDS = 10.0  # close() abandons a disk that does not answer for so long
 TASK_SECONDS = 60.0  # and a task that takes longer
@@ -82,13 +84,13 @@ class Recorder:
         self._deadline: float | None = None  # of the disk operation or task that runs
         self._in_flight = 0  # events that are being written
         self._abandoned = False  # the disk hangs, and close() has given up
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._disk_reported = False
+        self._last_beat = (0, 0)  # time, and what the training has waited for a core
 
     def start(self) -> None:
         """Start the background thread."""
-        self._thread = threading.Thread(target=self._run, name="sm-profiler", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="sm-profiler")
 
     @property
     def dropped(self) -> int:
@@ -126,15 +128,15 @@ class Recorder:
         self._stop.set()
         self._wake.set()
         thread = self._thread
-        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+        if thread is None or thread.ident == threading.get_ident() or not thread.is_alive():
             self._finish()
             return
-        thread.join(timeout=0.05)  # usually enough
+        thread.join(0.05)  # usually enough
         while thread.is_alive():
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._abandon()
                 return
-            thread.join(timeout=0.2)
+            thread.join(0.2)
 
     def _abandon(self) -> None:
         self._abandoned = True
@@ -147,14 +149,22 @@ class Recorder:
     def _run(self) -> None:
         with self._own.unrecorded():
             self._guarded(self._controller.begin)
+            self._stretch()
             while not self._stopped():
                 self._guarded(self.beat)
+                threads.hide()
             self._guarded(self._finish)
 
     def _stopped(self) -> bool:
-        self._wake.wait(self._flush_seconds)
+        self._wake.wait(self._flush_seconds * self._stretch())
         self._wake.clear()
         return self._stop.is_set()
+
+    def _stretch(self) -> float:
+        """Return how many times as long a second of the training takes as it has a core for a part of the time only."""
+        last, self._last_beat = self._last_beat, (time.perf_counter_ns(), waited_ns() + self._helpers_ns())
+        elapsed, waited = self._last_beat[0] - last[0], self._last_beat[1] - last[1]
+        return min(elapsed / max(elapsed - waited, 1), MAX_STRETCH) if elapsed > 0 else 1.0
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -164,7 +174,7 @@ class Recorder:
 
     def _finish(self) -> None:
         self._work()
-        if threading.current_thread() is self._thread:  # whose CPU time is measured
+        if self._thread is not None and self._thread.ident == threading.get_ident():  # whose CPU time is measured
             self._record_overhead(self._controller.end())
         self._drain()
         if not self._abandoned:

@@ -9,8 +9,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter_ns
 from types import FrameType
+from typing import TypeAlias
 
 import attrs
+
+REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages are live, and a job may be killed
+MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
+Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 
 
 @attrs.define(eq=False)
@@ -38,9 +43,9 @@ class Rest:
     arrivals: list[int] = attrs.field(factory=list)
 
     @property
-    def is_over(self) -> bool:
-        """True after the last step."""
-        return len(self.ends) > self.steps
+    def counted(self) -> int:
+        """Steps so far."""
+        return len(self.ends) - 1
 
     def phase(self, stack: Sequence[FrameType]) -> str:
         """Return the phase of a sample; without one on the stack, the time since decides."""
@@ -66,4 +71,35 @@ class Rest:
             while at < len(ends) and ends[at] < limit:
                 end, at = ends[at], at + 1
             found.append((start, end))
+        return found
+
+
+@attrs.define(eq=False)
+class CallRest(Rest):
+    """The same of a loop that calls compiled functions, and waits for their results in each step.
+
+    A step begins with a call of one of these functions; `ends` are these moments.
+
+    Attributes:
+        until: time at which the rest ends, with the start of the next step.
+        waits: for results, one after the other.
+    """
+
+    until: int = attrs.field(kw_only=True)
+    waits: list[Wait] = attrs.field(factory=list, kw_only=True)
+
+    @property
+    def counted(self) -> int:
+        """Steps so far, the running one included."""
+        return len(self.ends)
+
+    def turns(self, now_ns: int) -> list[tuple[int, int, list[Wait]]]:
+        """Return start and end of each step, the running one included, and its waits."""
+        found, at = [], 0
+        for start, limit in pairwise([*self.ends, now_ns]):
+            first = at
+            while at < len(self.waits) and self.waits[at][1] < limit:
+                at += 1
+            waits = [wait for wait in self.waits[first:at] if wait[2] - wait[1] >= MIN_WAIT_NS]
+            found.append((start, self.waits[at - 1][2] if at > first else limit, waits))
         return found

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Protocol
 
+from sm_profiler import threads
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.adapter import Collector
@@ -32,7 +33,7 @@ SAMPLER = "sampler"
 DELAY = 1 / 15  # seconds between samples
 DENSE_DELAY = 1 / 60  # while a step is long
 MAX_DELAY = 1.0
-SHARE = 0.0015  # of the time: CPU time of the sampler's thread
+SHARE = 0.0015  # of the time, without the training's waits for a core: CPU time of the sampler's thread
 SAVED = 0.005  # seconds of CPU time that may be saved up, for a while of dense samples
 START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
 WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
@@ -112,7 +113,7 @@ class Sampler(Collector):
         self._notes: deque[tuple[tuple[Place, ...], str, float]] = deque(maxlen=MAX_NOTES)
         self._lengths = Lengths()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._began_ns = self._last_ns = self._written_ns = self._clock()
         self._seen = (-1, 0)  # number of a step and its start
         self._seen_ns = 0  # time of the last sample
@@ -125,10 +126,7 @@ class Sampler(Collector):
     def begin(self) -> None:
         """Start the thread: with the hook, before the first step, so that imports and the opening of data are seen."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, args=(self._stop,), name="sm-profiler sampler", daemon=True
-            )
-            self._thread.start()
+            self._thread = threads.start(self._run, self._stop, name="sm-profiler sampler")
 
     def start(self) -> None:
         """Start the thread in a forked child, with its first step."""
@@ -152,8 +150,8 @@ class Sampler(Collector):
         """End the thread and record what is left."""
         self._stop.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=0.5)
+        if thread is not None and thread.ident != threading.get_ident():
+            thread.join(0.5)
             if thread.is_alive():
                 return
         self._tally.settle_early(self._lengths.is_long)
@@ -179,6 +177,7 @@ class Sampler(Collector):
             used = self._own_cpu() - before
             self.cpu_seconds += used
             self._saved -= used
+            threads.hide()
 
     # pace
 
@@ -205,15 +204,16 @@ class Sampler(Collector):
         del stack  # frames keep what is local to them alive
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
-        self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
         waited, delay = self._waited_ns(), self._helpers.delay(now_ns)
         if self.declared or phase in WITHOUT_HELPERS:
             delay = 0
         self.helpers_ns += delay
-        if places:
-            self._tally.hold((phase, long, leaf, places), seconds, (waited - self._last_waited + delay) / 1e9)
+        waiting = (waited - self._last_waited + delay) / 1e9
         self._last_waited = waited
+        self._saved = min(self._saved + SHARE * max(seconds - waiting, 0.0), SAVED)
+        if places:
+            self._tally.hold((phase, long, leaf, places), seconds, waiting)
 
     def _follow_step(self, now_ns: int) -> bool:
         """Return whether the running step is long already; settle the samples of the one before."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+from sm_profiler import threads
+from sm_profiler.descriptors import moved_up
 from sm_profiler.formats import recorded
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
@@ -212,7 +214,7 @@ class Helpers:
     def _follow(self, thread: int) -> None:
         file = self._open(thread)
         if file is not None:
-            self._files[thread] = file
+            file = self._files[thread] = moved_up(file)
             self._last[thread] = _read(file) or (0, 0)
 
     def _leave(self, thread: int) -> None:
@@ -229,7 +231,9 @@ class Helpers:
 
 def python_threads() -> set[int]:
     """Return the ids of the threads that Python started, ours among them."""
-    return {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
+    return {thread.native_id for thread in threading.enumerate() if thread.native_id is not None} | set(
+        threads.running()
+    )
 
 
 def _read(file: int) -> tuple[int, int] | None:

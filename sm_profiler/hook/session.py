@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
@@ -24,7 +25,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_reco
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
-from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.guard import Guard, pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import Aside, OwnWork
@@ -91,7 +92,7 @@ class Session(StepObserver):
         self._source = source
         self._reload_problem = ""  # the latest, so that it is reported once
         self._next_profile: Profile | None = None
-        self._retired: threading.Thread | None = None  # finishes the files
+        self._retired: threads.Thread | None = None  # finishes the files
         self.on_retired: Callable[[settings.ConfigText], object] | None = None
         self._recorder: Recorder | None = None
         self._events: deque[TraceEvent] = deque()  # of the script
@@ -199,6 +200,12 @@ class Session(StepObserver):
         self.tracker.reports_forward_ends = any(overrides(one, "forward_ends") for one in collectors)
         self.wake()
 
+    def _may_rest(self) -> bool:
+        """Return whether all windows of the collectors are over to which the ends of steps or forwards are reported."""
+        ended = {name for name, window in self.schedule.windows.items() if window.ended}
+        waiting = (one for one in self._collectors if one.name not in ended)
+        return not any(overrides(one, "step_ends") or overrides(one, "forward_ends") for one in waiting)
+
     def wake(self) -> None:
         """Consult all collectors at the next step, even those that may be skipped."""
         self.tracker.settled = None
@@ -246,9 +253,12 @@ class Session(StepObserver):
 
     def saw_input(self, value: Any) -> None:
         """Count the samples of a model's input in training: the first dimension of a tensor."""
-        shape = getattr(value, "shape", None)
-        if shape and type(shape[0]) is int:
-            self._samples += shape[0]
+        try:
+            shape = value.shape
+            if shape and type(shape[0]) is int:
+                self._samples += shape[0]
+        except Exception as error:  # a nested tensor has none
+            pass_on(error)
 
     def samples_per_step(self) -> float | None:
         """Return the samples of a training step, on average; None if they were not seen."""
@@ -301,7 +311,7 @@ class Session(StepObserver):
     def append_span(self, name: str, start_ns: int, end_ns: int) -> None:
         """Queue a span of the script."""
         # another thread's phase is no part of the loop
-        declared = {"declared": True} if threading.current_thread() is threading.main_thread() else None
+        declared = {"declared": True} if threads.is_main() else None
         self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, declared))
         self.step_metered()
 
@@ -428,6 +438,7 @@ class Session(StepObserver):
                 except Exception as error:  # fail open
                     self.switch_off(collector, error)
         self.slowdown.windows_turned(tracker.step_start)
+        tracker.rests = settled and self._may_rest()
         if not settled:
             tracker.settled = None
 
@@ -477,8 +488,7 @@ class Session(StepObserver):
         self.note("profiler", f"switched off before step {step} by a change of the configuration: {self.profile.off}")
         self.guard.warn(f"the configuration changed, and nothing more is recorded: {self.profile.off}")
         self._stop()
-        self._retired = threading.Thread(target=self._finish, name="sm-profiler end")  # the process waits for it
-        self._retired.start()
+        self._retired = threads.start(self._finish, name="sm-profiler end")  # the process waits for it: see close()
         if self.on_retired is not None and self._source is not None:
             self.on_retired(self._source)
 

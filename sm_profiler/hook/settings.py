@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import (
@@ -175,6 +176,7 @@ def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | N
         interface=resources.interface,
         job=os.environ.get(JOB_NAME_VARIABLE, ""),
         config=str(config.absolute()) if config is not None else "",
+        hook=profile.hook_on,
     )
 
 
@@ -214,7 +216,7 @@ class Standby:
     def begin(self) -> None:
         """Start the thread."""
         _kept.append(self._call)
-        threading.Thread(target=self._run, name="sm-profiler standby", daemon=True).start()
+        threads.start(self._run, name="sm-profiler standby")
 
     def end(self) -> None:
         """Stop looking."""
@@ -257,10 +259,9 @@ class Standby:
 
 def in_framework() -> bool:
     """Return whether any thread of the script runs code of a framework."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
     return any(
         str(frame.f_globals.get("__name__", "")).partition(".")[0] in BUSY
         for ident in current_frames()
-        if not names.get(ident, "").startswith("sm-pro")
+        if not threads.is_own(ident)
         for frame in stack_of(ident)
     )

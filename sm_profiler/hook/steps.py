@@ -11,9 +11,9 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, TypeAlias
 
-from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.rest import Rest
+from sm_profiler.hook.rest import REST_NS, CallRest, Rest
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
 # (`perf_counter_ns`), number of the step within its mode or -1, further arguments or None.  A plain tuple, because six
@@ -97,6 +97,7 @@ class StepTracker:
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
+        rests: the observer needs no more of the steps of the settled mode.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -114,7 +115,7 @@ class StepTracker:
     def train_number(self) -> int:
         """Number of the latest training step, also during an evaluation."""
         if self.rest is not None:
-            return self.number + len(self.rest.ends) - 1
+            return self.number + self.rest.counted
         return self.number if self.mode is ModeKeys.TRAIN else self.counts[ModeKeys.TRAIN] - 1
 
     def reset(self, append: Callable[[Record], None]) -> None:
@@ -126,6 +127,7 @@ class StepTracker:
         self.settled: ModeKeys | None = None
         self.every = 1
         self.keep_phases = True
+        self.rests = True
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
@@ -213,6 +215,11 @@ class StepTracker:
             if self.keep_phases:
                 self.append((DATALOADER_WAIT, name, start, self.step_start, self.number, None))
 
+    @property
+    def latest_number(self) -> int:
+        """Number of the latest step within its mode."""
+        return self.number if self.rest is None else self.train_number
+
     # for other threads
 
     @property
@@ -253,6 +260,8 @@ class StepTracker:
 
     def fetch_begins(self) -> None:
         """Note that the loop requests a batch from a loader."""
+        if self.rest is not None:
+            self.end_rest()
         # A fetch ends the step, unless it comes between a forward and its backward, as in some prefetchers.
         if self.is_open and not self.manual and (self._saw_backward or self._saw_optimizer or not self._with_gradients):
             self.is_open = False  # inlined end_step(): the call would cost half a microsecond
@@ -500,7 +509,7 @@ class StepTracker:
             self.counts[self.mode] -= self.batches
             self._ahead = 0
 
-    # rest: steps whose phases are not recorded, in a loop with one optimizer step in each
+    # rest: steps whose phases are not recorded, in a loop with one optimizer step in each, or with compiled functions
 
     def may_rest(self) -> bool:
         """Return whether nothing of the next steps must be reported; called at the end of an optimizer's step."""
@@ -509,33 +518,60 @@ class StepTracker:
             and self._regular >= REGULAR
             and self._updates == 1
             and not (self.streams and self.streams[-1].burst)  # several batches in a step
-            and self.settled is _TRAIN
-            and not (self.manual or self.optimizer or self.in_backward or self.waits_later)
-            and not (self.reports_step_ends or self.reports_forward_ends)
+            and self._is_unwatched()
+            and not (self.optimizer or self.in_backward)
         )
+
+    def _is_unwatched(self) -> bool:
+        return self.settled is _TRAIN and self.rests and not (self.manual or self.waits_later)
 
     def begin_rest(self, awake: Callable[[], None], phase_of: Callable[[Sequence[FrameType]], str]) -> Rest:
         """Let the open step end, and rest until the next one whose phases are recorded."""
         self.end_step()
-        steps, ends = self.every - 1 - self.global_step % self.every, [self._last_end]
-        self.rest = rest = Rest(self._updater, steps, self._stream(), awake, phase_of, self._gap_ns, ends)
+        ends = [self._last_end]
+        self.rest = rest = Rest(
+            self._updater, self._until_observed(), self._stream(), awake, phase_of, self._gap_ns, ends
+        )
         return rest
 
-    def end_rest(self) -> None:
-        """Record the steps of the rest, if there is one; from here on, all is reported again."""
+    def begin_call_rest(
+        self, start_ns: int, awake: Callable[[], None], phase_of: Callable[[Sequence[FrameType]], str]
+    ) -> CallRest | None:
+        """Rest from the call that begins now, and with it the next step, if nothing of this step must be reported."""
+        at_once = self.is_open and self.mode is _TRAIN and not self.reads_loader
+        if not (at_once and (self.global_step + 1) % self.every != 0 and self._is_unwatched()):
+            return None
+        self.end_step()
+        steps, until = self._until_observed(), start_ns + REST_NS
+        self.rest = rest = CallRest(0, steps, None, awake, phase_of, 0, [start_ns], until=until)
+        return rest
+
+    def _until_observed(self) -> int:
+        """Return the number of steps before the next one whose phases are recorded."""
+        return self.every - 1 - self.global_step % self.every
+
+    def end_rest(self, *, regular: bool = False) -> None:
+        """Record the steps of the rest, if there is one; from here on, all is reported again.
+
+        Args:
+            regular: the loop is as before: it may rest again at once.
+        """
         rest = self.rest
         if rest is None:
             return
         began_ns, self.rest = perf_counter_ns(), None
         try:
-            self._record_rest(rest)
+            if isinstance(rest, CallRest):
+                self._record_calls(rest, began_ns)
+            else:
+                self._record_rest(rest)
+                if not regular:
+                    self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
             rest.awake()
         self.own_ns += (perf_counter_ns() - began_ns) // METER_EVERY
 
     def _record_rest(self, rest: Rest) -> None:
-        if not rest.is_over or rest.stream is None:  # the loop may have changed: in a new epoch it has not
-            self._regular = REGULAR - AGAIN
         arrived_ns, name = rest.waiting(), STEP[_TRAIN]
         if arrived_ns is not None and isinstance(rest.stream, Stream):
             self._fetch_end, self._after_fetch = arrived_ns, True
@@ -549,6 +585,21 @@ class StepTracker:
             self.counts[_TRAIN] = self.number + 1
             self.global_step += len(spans)
             self.rested += len(spans)
+
+    def _record_calls(self, rest: CallRest, now_ns: int) -> None:
+        """Record the steps of a rest; the last one is open from here on."""
+        turns, name, append = rest.turns(now_ns), STEP[_TRAIN], self.append
+        for number, (start, end, waits) in enumerate(turns, self.number + 1):
+            for what, wait_ns, waited_ns in waits:
+                append((RESULTS, what, wait_ns, waited_ns, number, None))
+            if number < self.number + len(turns):
+                append((name, name, start, end, number, None))
+        self.step_start, self._last_end, _ = turns[-1]
+        self.number += len(turns)
+        self.counts[_TRAIN] = self.number + 1
+        self.global_step += len(turns)
+        self.rested += len(turns)
+        self.is_open, self._saw_optimizer, self.keep_phases, self.metering = True, True, False, False
 
     def _is_training(self) -> None:
         """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""

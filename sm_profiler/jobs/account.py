@@ -7,11 +7,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 import attrs
+from botocore.exceptions import ClientError
 
 from sm_profiler.errors import SourceError
 from sm_profiler.jobs.listing import Place, find_places
 from sm_profiler.printable import printable
-from sm_profiler.source.job import output_of
+from sm_profiler.source.job import output_of, refused
 from sm_profiler.storage import Storage, open_storage
 from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, reason_of
 
@@ -97,6 +98,8 @@ class Account:
         """Return the description of a job."""
         try:
             described = self.sagemaker.describe_training_job(TrainingJobName=name)
+        except ClientError as error:
+            raise SourceError(printable(refused(error, name, self.region))[:MAX_MESSAGE]) from error
         except REQUEST_ERRORS as error:
             raise self._explained(error) from error
         return {key: value for key, value in described.items() if key != "ResponseMetadata"}

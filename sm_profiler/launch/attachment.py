@@ -77,6 +77,10 @@ def attach_estimator(
         require_managed_profiling(estimator.sagemaker_session.boto_region_name, estimator.instance_type)
         config = profiler_config if profiler_config is not None else ProfilerConfig()
         _check(config, rules)
+        if estimator.disable_profiler is True and config.disable_profiler is not True:
+            warnings.warn(
+                "the Estimator's disable_profiler=True is replaced: the profiler is switched on", stacklevel=3
+            )
         environment = dict(estimator.environment or {})
         if getattr(config, "framework_profile_params", None) is not None:
             environment.setdefault(AUTO.name, "1")

@@ -229,8 +229,8 @@ def local_source(source: str, name: str) -> Path:
     return path
 
 
-def check_class(path: Path, name: str) -> None:
-    """Check that a file can define a rule's class, without running it."""
+def check_class(path: Path, name: str, parameters: Collection[str] = ()) -> None:
+    """Check that a file can define a rule's class, and that its constructor takes the parameters, without running it."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -243,6 +243,17 @@ def check_class(path: Path, name: str) -> None:
     assigned = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
     if name not in classes and not other and not assigned:
         raise ConfigError(f"{path} has no class {name}; it has: {', '.join(classes) or 'no class'}")
+    defined = [node for node in statements if isinstance(node, ast.ClassDef) and node.name == name]
+    made = [
+        node for each in defined for node in each.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
+    if len(made) != 1 or made[0].args.kwarg:  # of a base, or any name
+        return
+    names = {argument.arg for argument in (*made[0].args.args[1:], *made[0].args.kwonlyargs)}
+    for given in parameters:
+        own = given[len(name) + 1 :] if given.lower().startswith(f"{name}_".lower()) else given
+        if given not in names and own not in names:
+            raise ConfigError(f"{name} has no parameter {own!r}; it has: {', '.join(sorted(names)) or 'none'}")
 
 
 def source_uri(prefix: str, name: str, path: Path) -> str:

@@ -69,13 +69,14 @@ class Billed:
 
 def billed_time(description: Mapping[str, Any]) -> Billed | None:
     """Return the bill of a job that ended; None if its description has none."""
-    training, billable = (_seconds(description.get(f"{kind}TimeInSeconds")) for kind in ("Training", "Billable"))
+    training, billable = (job_seconds(description.get(f"{kind}TimeInSeconds")) for kind in ("Training", "Billable"))
     if training is None or billable is None:
         return None
     return Billed(description.get("EnableManagedSpotTraining") is True, training, billable)
 
 
-def _seconds(value: object) -> float | None:
+def job_seconds(value: object) -> float | None:
+    """Return a time that a job can take, in seconds; None for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number and 0 <= value <= LONGEST_S else None  # type: ignore[operator, arg-type]
 

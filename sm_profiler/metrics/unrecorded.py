@@ -11,8 +11,9 @@ def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
     if metrics.description:
         return Launched.of(metrics.description).why_no_steps()
     return "", (
-        "Record steps and phases: start the script with 'sm-profiler run', set SM_PROFILER_AUTO=1 in the container, or call "
-        "Hook.create_from_config() in the script. Every step is then recorded."
+        "Record steps and phases: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1 in the container, with "
+        "ProfilingParameters in the configuration. If that was so, no process made a step that is known: a process that only "
+        "imports a framework makes none, and other loops mark each step with get_hook().step()."
     )
 
 
@@ -22,4 +23,4 @@ def how_to_record(metrics: JobMetrics) -> str:
         return why_no_steps(metrics)[1]
     if metrics.ending.launched:
         return "no process made a training step."
-    return "start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1."
+    return "start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1; if it was set, no process made a step."

@@ -28,10 +28,11 @@ from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
+from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.left_profile import mark_end
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
-from sm_profiler.monitor.place import EARLIER, read_claim
+from sm_profiler.monitor.place import EARLIER
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
@@ -39,9 +40,9 @@ from sm_profiler.printable import logger_for, printable
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
+from sm_profiler.threads import unblock_signals
 
 if TYPE_CHECKING:
-    from sm_profiler.monitor.board import Board
     from sm_profiler.storage.s3 import S3Storage
 
 logger = logger_for("sm_profiler")
@@ -140,43 +141,61 @@ LOOK_SECONDS = 1.0
 
 
 @attrs.define(eq=False)
-class SwitchedOff:
-    """Is set while another event is, or while `DisableProfiler` is true in a configuration file.
+class LiveProfile:
+    """The configuration of a running job, which a file may change; safe to use from several threads.
 
     A file that is gone, or that is half written, changes nothing.
 
     Attributes:
-        stop: the other event.
         config: the file; "" for a configuration that cannot change.
+        hook_on: whether steps are recorded, as the job began.
         clock: monotonic clock in seconds.
     """
 
-    stop: StopEvent
     config: str
+    hook_on: bool = True
     clock: Callable[[], float] = time.monotonic
+    _disabled: bool = attrs.field(default=False, init=False)
     _looked: float = attrs.field(default=float("-inf"), init=False)
     _changed: int = attrs.field(default=0, init=False)
-    _off: bool = attrs.field(default=False, init=False)
+
+    def is_off(self) -> bool:
+        """Return whether `DisableProfiler` is true."""
+        self._look()
+        return self._disabled
+
+    def has(self, instrument: Instrument) -> bool:
+        """Return whether a metric is measured: one that is not must not look like a training that has stopped."""
+        self._look()
+        return not self._disabled and (self.hook_on or instrument not in OF_STEPS)
+
+    def _look(self) -> None:
+        if not self.config or self.clock() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = self.clock()
+        try:
+            changed = Path(self.config).stat().st_mtime_ns
+            if changed != self._changed:
+                profile = load_profile(Path(self.config).read_text("utf-8-sig"))
+                self._disabled, self.hook_on, self._changed = profile.disabled, profile.hook_on, changed
+        except (OSError, ValueError):
+            pass
+
+
+@attrs.define(eq=False)
+class SwitchedOff:
+    """Is set while another event is, or while the configuration switches the profiler off."""
+
+    stop: StopEvent
+    profile: LiveProfile
 
     def is_set(self) -> bool:
         """Return whether to stop."""
-        return self.stop.is_set() or self._is_off()
+        return self.stop.is_set() or self.profile.is_off()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the other event is set, for `timeout` seconds at most; return whether to stop."""
-        return self.stop.wait(timeout) or self._is_off()
-
-    def _is_off(self) -> bool:
-        if self.config and self.clock() - self._looked >= LOOK_SECONDS:
-            self._looked = self.clock()
-            try:
-                changed = Path(self.config).stat().st_mtime_ns
-                if changed != self._changed:
-                    self._off = load_profile(Path(self.config).read_text("utf-8-sig")).disabled
-                    self._changed = changed
-            except (OSError, ValueError):
-                pass
-        return self._off
+        return self.stop.wait(timeout) or self.profile.is_off()
 
 
 PR_SET_PDEATHSIG = 1
@@ -209,6 +228,7 @@ class Agent:
         wake: set to check the job's processes at once.
         terminated: whether SIGTERM has arrived.
         exits: takes the exit codes of processes that wait for the monitor; None if none can.
+        profile: what the job's configuration asks for by now.
     """
 
     task: Task
@@ -221,12 +241,15 @@ class Agent:
     wake: SignalEvent = attrs.field(factory=SignalEvent)
     terminated: bool = False
     exits: ExitDesk | None = None
+    profile: LiveProfile = attrs.field(init=False)
     _uploader: Uploader | None = attrs.field(default=None, init=False)
     _space: LocalSpace = attrs.field(init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
+    _reported_left: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.profile = LiveProfile(self.task.config, self.task.hook)
         self._space = local_space(self.root, os.environ)
         self._space.take_uploaded = self._take_uploaded
 
@@ -278,7 +301,7 @@ class Agent:
 
     def _sample(self, stop: threading.Event) -> None:
         """Sample until `stop` is set, while the job's configuration does not switch the profiler off."""
-        switch = SwitchedOff(stop, self.task.config)
+        switch = SwitchedOff(stop, self.profile)
         while not stop.is_set():
             if not switch.is_set():
                 self.sampler().run(switch)
@@ -331,7 +354,7 @@ class Agent:
 
     def _finish(self, deadline: float) -> None:
         """Upload the remaining files, and write the end markers if nothing more can follow."""
-        ended = self.registry.all_ended()
+        ended, self._reported_left = self.registry.all_ended(), False
         complete = self._upload_rest(deadline)
         with contextlib.suppress(Exception):  # the end of a job is more important
             self._space.check()
@@ -386,11 +409,13 @@ class Agent:
         # The first success may come late: a short job, or a network that was down until now.
         if uploader.reached and last > deadline and uploader.drain(last):
             return True
-        left = uploader.remaining()
-        logger.warning(
-            "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
-            left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.reason,
-        )  # fmt: skip
+        if not self._reported_left:  # the exit codes that come after it are one file more
+            self._reported_left = True
+            left = uploader.remaining()
+            logger.warning(
+                "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
+                left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.reason,
+            )  # fmt: skip
         return False
 
     def _may_leave(self) -> bool:
@@ -417,13 +442,9 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
     port = METRICS_PORT.read_or_default(environment)
     if port is None:
         return None
-    from sm_profiler.monitor.board import Board, StepCounter, job_labels  # few jobs are scraped
-    from sm_profiler.monitor.exposition import Exposition
+    from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
 
-    owner = None
-    with contextlib.suppress(OSError):
-        owner = read_claim(root)
-    labels = job_labels(job, environment, owner.job if owner is not None else "")
+    labels = job_labels(job, environment, name_of_folder(root))
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
@@ -456,6 +477,7 @@ def keep_running(work: Callable[[threading.Event], None], stop: threading.Event)
 
 def main(arguments: list[str]) -> None:
     """Run with the arguments of the command line."""
+    unblock_signals()
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     fd, task = int(arguments[0]), Task.from_json(arguments[1])
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
@@ -472,6 +494,8 @@ def main(arguments: list[str]) -> None:
         lambda: open_destination(task.destination, task.kms_key_id or None),
         lambda: Sampler(root, task.node, interval_s, machine_sources(task.interface), board=board),
     )
+    if board is not None:
+        board.has = agent.profile.has
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.terminate())

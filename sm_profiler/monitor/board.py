@@ -23,6 +23,8 @@ from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id
+from sm_profiler.monitor.place import read_claim
+from sm_profiler.settings import RUN_ID
 
 MAX_BYTES = 64 << 20  # of a file at one time; the rest follows
 MAX_FILES = 100_000
@@ -292,14 +294,23 @@ def job_labels(
     Args:
         name: of the job; "" to take that of the scheduler.
         environment: the job's variables.
-        otherwise: name of a job that neither a variable nor a scheduler names.
+        otherwise: name of a job that neither a variable nor a scheduler names; "" for that of the run, or of the machine.
     """
     known = identity(environment)
     scheduled = "-".join(known[key] for key in ("job", "job_id") if key in known)
     host = known.get("host") or host_id(in_container=True) or socket.gethostname()
-    job = name or scheduled or known.get("pod") or otherwise
+    job = name or scheduled or known.get("pod") or otherwise or RUN_ID.text(environment) or host
     found = {"training_job": job, "host": host, "user": known.get("user", "")}
     return tuple((key, value) for key, value in found.items() if value)
+
+
+def name_of_folder(root: Path) -> str:
+    """Return the name of the job that writes to a folder, which nothing else names; "" if no job has claimed it."""
+    try:
+        owner = read_claim(root)
+    except OSError:
+        return ""
+    return owner.job if owner is not None else ""
 
 
 @attrs.define(eq=False)
@@ -312,6 +323,7 @@ class Board:
         clock: monotonic clock in seconds.
         labels: further labels of all series; see `job_labels`.
         withdraw: undoes what announced the board.
+        has: whether a metric is measured; the configuration of a running job may switch it off.
     """
 
     node: str
@@ -319,6 +331,7 @@ class Board:
     steps: StepCounter | None = None
     labels: tuple[tuple[str, str], ...] = ()
     withdraw: Callable[[], object] = lambda: None
+    has: Callable[[Instrument], bool] = lambda _: True
     _values: dict[tuple[str, str], tuple[float, Value]] = attrs.field(factory=dict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -351,9 +364,9 @@ class Board:
         """Return the newest value of each series."""
         now = self.clock()
         with self._lock:
-            found = [value for at, value in self._values.values() if now - at <= STALE_S]
+            found = [value for at, value in self._values.values() if now - at <= STALE_S and self.has(value.instrument)]
         found.append(Value(BUILD, (*self.common, ("version", __version__)), 1.0))
-        ranks = self.steps.count() if self.steps is not None else {}
+        ranks = self.steps.count() if self.steps is not None and self.has(STEPS) else {}
         for rank, progress in ranks.items():
             labels = (*self.common, *((("rank", rank),) if rank else ()))
             found += [Value(STEPS, (*labels, ("mode", mode)), float(count)) for mode, count in progress.steps.items()]

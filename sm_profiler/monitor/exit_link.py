@@ -20,6 +20,7 @@ from pathlib import Path
 
 import attrs
 
+from sm_profiler.descriptors import moved_up
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER
 
 WAIT_SECONDS = 15  # in `exit`, at most
@@ -69,10 +70,10 @@ class ExitLink:
         """Have `exit` write the code and wait for the monitor: its functions run in reverse order."""
         library = ctypes.CDLL(None)
         library.fdopen.restype = ctypes.c_void_p
-        file = os.open(self.record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        file = moved_up(os.open(self.record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         self.socket.setblocking(True)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", WAIT_SECONDS, 0))
-        waiting = ctypes.c_void_p(library.fdopen(self.socket.detach(), b"r"))
+        waiting = ctypes.c_void_p(library.fdopen(moved_up(self.socket.detach()), b"r"))
         code = ctypes.c_void_p(library.fdopen(file, b"a"))
         library.setvbuf(code, None, 2, 0)  # unbuffered
         library["__cxa_atexit"](library.fgetc, waiting, None)

@@ -7,13 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor.exit_link import ExitLink
@@ -170,9 +170,7 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
         raise ProfilerError(f"{error.filename or root}: {error.strerror or error}") from None
     if registration.monitor is not None:
         keep_task(task)
-        threading.Thread(
-            target=registration.keep_monitor, args=(environment,), name="sm-profiler-monitor", daemon=True
-        ).start()
+        threads.start(registration.keep_monitor, environment, name="sm-profiler-monitor")
     return registration
 
 

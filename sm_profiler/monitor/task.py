@@ -34,6 +34,7 @@ class Task:
         interface: the network interface that connects the nodes, or "".
         job: the training job's name, the same for all its attempts; "" if nothing names it.
         config: file of the configuration, which may switch the sampling off while the job runs; "" for none.
+        hook: whether the configuration has steps recorded.
     """
 
     root: str
@@ -45,6 +46,7 @@ class Task:
     interface: str = ""
     job: str = ""
     config: str = ""
+    hook: bool = True
 
     def to_json(self) -> str:
         """Return the task as text for a command line."""

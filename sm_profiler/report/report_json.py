@@ -24,7 +24,7 @@ from sm_profiler.diagnosis.model import Cost, Finding, Quality, Report
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import recorded
 from sm_profiler.formats.process_end import UNKNOWN
-from sm_profiler.identity import MACHINE
+from sm_profiler.identity import MACHINE, machine_of
 from sm_profiler.metrics import hang
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.ends import JobEnd, RankEnd
@@ -109,7 +109,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: `algo-1-0`.
         node: `algo-1`.
-        host: machine that it ran on: its EC2 instance, one of its GPUs or its name; empty if unknown.
+        host: machine that it ran on: its name in the cluster, its EC2 instance or one of its GPUs; empty if unknown.
         train_steps, eval_steps: numbers of its steps.
         judged_steps: of a long job: number of steps from which medians, percentiles and periods come; sums are those of all.
         loop_s: length of its loop.
@@ -154,7 +154,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         instance_type: null if unknown.
         identity: user, account, job, job_id, queue, namespace, pod and host as Slurm, Kubernetes or the job's variables name
             them, and a pod's labels as label:NAME; what all processes agree on, or without steps all nodes.
-        hosts: node → id of its machine, the same in all of its jobs.
+        hosts: node → its machine, the same in all of its jobs: its name in the cluster, or an id.
         gpus: use of its GPUs.
         cpu_cores: node → number of cores.
         initialization_s: time before the loop.
@@ -487,7 +487,11 @@ def _job(report: Report) -> Job:
     metrics = report.metrics
     types, billed = metrics.node_types, billed_time(metrics.description)
     ends = {rank.name: end_of(rank) for rank in metrics.ending.ranks}
-    hosts = {process_name(each): str(each["host"]) for each in metrics.metadata if each.get("host")}
+    machines = {
+        process_name(each): machine_of(each.get("identity") or {}, str(each.get("host") or ""))
+        for each in metrics.metadata
+    }
+    owners = metrics.system.owners.items()
     return Job(
         name=metrics.name,
         start=_number(metrics.start),
@@ -497,7 +501,7 @@ def _job(report: Report) -> Job:
         nodes=tuple(metrics.nodes),
         instance_type=metrics.instance_type,
         identity=metrics.identity,
-        hosts={node: owner[MACHINE] for node, owner in metrics.system.owners.items() if owner.get(MACHINE)},
+        hosts={node: name for node, owner in owners if (name := machine_of(owner, owner.get(MACHINE, "")))},
         gpus=tuple(
             Gpu(
                 node=gpu.node,
@@ -518,7 +522,7 @@ def _job(report: Report) -> Job:
         utilisation={
             metric: _number(metrics.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
         },
-        ranks=tuple(_rank(rank, hosts.get(rank.name, ""), ends.get(rank.name)) for rank in metrics.ranks),
+        ranks=tuple(_rank(rank, machines.get(rank.name, ""), ends.get(rank.name)) for rank in metrics.ranks),
         startup=tuple(
             StartPart(part=part.key, label=part.label, seconds=round(part.seconds, 3), paid=part.paid)
             for part in start_parts(metrics)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +17,7 @@ from sm_profiler.printable import logger_for
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
 from sm_profiler.report.write import write_report
 from sm_profiler.rules.runner import Judgement, ReportJob, main
-from sm_profiler.rules.settings import Status
+from sm_profiler.rules.settings import Status, log_to_stdout
 from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource
 
@@ -45,7 +43,7 @@ def run_rules_job(words: Sequence[str]) -> int:
         notes: list[str] = []
         with hosts.open_cluster(resources) as cluster:
             return run(spread=partial(_spread, cluster, notes), notes=notes)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    log_to_stdout()
     if hosts.is_possible():
         stop = SignalEvent()
         stop.set_on(signal.SIGTERM)
@@ -91,4 +89,8 @@ def write_for_runner(job: ReportJob) -> Judgement:
     undecided = main.kind is Class.INCONCLUSIVE or main.confidence == "low"  # then the rules decide
     status = None if undecided else Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
     details = f"{main.kind.value} ({main.confidence} confidence): {main.headline}"
+    end = report.metrics.ending
+    if end.failed:  # an issue, however fast the job was, as for `report --fail-on issues`
+        status = Status.ISSUES
+        details = details if end.sentence in details else f"{end.sentence} {details}"
     return Judgement(status, details)

@@ -89,6 +89,11 @@ class BuiltinRule(Rule):
         params.build(cls.Parameters, cls.name(), cls.accepted(values), compat)
 
     @classmethod
+    def parameter_names(cls) -> set[str]:
+        """Return the names of the parameters that users may give."""
+        return {field.name for field in attrs.fields(cls.Parameters)}
+
+    @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
         """Map the names that users may give to those of `Parameters`."""
         return dict(values)

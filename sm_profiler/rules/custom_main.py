@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import inspect
 import json
-import logging
 import os
 import re
 import sys
@@ -19,11 +18,12 @@ from typing import Any
 import sm_profiler
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.folding.engine import Following, windows
+from sm_profiler.folding.window import MINUTE_US
 from sm_profiler.printable import logger_for
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, stop_signalled
+from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, log_to_stdout, stop_signalled
 from sm_profiler.rules.trial import ProfilerTrial
 from sm_profiler.settings import POLL_S
 from sm_profiler.source import open_source
@@ -54,10 +54,22 @@ def load_module(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise ConfigError(f"cannot import {path.name}: {error.msg} (line {error.lineno})") from None
     except BaseException as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f" (line {lines[-1]})" if lines else ""
+        line = _line_of(error, path)
+        place = f" (line {line})" if line else ""
         raise ConfigError(f"cannot import {path.name}: {type(error).__name__}: {error}{place}") from error
     return module
+
+
+def _line_of(error: BaseException, path: str | Path) -> int | None:
+    """Return the last line of a user's file that an error passed through; None if it passed through none."""
+    absolute = os.path.abspath(path)  # as importlib names the file of a module
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == absolute]
+    return lines[-1] if lines else None
+
+
+def _place_of(error: BaseException, path: str | Path) -> str:
+    line = _line_of(error, path)
+    return f" ({Path(path).name}, line {line})" if line else ""
 
 
 def find_rule(module: ModuleType, name: str, file: str) -> type[Any]:
@@ -134,7 +146,8 @@ def build_rule(rule: type[Any], parameters: Mapping[str, str], trial: Any = None
         return rule(*first, **given)
     except Exception as error:
         traceback.print_exc()
-        raise ConfigError(f"cannot create {rule.__name__}: {type(error).__name__}: {error}") from error
+        place = _place_of(error, str(getattr(sys.modules.get(rule.__module__), "__file__", "")))
+        raise ConfigError(f"cannot create {rule.__name__}: {type(error).__name__}: {error}{place}") from error
 
 
 def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
@@ -148,8 +161,12 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         try:
             invoke_rule(rule, raise_eval_cond=True)
         except RuleEvaluationConditionMet as met:
-            return Status.ISSUES, str(met), rule.report
-        return Status.NO_ISSUES, "", rule.report
+            report = completed(rule.report, parameters, fired=True)
+            # a rule that overrides neither is evaluated window by window, and has no steps
+            by_window = kind.invoke is Rule.invoke and kind.invoke_at_step is Rule.invoke_at_step
+            details = met_text(name, met.step, report, int(rule.scan_interval_us)) if by_window else str(met)
+            return Status.ISSUES, details, report
+        return Status.NO_ISSUES, "", completed(rule.report, parameters, fired=False)
     rule = build_rule(kind, parameters)
     interval_us = interval(parameters.get(INTERVAL, SCAN_INTERVAL_US))
     follow: Any = Following(stop=stop_signalled, poll_s=POLL_S.read_or_default()) if request["follow"] else False
@@ -159,25 +176,48 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         if rule.update(window) is True and met_at is None:
             met_at = step
     found = rule.result()
-    fired = isinstance(found, dict) and bool(found.get("RuleTriggered"))
-    if met_at is None and not fired:
-        return Status.NO_ISSUES, "", found
-    return Status.ISSUES, met_text(name, met_at, found), found
+    fired = met_at is not None or (isinstance(found, dict) and bool(found.get("RuleTriggered")))
+    found = completed(found, parameters, fired=fired)
+    return (
+        (Status.ISSUES, met_text(name, met_at, found, interval_us), found) if fired else (Status.NO_ISSUES, "", found)
+    )
 
 
-def met_text(name: str, window: int | None, found: object) -> str:
+def completed(report: Any, parameters: Mapping[str, str], *, fired: bool) -> Any:
+    """Return a rule's report with the keys of all reports; `RuleTriggered` agrees with the status.
+
+    Args:
+        report: what the rule reports; anything but a dict is returned as it is.
+        parameters: those that were given.
+        fired: the rule's condition is met.
+    """
+    if not isinstance(report, dict):
+        return report
+    found = {"RuleTriggered": 0, "Violations": 0, "Details": {}, "Datapoints": 0, "RuleParameters": "", **report}
+    if fired and not found["RuleTriggered"]:
+        found["RuleTriggered"] = 1
+    found["RuleParameters"] = found["RuleParameters"] or "\n".join(
+        f"{name}:{value}" for name, value in parameters.items() if name != "action_str"
+    )
+    return found
+
+
+def met_text(name: str, window: int | None, found: object, interval_us: int = MINUTE_US) -> str:
     """Return the sentence on a condition that is met: when, and how many of the rule's observations met it.
 
     Args:
         name: the rule's name.
         window: number of the first window in which it was met, from 0; None if only the whole job shows it.
-        found: what the rule's `result` returned.
+        found: the rule's report.
+        interval_us: length of a window.
     """
     text = f"The condition of the rule {name} is met"
     if window is not None:
-        text += f", first in minute {window + 1}"
+        number = window + 1
+        unit = f"minute {number}" if interval_us == MINUTE_US else f"window {number} of {interval_us / 1e6:g} s"
+        text += f", first in {unit}"
     counts = [found.get(key) for key in ("Violations", "Datapoints")] if isinstance(found, dict) else []
-    if len(counts) == 2 and all(isinstance(count, (int, float)) for count in counts):  # both
+    if len(counts) == 2 and all(isinstance(count, (int, float)) and count for count in counts):  # both are counted
         text += f": {counts[0]} of {counts[1]} observations"
     return text
 
@@ -201,7 +241,7 @@ def write_report(report: Any, rule: str, output: str) -> None:
 
 def main(request_file: str) -> int:
     """Run one request, and write the outcome to the file that it names."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+    log_to_stdout("%(levelname)s %(message)s")
     request = json.loads(Path(request_file).read_text("utf-8"))
     try:
         status, details, report = evaluate(request)
@@ -211,8 +251,7 @@ def main(request_file: str) -> int:
         status, details = Status.ERROR, str(error)
     except Exception as error:  # any error of a user's rule is its outcome
         traceback.print_exc()
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == request["code"]]
-        place = f" ({Path(request['code']).name}, line {lines[-1].lineno})" if lines else ""
+        place = _place_of(error, request["code"])
         status, details = Status.ERROR, f"{request['rule']} failed: {type(error).__name__}: {error}{place}"
     outcome = {"status": status.value, "details": " ".join(details.split())[:MAX_DETAILS]}
     temporary = Path(f"{request['outcome']}.tmp")

@@ -46,6 +46,11 @@ class PluginRule(BuiltinRule):
     kind: ClassVar[type[Any]]
 
     @classmethod
+    def parameter_names(cls) -> set[str]:
+        """Return the names of the constructor's parameters."""
+        return set(inspect.signature(cls.kind).parameters)
+
+    @classmethod
     def check_parameters(cls, values: Mapping[str, object], compat: str | None = None) -> None:
         """Compare the names of parameters with those of the constructor."""
         del compat
@@ -183,6 +188,20 @@ class ReportParameters:
         for rule in rules:
             rule.check_parameters(parsed.of_rules.get(rule.name(), {}), compat)
         return parsed
+
+
+def of_report(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of one built-in rule as those of ProfilerReport.
+
+    Args:
+        rule: the rule's exact name; the parameters of ProfilerReport are returned as they are.
+        given: its parameters, with or without the rule's name.
+    """
+    prefix = "" if rule == ProfilerReport.name() else f"{rule}_"
+    return {
+        name if name.lower().startswith(prefix.lower()) or name == INTERVAL else prefix + name: value
+        for name, value in given.items()
+    }
 
 
 @attrs.frozen

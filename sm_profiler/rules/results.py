@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import attrs
 
 REPORTS = "profiler-reports"
+MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
 
 
 class Details(Protocol):
@@ -101,6 +102,32 @@ class RuleResults:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return rule name → report object."""
         return {name: result.as_dict() for name, result in self.results.items()}
+
+
+@attrs.frozen
+class OwnResult(RuleResult):
+    """Result of a user's rule, with the report as the rule wrote it."""
+
+    report: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rule's report."""
+        return dict(self.report)
+
+
+def read_own_result(folder: Path, rule: str) -> OwnResult | None:
+    """Return the result that a user's rule wrote; None if it has not the form of a report, or is too large for a page."""
+    try:
+        with (folder / REPORTS / f"{rule}.json").open("rb") as opened:
+            found = json.loads(opened.read(MAX_SHOWN_BYTES))
+        counts = [found[key] for key in ("RuleTriggered", "Violations", "Datapoints")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not all(isinstance(count, int) for count in counts) or not isinstance(found.get("Details"), dict):
+        return None
+    triggered, violations, datapoints = map(int, counts)
+    report = {**found, "RuleParameters": str(found.get("RuleParameters", ""))}
+    return OwnResult(triggered, violations, datapoints, NoDetails(), {}, report=report)
 
 
 def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:

@@ -7,7 +7,6 @@ Exit codes: 0 if the rule was evaluated, with or without findings; 1 if not (an 
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -26,14 +25,15 @@ from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
-from sm_profiler.rules.profiler_report import ProfilerReport
-from sm_profiler.rules.results import RuleResults, write_plain_report, write_rule_reports
+from sm_profiler.rules.profiler_report import ProfilerReport, of_report
+from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.settings import (
     DEFAULT_RULE,
     PROFILER_OUTPUT,
     Settings,
     Status,
+    log_to_stdout,
     read_settings,
     write_status,
 )
@@ -150,11 +150,11 @@ class Runner:
             report = self._evaluate(source, report, parameters)
             if self._stopped.is_set():
                 write_status(self.settings.output, Status.STOPPING)
-            self._render(source, report, finished=True)
             outcome = custom.wait(self.settings.timeout_s, self._stopped) if custom else None
         finally:
             if custom:
                 custom.kill()
+        self._render(source, report, finished=True, outcome=outcome)
         return self._conclude(report, deciding, outcome)
 
     def _rule_parameters(self) -> tuple[dict[str, Any], str]:
@@ -169,12 +169,7 @@ class Runner:
                 f"{settings.rule} is not a built-in rule ({', '.join(names.values())});"
                 " set source_s3_uri to the file with your own rule"
             )
-        prefix = "" if name == DEFAULT_RULE else f"{name}_"
-        given = {
-            key if key.lower().startswith(prefix.lower()) or key == "scan_interval_us" else prefix + key: value
-            for key, value in settings.parameters.items()
-        }
-        return given, name
+        return of_report(name, settings.parameters), name
 
     def _open(self) -> ProfileSource | None:
         """Return the profile as soon as it has data; None if the job ends without any."""
@@ -248,7 +243,9 @@ class Runner:
                 raise ProfilerError(line)
             self._broken_folds[type(self._folds[index - 1]).__name__] = line
 
-    def _render(self, source: ProfileSource, report: ProfilerReport, *, finished: bool) -> None:
+    def _render(
+        self, source: ProfileSource, report: ProfilerReport, *, finished: bool, outcome: CustomOutcome | None = None
+    ) -> None:
         """Write the rules' results and the report, unless nothing has changed."""
         if self._reported_windows == self._windows and not finished:
             return
@@ -257,6 +254,12 @@ class Runner:
         results = report.results()
         settings.output.mkdir(parents=True, exist_ok=True)
         results.broken.update(self._broken_folds)
+        if outcome is not None and settings.rule not in results.results:
+            own = read_own_result(settings.output, settings.rule)
+            if outcome.status is Status.ERROR:
+                results.broken[settings.rule] = outcome.details
+            elif own is not None:
+                results.results[settings.rule] = own
         write_rule_reports(results.as_dict(), settings.output)
         for name, line in results.broken.items():
             log.warning("%s could not be evaluated: %s", name, line)
@@ -344,7 +347,7 @@ def main(
         notes: sentences for the end of the status's details.
     """
     words = list(argv or ())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
+    log_to_stdout()
     try:
         settings = read_settings(os.environ)
     except ConfigError as error:

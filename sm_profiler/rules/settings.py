@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -44,9 +47,16 @@ RUNNER_PARAMETERS = {RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE, "acti
 DEFAULT_RULE = "ProfilerReport"
 DEFAULT_GRACE_S, DEFAULT_TIMEOUT_S = 60.0, 600.0
 MAX_SECONDS = 1e9  # thirty years; threading's limit is above it
+MIN_RESEMBLANCE = 0.8  # of a variable and a parameter, for a warning
 STATUS_FILE = "rule-status.json"
 MAX_DETAILS = 1024  # characters of StatusDetails
 log = logger_for("sm_profiler.rules")
+
+
+def log_to_stdout(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+    """Log to standard output, which is the job's log, without botocore's lines about credentials and endpoints."""
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stdout)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 class Status(str, Enum):
@@ -140,17 +150,17 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         ConfigError: a value is not a number, or the configuration is not a JSON object; one line.
     """
     config = _config(rooted(PROCESSING_CONFIG, environ))
-    given = {**_texts(config.get("Environment")), **_parameters_in(environ)}
+    configured = _texts(config.get("Environment"))
+    given = {**configured, **_parameters_in(environ, configured)}
     source, continuous = _source(config, {**given, **environ})
     stop_file = environ.get(STOP_SIGNAL_VARIABLE) or given.get(STOP_SIGNAL_VARIABLE)
     follow = given.get(FOLLOW, "")
-    parameters = {name: value for name, value in given.items() if name not in RUNNER_PARAMETERS and not name.isupper()}
     return Settings(
         source=source,
         output=rooted(RULE_OUTPUT, environ) / PROFILER_OUTPUT,
         rule=given.get(RULE) or DEFAULT_RULE,
         code=given.get(CODE, ""),
-        parameters=parameters,
+        parameters=of_rule(given),
         stop_file=rooted(stop_file, environ) if stop_file else None,
         grace_s=_seconds(given, GRACE, DEFAULT_GRACE_S),
         timeout_s=_seconds(given, TIMEOUT, DEFAULT_TIMEOUT_S),
@@ -162,6 +172,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         or given.get(JOB_NAME_VARIABLE)
         or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
     )
+
+
+def of_rule(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that belong to the rule, not to the runner or the container."""
+    return {name: value for name, value in given.items() if name not in RUNNER_PARAMETERS and not name.isupper()}
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -180,16 +195,34 @@ def _texts(found: object) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
-def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the runner's parameters and `<RuleName>_<parameter>` from the environment."""
+def _parameters_in(environ: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters in the environment: the runner's, `<RuleName>_<parameter>`, and those of a built-in rule.
+
+    The environment of a shell has many other variables: only names of parameters count, and a variable that resembles one
+    is logged.
+    """
     from sm_profiler.rules.profiler_report import INTERVAL, all_rules  # loads numpy; this module does not
 
-    rules = {rule.name().lower() for rule in all_rules()}
-    return {
+    rules = {rule.name().lower(): rule for rule in all_rules()}
+    own = {INTERVAL, *RUNNER_PARAMETERS}
+    runner = {**configured, **environ}
+    deciding = None if runner.get(CODE) else rules.get(str(runner.get(RULE)).lower())
+    if deciding is not None:
+        own |= deciding.parameter_names()
+    found = {
         name: value
         for name, value in environ.items()
-        if name in RUNNER_PARAMETERS or name == INTERVAL or ("_" in name and name.partition("_")[0].lower() in rules)
+        if name in own or ("_" in name and name.partition("_")[0].lower() in rules)
     }
+    if not runner.get(CODE):  # a rule's own process has the names of its parameters
+        of_rules = {f"{rule.name()}_{name}" for rule in rules.values() for name in rule.parameter_names()}
+        for name in environ.keys() - found.keys():
+            near = (
+                () if name.isupper() else difflib.get_close_matches(name, own | of_rules, n=1, cutoff=MIN_RESEMBLANCE)
+            )
+            if near:
+                log.warning("ignoring the variable %s, which is not a parameter: did you mean %s?", name, near[0])
+    return found
 
 
 def _source(config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, bool]:

@@ -183,6 +183,11 @@ class StepOutlier(BuiltinRule):
             self._order.add(("step_details",))
 
     @classmethod
+    def parameter_names(cls) -> set[str]:
+        """Return the names of the parameters, and the other name of stddev."""
+        return {*super().parameter_names(), "threshold"}
+
+    @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
         """Accept `threshold` as another name of stddev: the service's reports have both."""
         rest = {name: value for name, value in values.items() if name != "threshold"}

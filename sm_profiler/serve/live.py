@@ -185,7 +185,10 @@ class LiveJob:
                 self._publish(state="waiting", note="waiting for the first data")
             self._failures = 0
             self._read_log(last=self._snapshot.state == "ended")
-        except NoProfilerDataError:
+        except NoProfilerDataError as error:
+            if error.final:
+                self._failed(printable(error))
+                return
             outcome = self._reader.outcome
             note = f"the run {outcome} and recorded nothing" if outcome else "waiting for the first data"
             if outcome:

@@ -165,7 +165,7 @@ class JobReader:
         """Read what is new, and return whether there was anything; `progress` is called after each minute of data.
 
         Raises:
-            NoProfilerDataError: the run ended without data.
+            NoProfilerDataError: the run ended without data, or none can follow.
             SourceError: it cannot be read.
         """
         if self._is_local and self.folder is None:
@@ -179,8 +179,8 @@ class JobReader:
         if self._source is None:
             try:
                 self._source = open_source(self.where, progress=False, left_open=False)
-            except NoProfilerDataError:
-                if stopped:
+            except NoProfilerDataError as error:
+                if stopped or error.final:
                     raise
                 return self._changed_open_files()
             self._begin(self._source, kept.load(self._source))

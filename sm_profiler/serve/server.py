@@ -90,9 +90,9 @@ class Guard:
             )
         if not self._is_own(headers, scope["method"]):
             return refuse(403, "This request comes from another site.")
-        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES or (
-            scope["method"] == "POST" and "content-length" not in headers
-        ):
+        # A body of unknown length is refused with any method: it would be kept until its end.
+        unknown = "transfer-encoding" in headers or (scope["method"] == "POST" and "content-length" not in headers)
+        if unknown or int(headers.get("content-length") or 0) > MAX_BODY_BYTES:
             return refuse(413, "This request is too large.")
         return None if self.token is None else self._admit(scope, headers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -215,7 +216,7 @@ def _short(text: str) -> str:
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sm_profiler.storage.s3_client import create_api_client, error_codes, reason_of
+    from sm_profiler.storage.s3_client import create_api_client, error_codes, reason_of, unknown_region
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
@@ -223,6 +224,8 @@ OUTPUT = "profiler-output"
 _NO_BUCKET = (
     "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
 )
+_MAY_BE_MISSING = ("ValidationException", "ResourceNotFound", "ResourceNotFoundException")
+_MISSING = re.compile(r"not f(ou|i)nd")
 LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
@@ -236,7 +239,7 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         client = client or create_api_client("sagemaker", region=region)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
-        raise SourceError(f"training job {name}: {reason_of(error, _region_of(client, region))}") from error
+        raise SourceError(refused(error, name, _region_of(client, region))) from error
     except (BotoCoreError, ValueError, SourceError) as error:
         # A mistyped folder name gets here too, possibly on a machine without a network.
         cause = error.__cause__ if isinstance(error, SourceError) else error
@@ -244,6 +247,17 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
             f"{name} is not a folder, and its training job cannot be looked up: {reason_of(error, _region_of(client, region))}"
         ) from cause
     return answer
+
+
+def refused(error: ClientError, name: str, region: str) -> str:
+    """Return why a training job could not be described, with what to do if there is none of that name."""
+    reason = reason_of(error, region)
+    if error_codes(error)[0] not in _MAY_BE_MISSING or not _MISSING.search(reason) or unknown_region(region):
+        return f"training job {name}: {reason}"
+    return (
+        f"training job {name} does not exist in {region} ({reason.rstrip('.')}). To do: check the name; for a job of "
+        f"another region, set AWS_REGION, or write account:REGION/{name}"
+    )
 
 
 def _region_of(client: Any, region: str | None) -> str:

@@ -20,11 +20,13 @@ from pathlib import Path
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.trace_recovery import recover_traces, was_killed_here
+from sm_profiler.formats.trace_recovery import MAX_OPEN_BYTES, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
 from sm_profiler.storage import FileInfo, LocalStorage
+from sm_profiler.storage.local import open_regular, real_path
 
 MAX_PREVIEW_BYTES = 256 << 20
+MAX_COPIED_BYTES = 4 << 30
 CLOSE_SECONDS = 60.0  # after which a trace file is closed by default
 UNTOUCHED_S = 60.0  # on a file system without locks, or without the monitor's lock: writers flush every second
 _NS_DIGITS = 20
@@ -67,7 +69,9 @@ def copy_with_open_files(folder: Path, to: Path) -> bool:
 
 
 def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool = False) -> None:
-    """Copy files of a profile, open ones under names that readers accept; files that are gone by now are left out.
+    """Copy files of a profile, open ones under names that readers accept, at most MAX_COPIED_BYTES.
+
+    Files that are gone by now, links that lead out of the profile, and what is too long for an open file are left out.
 
     Args:
         base: the profile's folder.
@@ -75,12 +79,16 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
         to: the folder of the copies.
         killed: the processes that left them open were killed; otherwise, they may be alive.
     """
+    left = MAX_COPIED_BYTES
     for path in paths:
         key = path.relative_to(base)
         target = to / key.with_name(readable_name(key))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            shutil.copyfile(path, target)
+        with contextlib.suppress(OSError, SourceError), open_regular(real_path(base, key.as_posix())) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= left and (size <= MAX_OPEN_BYTES or not key.name.endswith(TEMPORARY)):
+                target.write_bytes(file.read(size))
+                left -= size
     recover_traces(to, stopped=False if killed else None, count_kills=False)
 
 

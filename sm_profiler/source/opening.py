@@ -85,7 +85,15 @@ _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
 class NoProfilerDataError(SourceError):
-    """A folder or prefix without profiler data, which a running job may still write."""
+    """A folder, prefix or training job without profiler data.
+
+    Attributes:
+        final: none can follow, as of a training job that has ended; else a running job may still write it.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 def open_source(  # independent choices
@@ -217,6 +225,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             description and the job's log.
     """
     from sm_profiler.source.job import (  # boto3 takes a third of a second to load
+        Launched,
         describe,
         missing_profile,
         outputs_below,
@@ -228,6 +237,8 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             name, region=region or os.environ.get("AWS_REGION") or None
         )  # boto3 reads AWS_DEFAULT_REGION only
     except SourceError as error:
+        if not region and hasattr(error.__cause__, "response"):  # a folder may have been meant
+            raise SourceError(f"{name} is not a folder, and {error}") from error.__cause__
         if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
             raise
         raise SourceError(
@@ -244,7 +255,10 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
         if source.files or source.other_files:
             source.description = job
             return source
-    raise NoProfilerDataError(missing_profile(job, name, places, region=region, problem=problem)) from problem
+    final = problem is not None or not Launched.of(job).may_store_profile
+    raise NoProfilerDataError(
+        missing_profile(job, name, places, region=region, problem=problem), final=final
+    ) from problem
 
 
 def profile_around(where: str, client: Any = None) -> str:

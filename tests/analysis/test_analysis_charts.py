@@ -216,6 +216,37 @@ def test_dataloader_analysis_of_a_time_range(job, tmp_path, capsys):
     assert "GPUUtilization" in printed
     assert "CPUUtilization" not in printed
     assert analysis.analyze_batchtime(END_US, END_US + 1) is None
+    printed = capsys.readouterr().out
+    assert "There are no two GetNext calls of a process in this range; those of the job are from 2023-11-14" in printed
+    assert "nan" not in printed
+
+
+def test_patterns_that_match_nothing_are_logged(job, caplog):
+    """A typing error gave an empty chart, and nothing else."""
+    histogram = MetricsHistogram(job)
+    histogram.plot()
+    Heatmap(job)
+    StepHistogram(job).plot()
+    histogram.plot(select_dimensions=["CPUUtilization-nodeid:algo-1"])
+    assert caplog.messages == []
+    histogram.plot(select_dimensions=["CPUU", "CPUUtilizaton"], select_events=["totl"])
+    Heatmap(job, select_events=["gpu9"])
+    TimelineCharts(job, select_dimensions=["Nonsense"])
+    StepHistogram(job).plot(select_metrics=["Step:ModeKeys.TRIAN"])
+    dimension, device, heat, timeline, phase = caplog.messages
+    assert (
+        dimension
+        == "no dimension of the profile matches 'CPUUtilizaton'; did you mean CPUUtilization, GPUUtilization, GPUMemoryUtilization?"
+    )
+    assert device == "no device of the profile matches 'totl'; did you mean total?"
+    assert heat.startswith("no device of the profile matches 'gpu9'; did you mean gpu")
+    assert timeline.startswith("no dimension of the profile matches 'Nonsense'; it has Algorithm, CPUUtilization, GPU")
+    assert phase.startswith("no phase of the profile matches 'Step:ModeKeys.TRIAN'; did you mean Step:ModeKeys.TRAIN, ")
+
+
+def test_a_place_without_a_profile_is_logged(tmp_path, caplog):
+    assert PandasFrame(tmp_path).get_all_system_metrics().empty
+    assert caplog.messages[0] == f"{tmp_path} has no profile yet: what is read from it is empty until there is one"
 
 
 def test_fetches_are_no_workers(monkeypatch, capsys):
@@ -247,4 +278,4 @@ def test_dataloader_analysis_without_events(tmp_path, capsys):
         is analysis.analyze_batchtime()
         is None
     )
-    assert capsys.readouterr().out.count("are not present") == 5
+    assert capsys.readouterr().out.count("are not present") == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sm_profiler.analysis
-from sm_profiler.analysis import TrainingJob
+from sm_profiler.analysis import MetricsHistogram, TrainingJob
 from sm_profiler.analysis.smdebug_alias import _MODULES, install_as_smdebug
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.event_objects import event_arguments
@@ -306,6 +306,17 @@ def test_waits_for_data(training_job, monkeypatch, job, capsys):
     assert asked.get_systems_metrics_reader().get_events(0, 2e15, event_type="cpu")
     assert asked.get_framework_metrics_reader().get_timestamp_of_latest_available_file() > 0
     assert asked.get_config_and_profiler_s3_output_path() == (None, str(training_job))
+
+
+def test_readers_of_a_job_with_data_need_no_wait(training_job, monkeypatch, job):
+    _Clock(monkeypatch, [{"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}] * 9)
+    asked = TrainingJob("job", "us-east-1")
+    assert (asked.get_systems_metrics_reader(), asked.get_framework_metrics_reader()) == (None, None)
+    with pytest.raises(SourceError, match="which wait_for_sys_profiling_data_to_be_available"):
+        MetricsHistogram(asked.get_systems_metrics_reader())
+    shutil.copytree(job, training_job, dirs_exist_ok=True)
+    assert MetricsHistogram(asked.get_systems_metrics_reader()).last_timestamp > 0
+    assert asked.get_framework_metrics_reader().get_timestamp_of_latest_available_file() > 0
 
 
 def test_shows_the_report_of_the_data_so_far(training_job, monkeypatch, job):

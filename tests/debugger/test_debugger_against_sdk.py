@@ -1,9 +1,14 @@
 """Comparison with the SDK: the same request, byte for byte, or the same error with the same text."""
 
 import enum
+import inspect
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -310,3 +315,19 @@ def test_modules_have_the_sdks_names(module):
     }
     missing = {name for name in defined if not hasattr(our_module, name)}
     assert not missing
+
+
+def test_a_star_import_has_the_names_of_the_sdks():
+    star = {}
+    exec("from sm_profiler.debugger import *", star)  # noqa: S102 - what a user's script begins with
+    public = {name for name in vars(theirs) if not name.startswith("_") and not inspect.ismodule(getattr(theirs, name))}
+    assert public - {"absolute_import"} <= star.keys()
+    assert star["Rule"] is theirs.Rule
+    assert star["ProfilerRule"] is ours.ProfilerRule
+
+
+def test_a_star_import_needs_no_sdk(tmp_path):
+    (tmp_path / "sagemaker.py").write_text("raise ModuleNotFoundError(name='sagemaker')")
+    code = "from sm_profiler.debugger import *; print(ProfilerConfig.__name__, 'Rule' in globals())"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "ProfilerConfig False\n"

@@ -104,6 +104,27 @@ def test_build_needs_a_checkout(tmp_path, capsys):
 PROFILE = "out/{}/profiler-output/system/incremental/2026112300/1795392000.algo-1.json"
 
 
+@pytest.mark.parametrize(
+    ("command", "opening"),
+    [
+        (["report", "svc-slow"], "svc-slow is not a folder, and training job svc-slow"),
+        (["report", "account:eu-west-1/svc-slow"], "training job svc-slow"),
+        (
+            ["rules", "start", "--job", "svc-slow", "--role", "arn:aws:iam::1:role/x", "--image", "i"],
+            "training job svc-slow",
+        ),
+        (["watch", "account:eu-west-1/svc-slow"], "training job svc-slow"),
+    ],
+)
+def test_a_job_of_another_region_or_name_is_reported_with_the_region(capsys, command, opening):
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{opening} does not exist in eu-west-1 (Could not find training job" in error
+    assert (
+        "To do: check the name; for a job of another region, set AWS_REGION, or write account:REGION/svc-slow" in error
+    )
+
+
 def training_job(name, *, profiled=True):
     if profiled:
         s3 = boto3.client("s3")
@@ -234,6 +255,18 @@ def test_rules_start_uploads_a_local_rule(tmp_path, capsys):
     assert len(boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]) == 1
 
 
+def test_a_report_that_will_be_replaced_is_named(caplog):
+    training_job("my-job")
+    start_rules("my-job", image="i", role=None)
+    assert caplog.messages == []
+    output = "out/my-job/rule-output/ProfilerReport/profiler-output"
+    boto3.client("s3").put_object(Bucket="bucket", Key=f"{output}/report.json", Body=b"{}")
+    start_rules("my-job", image="i", role=None)
+    assert caplog.messages == [f"s3://bucket/{output} has the report of an earlier evaluation: the new one replaces it"]
+    start_rules("my-job", image="i", role=None, rule="StepOutlier")
+    assert len(caplog.messages) == 1
+
+
 def test_a_role_by_name_is_refused_with_its_arn_in_the_hint(capsys):
     training_job("my-job")
     assert main(["rules", "start", "--job", "my-job", "--image", "i", "--role", "myrole"]) == 2
@@ -294,6 +327,44 @@ def test_a_file_without_the_class_is_refused_before_a_paid_job_starts(text, mess
     arguments = {"image": "i", "role": None, "rule": "MemoryMargn", "source": str(tmp_path / "memory.py")}
     if not message:
         assert start_rules("my-job", **arguments, dry_run=True).request
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        start_rules("my-job", **arguments)
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "parameters", "message"),
+    [
+        ("ProfilerReport", {"CPUBottleneck_treshold": 60}, "CPUBottleneck has no parameter 'treshold'"),
+        ("ProfilerReport", {"CPUBotleneck_threshold": 60}, "invalid rule name"),
+        ("LowGPUUtilization", {"threshold_p95": 101}, "threshold_p95 must be a valid percentile"),
+        ("StepOutlier", {"n_outlierz": 1}, "StepOutlier has no parameter 'n_outlierz'"),
+        ("StepOutlier", {"rule_compat": "servce"}, "'servce'"),
+        (
+            "StepOutlier",
+            {"n_outliers": 1, "StepOutlier_stddev": 2, "rule_timeout_secs": 9, "SM_PROFILER_POLL_S": 1},
+            "",
+        ),
+        ("Mine", {"limits": 3}, "Mine has no parameter 'limits'; it has: limit"),
+        ("Mine", {"Mine_limit": 3, "scan_interval_us": 60000000}, ""),
+        ("Old", {"limit_s": 3}, ""),
+        ("Any", {"limit_s": 3}, ""),
+    ],
+)
+def test_a_parameter_that_the_rule_would_refuse_is_refused_before_a_paid_job_starts(
+    rule, parameters, message, tmp_path
+):
+    training_job("my-job")
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def __init__(self, limit=1): pass\n"
+        "class Old(Base):\n    def __init__(self, base_trial, limit_s='1'): pass\n"
+        "class Any(Old):\n    x = 1\n"
+    )
+    own = {"source": str(tmp_path / "mine.py")} if rule in {"Mine", "Old", "Any"} else {}
+    arguments = {"image": "i", "role": None, "rule": rule, "parameters": parameters, **own}
+    if not message:
+        assert start_rules("my-job", **arguments).request
         return
     with pytest.raises(ConfigError, match=re.escape(message)):
         start_rules("my-job", **arguments)

@@ -13,6 +13,7 @@ import pytest
 from sm_profiler.diagnosis import read_table
 from sm_profiler.diagnosis.table import reading as tables
 from sm_profiler.errors import SourceError
+from sm_profiler.report.tables import report_table
 
 PEAK = Path(__file__).parents[1] / "fuzz"
 READ = """
@@ -120,3 +121,37 @@ def test_evaluations_are_divided_among_the_steps_around_them():
     spent = tables._within([(1.0, 2.0), (2.5, 5.0)], np.array([0.0, 1.5, 4.0, 8.0]), np.array([1.5, 3.0, 8.0, 9.0]))
     assert spent.tolist() == [0.5, 1.0, 1.0, 0.0]
     assert tables._within([], np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([f"{rank},{step},{1 - rank}" for step in range(40) for rank in (0, 1)], id="a rank without time"),
+        pytest.param([f"{rank},{step},0" for step in range(40) for rank in (0, 1)], id="no time at all"),
+        pytest.param([f"{rank},{step},1e12" for step in range(40) for rank in (0, 1)], id="very long steps"),
+    ],
+)
+@pytest.mark.parametrize("operation", ["", ",forward"])
+def test_times_without_a_length_are_judged(tmp_path, rows, operation):
+    path = tmp_path / "times.csv"
+    path.write_text(
+        f"rank,step,seconds{',operation' * bool(operation)}\n" + "".join(f"{row}{operation}\n" for row in rows)
+    )
+    report = report_table(path)
+    assert report.verdict.main.kind.name in {"BALANCED", "STRAGGLER"}
+
+
+def test_one_rank_that_does_nothing_but_communicate(tmp_path):
+    rows = [f"0,{step},1,forward\n0,{step},0.1,all-reduce\n1,{step},0.1,all-reduce\n" for step in range(40)]
+    path = tmp_path / "times.csv"
+    path.write_text("rank,step,seconds,operation\n" + "".join(rows))
+    assert report_table(path).verdict.main.kind.name == "STRAGGLER"
+
+
+@pytest.mark.parametrize("start", ["", ",start"])
+def test_operations_that_each_occur_once_take_no_memory(tmp_path, start):
+    path = tmp_path / "times.csv"
+    rows = (f"{step},1,op{step}{f',{step}' * bool(start)}\n" for step in range(20_000))
+    path.write_text(f"step,seconds,operation{start}\n" + "".join(rows))
+    assert peak_mib(path) < 300
+    assert tables.OTHERS in read_table(path).ledger.totals.activities

@@ -13,6 +13,7 @@ import attrs
 import boto3
 import pytest
 from moto import mock_aws
+from msgspec.structs import replace
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
@@ -76,6 +77,14 @@ def test_a_message_names_cause_line_gain_and_next_step(report):
     stored = message_of(attrs.evolve(report, source="s3://bucket/job/profiler-output"))
     assert stored.lines[-1] == "Profile: s3://bucket/job/profiler-output"
     json.dumps(message.detail, allow_nan=False)
+
+
+def test_a_message_has_the_names_of_processes_that_the_page_has(report):
+    (node,) = report.metrics.nodes
+    metrics, name = attrs.evolve(report.metrics, metadata=[{"node": node, "rank": 1, "pid": 7}]), f"{node}-1"
+    main = replace(report.verdict.main, headline=f"Rank {name} delays the others.", next_step=f"Compare {name}.")
+    told = attrs.evolve(report, metrics=metrics, verdict=attrs.evolve(report.verdict, main=main))
+    assert {"Rank 1 delays the others.", "Compare rank 1."} <= set(message_of(told).lines)
 
 
 def test_a_webhook_gets_text_in_slacks_format(report, hook):

@@ -14,6 +14,7 @@ from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import finding as candidates
 from sm_profiler.fleet.building import NAME, build_fleet, read_index
+from sm_profiler.fleet.wording import summary
 from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, Account
 from sm_profiler.storage import LocalStorage, open_storage
@@ -63,6 +64,36 @@ def test_jobs_of_an_account(service, tmp_path):
     assert rows["train-4"].image == "1.dkr.ecr/train:7"
     assert rows["train-0"].bill_usd == pytest.approx(2 * 1.408 * rows["train-0"].billable_s / 3600)
     assert fleet_of(tmp_path, tags={"team": "nlp"}).totals.jobs == 2
+
+
+@pytest.mark.parametrize("denied", ["place", "tags"])
+def test_a_job_whose_files_are_denied_has_its_bill_and_its_failure(service, tmp_path, monkeypatch, denied):
+    """It was a row without a status: a failed job was none, and the whole fleet took 0 hours."""
+    describe, ask = Account.describe, getattr(Account, denied)
+    ended = {"BillableTimeInSeconds": 3600, "TrainingTimeInSeconds": 3600}
+    failed = {"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: exit code 1"}
+
+    def described(self, name):
+        return describe(self, name) | ended | (failed if name == "train-1" else {})
+
+    def asked(self, *arguments):
+        if any("train-0" in str(text) or "train-1" in str(text) for text in arguments):
+            raise SourceError("Access Denied")
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(Account, "describe", described)
+    monkeypatch.setattr(Account, denied, asked)
+    fleet = fleet_of(tmp_path)
+    rows = {job.name: job for job in fleet.jobs}
+    for row in (rows["train-0"], rows["train-1"]):
+        assert (row.error, row.billable_s, row.instance_type) == ("Access Denied", 3600, "ml.g5.xlarge")
+        assert row.bill_usd == pytest.approx(2 * 1.408)
+    assert (rows["train-0"].status, rows["train-1"].status) == ("Completed", "Failed")
+    assert [(one.name, one.reason) for one in fleet.failures] == [("train-1", "AlgorithmError: exit code 1")]
+    totals = fleet.totals
+    assert (totals.jobs, totals.unreadable, totals.failed, totals.instance_hours) == (5, 2, 1, 10)
+    assert totals.coverage == pytest.approx(1 / 5)  # the failure, and no job of unknown length
+    assert "Judged: 20 % of" in summary(fleet)
 
 
 def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
@@ -171,6 +202,15 @@ def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_pat
     assert text in said
     assert said.count("\n") == 1
     assert unknown_region("cn-north-1") == ""
+
+
+def test_an_account_without_jobs_is_named(service, tmp_path, capsys):
+    assert main(["fleet", "account:eu-west-1", "--since", "2d", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert "No jobs were found." in shown.out
+    assert (
+        "there are no jobs in account:eu-west-1. To do: check the names, the region of an account, --since" in shown.err
+    )
 
 
 def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):

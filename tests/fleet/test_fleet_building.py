@@ -373,3 +373,43 @@ def test_jobs_are_linked_to_pages_that_exist(jobs):
     (jobs / "a/b/job-1" / HTML).write_text("<!doctype html>")
     linked = {job.name for job in build(jobs).jobs if job.report}
     assert linked == {"job-1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({}, False),  # python -c "import torch"
+        ({"duration_s": 40.0}, True),
+        ({"running": True}, True),  # it may still train
+        ({"ranks": report_json()["job"]["ranks"]}, True),
+    ],
+)
+def test_a_process_that_only_imports_a_framework_is_no_training(tmp_path, change, kept):
+    """It counted as a job that was not judged, and lowered the coverage."""
+    brief = report_json("import", finding("INCONCLUSIVE"), duration=3.0)
+    brief["job"] |= {"ranks": [], "loop": None, **change}
+    for name, report in (("training", report_json("training")), ("import", brief)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    fleet = build_fleet([str(tmp_path)])
+    assert ("import" in [job.name for job in fleet.jobs]) == kept
+    assert fleet.totals.jobs == 1 + kept
+    assert any("no training: 1 profile" in note for note in fleet.notes) != kept
+
+
+def test_a_brief_job_of_the_service_is_kept(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/job.json").write_text(json.dumps(description("a", billable=3, training=3)))
+    assert build_fleet([str(tmp_path)]).totals.jobs == 1
+
+
+def test_a_job_that_has_just_begun_runs_and_is_no_error(tmp_path):
+    """Its files are all open: it was listed among those that could not be read."""
+    file = tmp_path / "job/system/incremental/2026112600/1795653060.algo-1.json.tmp"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    (job,) = build_fleet([str(tmp_path)]).jobs
+    assert (job.name, job.status, job.error) == ("job", "InProgress", "")
+    os.utime(file, (START_S, START_S))
+    (job,) = build_fleet([str(tmp_path)]).jobs
+    assert "does not contain a profile" in job.error

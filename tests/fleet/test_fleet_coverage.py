@@ -101,6 +101,19 @@ def test_the_page_and_the_terminal_show_what_was_judged():
     assert "None of it was judged." in summary(nothing)
 
 
+def test_a_small_part_that_was_not_judged_is_no_whole():
+    shown = summary(assemble([judged("a"), judged("b"), unjudged("c", hours=0.001)]))
+    assert "Judged: nearly all of $4.00, 2 of 3 jobs." in shown
+
+
+def test_what_jobs_have_in_common_has_the_unit_of_the_page():
+    """It was "$0.15 lost" on a page that counts in minutes."""
+    cheap = {"ml.g5.xlarge": 0.01}
+    jobs = [priced(report_json(name, finding("INPUT_BOUND", 1800)), description(name), prices=cheap) for name in "abcd"]
+    (shared,) = assemble(jobs, group_by=()).common
+    assert "2.0 h lost" in shared.sentence
+
+
 def test_the_numbers_of_the_headline_fit_each_other():
     """It read “6 of 9 min, judged 51 %”: the share was one of dollars, or counted jobs whose time is unknown."""
     cheap = FleetJob("cheap", judged="report", verdict="X", billable_s=360, bill_usd=0.001, lost_usd=0.0, price=0.01)

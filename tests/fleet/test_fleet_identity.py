@@ -20,7 +20,7 @@ from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_fold import validated
 from sm_profiler.hook import clock
-from sm_profiler.identity import MAX_LABELS, identity
+from sm_profiler.identity import MAX_LABELS, identity, machine_of
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold
 from sm_profiler.monitor.sampler import Identity
 from sm_profiler.report.build import build_report
@@ -119,7 +119,10 @@ def test_a_profile_carries_it_to_the_report(tmp_path):
         "import torch\nmodel = torch.nn.Linear(4, 4)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
         "for _ in range(5):\n    model(torch.ones(2, 4)).sum().backward()\n    opt.step()\n"
     )
-    environment = {**os.environ, "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SM_PROFILER_INSTANCE_TYPE": "p5.48xlarge"}  # fmt: skip
+    environment = {
+        **os.environ, "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SLURMD_NODENAME": "gpu-17",
+        "SM_PROFILER_INSTANCE_TYPE": "p5.48xlarge",
+    }  # fmt: skip
     run = [sys.executable, "-m", "sm_profiler", "run", "--no-monitor", "--out", str(tmp_path / "p"), str(script)]
     subprocess.run(run, check=True, env=environment, cwd=tmp_path, capture_output=True, timeout=120)
     report = [sys.executable, "-m", "sm_profiler", "report", str(tmp_path / "p"), "--out", str(tmp_path / "r")]
@@ -127,6 +130,7 @@ def test_a_profile_carries_it_to_the_report(tmp_path):
     job = json.loads((tmp_path / "r/report.json").read_text())["job"]
     assert job["identity"]["user"] == "anna"
     assert job["identity"]["account"] == "vision"
+    assert [rank["host"] for rank in job["ranks"]] == ["gpu-17"]
     assert job["instance_type"] == "p5.48xlarge"
 
 
@@ -152,9 +156,28 @@ def test_a_profile_without_steps_has_it(tmp_path):
     assert job["instance_type"] == "p5.48xlarge"
     row = priced(report)
     assert (row.user, row.tags, row.price) == ("anna", {"team": "nlp"}, 55.04)
-    assert [node.host for node in row.nodes] == ["i-00000000000000001", "i-00000000000000002"]
+    assert [node.host for node in row.nodes] == ["gpu-1", "gpu-2"]
+    (one,) = assemble([attrs.evolve(row, nodes=row.nodes[:1])], group_by=("host",)).groups
+    assert one.value == "gpu-1"
     lines = [line for file in tmp_path.rglob("*.json") for line in file.read_text().splitlines()]
     assert sum('"Name":"user"' in line for line in lines) == 6  # once a minute
+
+
+@pytest.mark.parametrize(
+    ("who", "machine", "name"),
+    [
+        ({"host": "gpu-17"}, "vm", "gpu-17"),  # SM_PROFILER_HOST or Slurm
+        ({"host": "ip-10-0-0-7.ec2.internal", "pod": "train-0"}, "i-0123456789abcdef0", "ip-10-0-0-7.ec2.internal"),
+        ({"host": "ip-10-0-0-7.ec2.internal"}, "i-0123456789abcdef0", "i-0123456789abcdef0"),
+        ({"host": "train-worker-0", "pod": "train-worker-0"}, "GPU-1", "GPU-1"),  # nothing but the pod's own name
+        ({"host": "a1b2c3d4e5f6"}, "GPU-1", "GPU-1"),  # a container's
+        ({"host": "a1b2c3d4e5f6"}, "", "a1b2c3d4e5f6"),
+        ({}, "i-1", "i-1"),
+        ({}, "", ""),
+    ],
+)
+def test_a_machine_has_the_name_that_the_cluster_has_for_it(who, machine, name):
+    assert machine_of(who, machine) == name
 
 
 def window(kinds, names, nodes):
@@ -176,6 +199,31 @@ def test_rows_of_other_people_are_bounded():
     assert len(owners["algo-1"]) <= MAX_LABELS + 12
     assert owners["algo-1"]["machine"] == "x" * 200
     assert "PATH" not in owners["algo-1"]
+
+
+@pytest.mark.parametrize("kind", ["DEAD_RANK", "UNEQUAL_STEPS", "HANG"])
+@pytest.mark.parametrize(
+    "described", [{}, description("a", status="Failed", FailureReason="AlgorithmError: exit code 1")]
+)
+def test_a_failed_job_has_the_cause_that_its_report_found(kind, described):
+    """It was the launcher's error, and the advice to read the reason."""
+    report = report_json("a", finding(kind))
+    report["end"] = {"state": "crashed", "exit_code": 1, "error": "RuntimeError: Connection closed by peer", "step": 3}
+    job = priced(report, described)
+    assert (job.status, job.failure) == ("Failed", f"{kind} leads.")
+    (loss,) = job.losses
+    assert (loss.cause, loss.headline, loss.next_step) == ("FAILED", f"{kind} leads.", f"Repair {kind}.")
+    assert f"a: Failed: {kind} leads.\n" in summary(assemble([job]))
+
+
+def test_an_exception_is_named_before_the_words_of_the_service():
+    report = report_json("a")
+    end = {"state": "crashed", "exit_code": 1, "error": "ValueError: bad label", "where": "train.py:67", "step": 3}
+    described = description("a", status="Failed", FailureReason="AlgorithmError: exit code 1")
+    assert priced({**report, "end": end}, described).failure == "ValueError: bad label (train.py:67)"
+    assert (
+        priced({**report, "end": {**end, "error": "", "where": ""}}, described).failure == "AlgorithmError: exit code 1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -367,9 +367,38 @@ def several_devices(truth):
         truth.see(loss)
 
 
+def resting(truth):
+    """Each step is two calls and two waits; the batch grows, an evaluation follows, and then more steps."""
+    from sm_profiler.hook import get_hook
+
+    params, state = start()
+    loss_and_gradients, evaluate = jax.jit(jax.value_and_grad(loss_of)), jax.jit(loss_of)
+
+    @jax.jit
+    def apply_gradients(params, state, gradients):
+        updates, state = OPTIMIZER.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    hook = get_hook(create=False)
+    if hook is not None:
+        hook.session.tracker.every = hook.session.controller._every_for_time = 16
+    for number, size in enumerate([8] * 50 + [12] * 30):
+        x, y = next(batches(1, size))
+        loss, gradients = loss_and_gradients(params, x, y)
+        truth.see(loss.item())
+        params, state = apply_gradients(params, state, gradients)
+        jax.block_until_ready(params)
+        truth.add(train=1)
+        if number == 60:
+            for x, y in batches(3, size):
+                truth.see(evaluate(params, x, y).item())
+                truth.add(eval=1)
+    truth.see(params)
+
+
 SCENARIOS = [
     with_evaluation, unlogged, gradients_only, two_functions, annotated, marked, torch_loader, changing_shapes, flax_linen,
-    flax_nnx, errors, nothing_compiled, two_networks, rollouts, ahead_of_time, several_devices,
+    flax_nnx, errors, nothing_compiled, two_networks, rollouts, ahead_of_time, several_devices, resting,
 ]  # fmt: skip
 
 
@@ -392,7 +421,10 @@ def run(scenario, folder: Path) -> dict:
         if hook is not None:
             entry.uninstall()
     report = {"scenario": scenario.__name__, **truth.counts, "digest": truth.digest.hexdigest()}
-    return report if hook is None else report | {"failures": hook.session.guard.failures, "notes": hook.session.notes}
+    if hook is None:
+        return report
+    session = hook.session
+    return report | {"failures": session.guard.failures, "notes": session.notes, "rested": session.tracker.rested}
 
 
 def break_everything() -> None:

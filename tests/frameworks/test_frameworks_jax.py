@@ -5,16 +5,18 @@ import json
 import os
 import subprocess
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from sm_profiler.formats.recorded import Compile, names
 from tests.support.frameworks import PYTHON
 from tests.support.profiles import events
 
 ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).with_name("jax_loops.py")
-QUICK = ("with_evaluation", "annotated", "changing_shapes")
+QUICK = ("with_evaluation", "annotated", "changing_shapes", "resting")
 LONG = (
     "unlogged", "gradients_only", "two_functions", "marked", "torch_loader", "flax_linen", "flax_nnx", "errors",
     "nothing_compiled", "two_networks", "rollouts", "ahead_of_time", "several_devices",
@@ -108,6 +110,7 @@ def test_recompilations_name_the_argument_and_the_line(quick):
     assert again[0]["reason"].startswith("argument 2: float32[3,8] → float32[4,8], argument 3: int")
     assert "argument 4: 2.0 → 1.0" in again[0]["reason"]
     assert {args["function"] for args in again} == {"changing_shapes"}
+    assert again[0].keys() - {"pid", "step_num"} <= set(names(Compile))
 
 
 def test_a_step_that_begins_with_fetching_its_batch_is_one_step(quick):
@@ -117,6 +120,27 @@ def test_a_step_that_begins_with_fetching_its_batch_is_one_step(quick):
     calls = [row for row in rows if row["phase"] == "sm_profiler/compiled_step" and row["name"] == "update"]
     assert [row["args"]["step_num"] for row in steps] == [str(number) for number in range(8)]
     assert len(calls) == 8
+
+
+def test_steps_of_a_rest_follow_each_other_and_only_calls_of_the_others_are_recorded(quick):
+    folder, runs, _ = quick
+    rows = events(folder / "resting")
+    steps = [row for row in rows if row["phase"] == PHASES["train"]]
+    assert 45 < runs["on"]["resting"]["rested"] < 75
+    assert [row["args"]["step_num"] for row in steps] == [str(number) for number in range(80)]
+    assert all(before["ts"] + before["dur"] <= after["ts"] for before, after in pairwise(steps))
+    called = Counter(row["args"]["step_num"] for row in rows if row["phase"] == "sm_profiler/compiled_step")
+    assert called["32"] == called["48"] == 2
+    assert not {str(number) for number in range(17, 32)} & set(called)
+
+
+def test_a_compilation_during_a_rest_is_that_of_its_step_and_has_its_reason(quick):
+    folder, _, _ = quick
+    rows = [row for row in events(folder / "resting") if row["phase"] == "sm_profiler/compile"]
+    again = [row for row in rows if row["args"]["again"]]
+    assert [row["name"] for row in again] == ["loss_of"]
+    assert again[0]["args"]["reason"].startswith("argument 1: float32[8,8] → float32[12,8]")
+    assert again[0]["args"]["step_num"] == "50"
 
 
 def test_the_trace_is_read_as_jax_reads_it(quick, python, tmp_path):

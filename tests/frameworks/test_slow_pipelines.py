@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 from sm_profiler.diagnosis.profile.inputs import known, slowest
+from sm_profiler.formats.recorded import DataStages
+from sm_profiler.metrics.record_fold import read_args
 from tests.support.frameworks import HERE, PYTHON, QUIET
 from tests.support.profiles import events
 
@@ -40,8 +42,9 @@ def named(tmp_path_factory):
     rows = [row for row in events(folder) if row["phase"] == "sm_profiler/data_stages"]
     found = {}
     for line in lines:
-        own = [row["args"] for row in rows if line["began"] <= row["start"] <= line["ended"] + 0.01]
-        most = max(own, key=known, default={})
+        rows_of_run = [row for row in rows if line["began"] <= row["start"] <= line["ended"] + 0.01]
+        own = [read_args(DataStages, json.dumps(row["args"])) for row in rows_of_run]
+        most = max(own, key=known, default=DataStages())
         stage = slowest(most)
         found[line["name"]] = line["stage"], stage.name if stage else most
     return found

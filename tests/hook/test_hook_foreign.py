@@ -10,6 +10,7 @@ from itertools import chain
 
 import pytest
 
+from sm_profiler import threads
 from sm_profiler.hook.guard import Guard, is_foreign, pass_on
 from sm_profiler.hook.memory import GarbageCollector
 from sm_profiler.hook.own_work import OwnWork
@@ -131,9 +132,7 @@ def test_our_threads_keep_what_they_raise(on_signal):
     with pytest.raises(OutOfTimeError) as found:
         signal.raise_signal(signal.SIGUSR1)
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(is_foreign(found.value)), name="sm-profiler")
-    thread.start()
-    thread.join()
+    threads.start(lambda: answers.append(is_foreign(found.value)), name="sm-profiler").join()
     assert answers == [False]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -108,6 +109,34 @@ def test_a_look_leaves_the_collector_as_it_was():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_the_collector_is_not_switched_under_another_thread():
+    stopped, interval, seen = threading.Event(), sys.getswitchinterval(), set()
+
+    def keep_looking():
+        while not stopped.is_set():
+            memory.of_types({list})
+            memory.count_by_type()
+
+    looking = threading.Thread(target=keep_looking)
+    sys.setswitchinterval(1e-5)
+    try:
+        looking.start()
+        for _ in range(100):
+            seen.add(("on", gc.isenabled()))
+            gc.disable()
+            sum(range(10_000))
+            time.sleep(0.0001)
+            seen.add(("off", gc.isenabled()))
+            gc.enable()
+            time.sleep(0.0001)
+    finally:
+        stopped.set()
+        looking.join()
+        sys.setswitchinterval(interval)
+        gc.enable()
+    assert seen == {("on", True), ("off", False)}
 
 
 def test_names_types_without_a_module():

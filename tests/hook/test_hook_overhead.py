@@ -20,7 +20,7 @@ from sm_profiler.hook.overhead import (
     OverheadController,
 )
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.recorder import MAX_STRETCH, Recorder
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
@@ -33,13 +33,14 @@ class Training:
     """A training of 1,000 steps a second whose recorder beats once a second."""
 
     def __init__(self, folder, **windows) -> None:
-        self.now = 0.0
+        self.now, self.waited = 0.0, 0  # seconds; ns without a core
         self.tracker = StepTracker(lambda _: None)
         self.shed, self.windows = [], {name: self.window(active) for name, active in windows.items()}
         self.work = OwnWork(lambda _: None)
         self.controller = OverheadController(
-            self.tracker, self.windows, self.shed.append, clock=lambda: self.now, own_cpu=lambda: 0.0, work=self.work
-        )
+            self.tracker, self.windows, self.shed.append, clock=lambda: self.now, own_cpu=lambda: 0.0, work=self.work,
+            waited=lambda: self.waited,
+        )  # fmt: skip
         self.writer = TraceWriter(folder, "0-algo-1")
         self.recorder = Recorder(
             self.writer,
@@ -172,3 +173,22 @@ def test_work_beside_a_long_step_counts_with_the_step(training):
     cpu[0] += 0.01
     training.second(0, steps=1)
     assert training.overhead()["background_us"] == 100_000
+
+
+def test_the_budget_is_a_share_of_the_time_in_which_the_training_has_a_core(training):
+    assert training.seconds(OVER + 1, CHEAP) == [1] * (OVER + 1)
+    for _ in range(OVER):
+        training.waited += 800_000_000
+        training.second(CHEAP)
+    assert training.tracker.every == 2
+
+
+def test_a_training_without_a_core_has_longer_seconds(training, monkeypatch):
+    now, waited, stretch = [0], [0], training.recorder._stretch
+    monkeypatch.setattr("sm_profiler.hook.recorder.time.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("sm_profiler.hook.recorder.waited_ns", lambda: waited[0])
+    found = []
+    for more in (0, 0, 500, 950):
+        now[0], waited[0] = now[0] + 1000, waited[0] + more
+        found.append(stretch())
+    assert found[1:] == [1.0, 2.0, MAX_STRETCH]

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from sm_profiler import threads
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import PythonStats, parse_path
 from sm_profiler.hook import python_window
@@ -196,10 +197,10 @@ def until(happened) -> bool:
 
 
 def test_a_time_limit_calls_back_on_the_main_thread():
-    threads = []
-    TimeLimit(0.0, lambda: threads.append(threading.current_thread()))
-    assert until(lambda: threads)
-    assert threads == [threading.main_thread()]
+    called = []
+    TimeLimit(0.0, lambda: called.append(threading.current_thread()))
+    assert until(lambda: called)
+    assert called == [threading.main_thread()]
 
 
 def test_a_cancelled_time_limit_does_nothing():
@@ -207,7 +208,7 @@ def test_a_cancelled_time_limit_does_nothing():
     limit = TimeLimit(3600.0, lambda: called.append(1))
     limit.cancel()
     limit.cancel()
-    assert until(lambda: not any(thread.name == "sm-profiler-limit" for thread in threading.enumerate()))
+    assert until(lambda: "sm-profiler-limit" not in threads.running().values())
     assert called == []
 
 

@@ -13,6 +13,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook import entry
 from sm_profiler.hook.frames import outwards
+from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.pytorch.graphs import FIRST_STEP
 from sm_profiler.hook.sampler import phase_of
@@ -219,6 +220,16 @@ def test_batches_of_a_window_are_observed(loop):
     assert loop.tracker.rested > 20
 
 
+def test_the_hook_rests_once_a_window_of_python_is_over(session):
+    ranges = json.dumps({"StartStep": 3, "NumSteps": 2, "ProfilerName": "cprofile"})
+    session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"PythonProfilingConfig": ranges}})))
+    loop = Loop(session)
+    loop.run(1 << 20, 3)
+    assert loop.tracker.reports_forward_ends
+    loop.rest()
+    assert session.guard.failures == {}
+
+
 def test_a_change_of_the_collectors_takes_effect_after_the_rest(loop):
     loop.rest()
     loop.session.wake()
@@ -245,6 +256,55 @@ def test_other_threads_see_the_running_step(loop):
     loop.step()
     assert loop.tracker.latest[0] == step + 1
     assert loop.tracker.progress[1] >= loop.tracker.latest[1] > start_ns
+
+
+@pytest.mark.parametrize("every", [1, 1 << 20])
+def test_a_hang_is_seen_as_early_as_without_a_rest(loop, monkeypatch, every):
+    now, written = [1000.0], []
+    watch = HangWatch(loop.session, clock=lambda: now[0])
+    monkeypatch.setattr(watch, "_write", lambda at, state, **_: written.append((at, state)))
+
+    def look(seconds: int) -> None:
+        for _ in range(seconds):
+            now[0] += 1
+            watch.beat()
+
+    for _ in range(20):
+        loop.run(every, 1)
+        look(1)
+    assert (loop.tracker.rest is not None) == (every > 1)
+    look(59)
+    assert not written
+    look(2)
+    loop.run(every, 1)
+    look(1)
+    assert [state for _, state in written] == ["hanging", "resumed"]
+    assert written[0][0] == 1000 + 20 + 60
+
+
+def test_the_number_of_the_step_in_which_a_training_hangs(loop):
+    loop.rest()
+    loop.run(1 << 20, 3)
+    assert loop.tracker.latest_number == loop.tracker.train_number == REGULAR + 6
+
+
+def test_a_rest_goes_on_when_its_steps_are_recorded(loop, monkeypatch):
+    monkeypatch.setattr("sm_profiler.hook.pytorch.adapter.REST_NS", 0)
+    loop.rest()
+    before = len(loop.records)
+    loop.run(1 << 20, 5)
+    assert loop.tracker.rest is not None
+    assert [record[0] for record in loop.records[before:]] == [TRAIN] * 5
+    assert loop.numbers(TRAIN) == list(range(REGULAR + 9))
+
+
+def test_a_rest_that_goes_on_reads_its_loader(loop, monkeypatch):
+    monkeypatch.setattr("sm_profiler.hook.pytorch.adapter.REST_NS", 0)
+    loop.tracker.every = 1 << 20
+    for x in loader(40):
+        loop.step(x)
+    assert loop.numbers(TRAIN)[-40:] == list(range(1, 41))
+    assert loop.tracker.rested == 40 - REGULAR
 
 
 def test_the_sampler_sees_phases_on_the_stack(loop):

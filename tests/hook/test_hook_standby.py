@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 import torch
 
+from sm_profiler import threads
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, settings
 from sm_profiler.hook.settings import ConfigText, Standby, in_framework, read_config
@@ -68,7 +68,7 @@ def test_framework_metrics_are_switched_on_in_a_running_job(quick, off, tmp_path
     assert [one.getMessage() for one in caplog.records if "changed" in one.getMessage()] == [
         "sm-profiler: the configuration changed: the hook starts, and counts steps from here on"
     ]
-    assert not [one for one in threading.enumerate() if one.name == "sm-profiler standby" and one.join(5)]
+    until(lambda: "sm-profiler standby" not in threads.running().values())
 
 
 def test_a_configuration_that_stays_off_or_is_broken_starts_nothing(tmp_path):
@@ -126,7 +126,7 @@ def end_of_steps(folder):
 @pytest.mark.parametrize("off", OFF)
 def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tmp_path, monkeypatch):
     path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
-    on, before = {"ProfilingParameters": {"LocalPath": str(folder)}}, set(threading.enumerate())
+    on = {"ProfilingParameters": {"LocalPath": str(folder)}}
     write(path, on)
     monkeypatch.setenv("SM_PROFILER_CONFIG", str(path))
     first = entry.install().session
@@ -136,7 +136,7 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     train(5)  # the first of these steps is not recorded any more
     assert first.quiet
     until(lambda: not first._retired.is_alive())
-    assert not [one for one in {*threading.enumerate()} - before if one.name in RECORDING]
+    until(lambda: not RECORDING & {*threads.running().values()})
     steps, (state,) = end_of_steps(folder)
     assert steps == 4
     assert state.startswith("switched off before step 4 by a change of the configuration: ")

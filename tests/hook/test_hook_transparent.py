@@ -98,3 +98,19 @@ def test_uninstalling_restores_what_was_wrapped(tmp_path, monkeypatch):
     assert not model._forward_pre_hooks
     assert not torch.nn.modules.module._global_forward_hooks
     assert torch.optim.Optimizer.__init__ is not None
+
+
+def test_an_error_in_the_forward_hooks_costs_the_forwards_only(session):
+    def fails(*_, **__):
+        raise ValueError("of the hook")
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    session.tracker.forward_begins = fails
+    for _ in range(4):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    assert session.guard.failures == {"models": "ValueError: of the hook"}
+    assert not session.quiet
+    assert session.tracker.global_step >= 2
+    assert not model._forward_hooks

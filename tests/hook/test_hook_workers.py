@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sm_profiler.formats.recorded import LoaderWorkers
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
 from sm_profiler.hook.pytorch.workers import FetchTimes, Incoming, Outgoing, Span, watched
 from tests.support.hook import environment
@@ -91,7 +92,9 @@ def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, 
     for fetch, wait in zip(fetches, waits, strict=True):
         assert fetch["dur"] >= 0
         assert fetch["ts"] + fetch["dur"] <= wait["ts"] + wait["dur"] + 1
-    changes = [row["name"] for row in rows if row["phase"] == "sm_profiler/loader_workers"]
+    workers = [row for row in rows if row["phase"] == LoaderWorkers.phase]
+    assert all(row["args"].keys() - {"pid", "step_num"} == set(LoaderWorkers().args()) for row in workers)
+    changes = [row["name"] for row in workers]
     kept = what in ("persistent", "spawned")
     if kept:
         assert changes in ([], ["stop"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.formats.recorded import Operators
 from sm_profiler.hook.jax.calls import FIRST, OneByOne
 from sm_profiler.hook.patches import Patches
 
@@ -54,7 +55,7 @@ def test_python_between_operations_and_the_cheapest_of_them_are_the_fixed_cost(m
         call(measured, *[5_000] * 8, 1_000_000, 2_000_000, python=50_000)
     ((phase, _, _, _, step, args),) = measured.records
     assert (phase, step) == (OPERATORS, 7)
-    assert args == {"operators": 10, "fixed_us": 55.0, "call_us": 3540.0}
+    assert args == Operators(operators=10, fixed_us=55.0, call_us=3540.0).args()
 
 
 def test_records_become_rarer(measured):

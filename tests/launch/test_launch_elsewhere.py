@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from sm_profiler.config import load_profile
 from sm_profiler.container import read_resources
+from sm_profiler.monitor.agent import TERM_SECONDS
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "examples/elsewhere"
@@ -78,11 +80,11 @@ POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, unde
         "metadata": {"type": "object", "required": ["labels"]},
         "spec": {
             "type": "object",
-            "required": ["containers", "volumes"],
+            "required": ["containers", "volumes", "terminationGracePeriodSeconds"],
             "properties": {
                 "containers": {"type": "array", "items": CONTAINER},
                 "restartPolicy": {"enum": ["Always", "OnFailure", "Never"]},
-                "terminationGracePeriodSeconds": {"type": "integer", "minimum": 60},
+                "terminationGracePeriodSeconds": {"type": "integer", "minimum": TERM_SECONDS + 10},
                 "serviceAccountName": TEXT,
                 "volumes": {
                     "type": "array",
@@ -101,6 +103,12 @@ POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, unde
                                 "additionalProperties": False,
                             },
                             "downwardAPI": {"type": "object", "required": ["items"]},
+                            "configMap": {
+                                "type": "object",
+                                "required": ["name", "optional"],
+                                "properties": {"name": TEXT, "optional": {"const": True}},
+                                "additionalProperties": False,
+                            },
                         },
                         "additionalProperties": False,
                     },
@@ -108,6 +116,16 @@ POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, unde
             },
             "additionalProperties": False,
         },
+    },
+    "additionalProperties": False,
+}
+REPLICA = {
+    "type": "object",
+    "required": ["replicas", "template"],
+    "properties": {
+        "replicas": {"type": "integer", "minimum": 1},
+        "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+        "template": POD,
     },
     "additionalProperties": False,
 }
@@ -130,18 +148,7 @@ PYTORCH_JOB = {
                 "nprocPerNode": TEXT,
                 "pytorchReplicaSpecs": {
                     "type": "object",
-                    "properties": {
-                        "Worker": {
-                            "type": "object",
-                            "required": ["replicas", "template"],
-                            "properties": {
-                                "replicas": {"type": "integer", "minimum": 1},
-                                "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
-                                "template": POD,
-                            },
-                            "additionalProperties": False,
-                        }
-                    },
+                    "properties": {"Master": REPLICA, "Worker": REPLICA},
                     "additionalProperties": False,
                 },
             },
@@ -166,9 +173,17 @@ torch.distributed.destroy_process_group()
 """
 
 
+def configuration():
+    """Return the text of each file of the ConfigMap, by its path in a pod."""
+    found = yaml.safe_load((MANIFESTS / "configmap.yaml").read_text())
+    assert (found["kind"], found["metadata"]["name"]) == ("ConfigMap", "sm-profiler")
+    return {f"/etc/sm-profiler/{name}": text for name, text in found["data"].items()}
+
+
 def check_variables(environment, node):
     """Check that a process with these variables profiles, uploads, and has the number of its node."""
-    profile = load_profile(environment["SM_PROFILER_CONFIG"])
+    named = environment["SM_PROFILER_CONFIG"]
+    profile = load_profile(named if named.startswith("{") else configuration()[named])
     assert environment["SM_PROFILER_AUTO"] == "1"
     assert environment["TRAINING_JOB_NAME"]
     assert profile.hook_on
@@ -220,13 +235,63 @@ def test_slurm_starts_torchrun_on_every_node(tmp_path, manifest):
 def test_the_pytorchjob_is_valid_and_its_containers_profile():
     manifest = yaml.safe_load((MANIFESTS / "pytorchjob.yaml").read_text())
     jsonschema.validate(manifest, PYTORCH_JOB)
-    pod = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    replicas = manifest["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    pod = replicas["Master"]["template"]["spec"]
     (container,) = pod["containers"]
     variables = {one["name"]: one.get("value", "injected") for one in container["env"]}
     check_variables({**variables, "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["command"][0] == "torchrun"
     check_command(container["command"][1:])
+
+
+def variables_by_the_training_operator(job, node):
+    """Return torchrun's variables as the operator of PyTorchJob sets them: most of them only in a job with a master."""
+    replicas = job["pytorchReplicaSpecs"]
+    found = {"PET_NNODES": str(sum(replica["replicas"] for replica in replicas.values()))}
+    if "Master" in replicas:
+        assert replicas["Master"]["replicas"] == 1  # the operator refuses others
+        found |= {"PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT": "23456", "PET_NODE_RANK": str(node)}
+        found["PET_NPROC_PER_NODE"] = job["nprocPerNode"]
+    return found
+
+
+def variables_by_the_trainer(runtime, job, node):
+    """Return torchrun's variables as Kubeflow Trainer sets them: for a runtime of torch, in the container named `node`."""
+    assert "torch" in runtime["mlPolicy"]
+    (replicated,) = runtime["template"]["spec"]["replicatedJobs"]
+    assert replicated["name"] == "node"
+    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    return {
+        "PET_NNODES": str(job["trainer"]["numNodes"]), "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "trainjob", "jobset"])
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_nodes_of_a_job_in_kubernetes_find_each_other(name, node, monkeypatch):
+    """With torchrun's own parser, which takes from PET_… what the command line leaves out."""
+    *runtimes, job = [one["spec"] for one in yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text())]
+    (container,) = pods()[name]["spec"]["containers"]
+    if name == "pytorchjob":
+        variables, command = variables_by_the_training_operator(job, node), container["command"]
+    elif name == "trainjob":
+        variables, command = variables_by_the_trainer(*runtimes, job, node), job["trainer"]["command"]
+    else:
+        (replicated,) = job["replicatedJobs"]
+        assert replicated["template"]["spec"]["completionMode"] == "Indexed"
+        assert replicated["template"]["spec"]["completions"] == replicated["template"]["spec"]["parallelism"] == 2
+        known = {"SM_PROFILER_NODE_RANK": str(node), "TRAINING_JOB_NAME": "job"}
+        arguments = [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text) for text in container["args"]]
+        variables, command = {}, [*container["command"], *arguments]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert command[0] == "torchrun"
+    parsed = check_command(command[1:])
+    assert (parsed.nnodes, parsed.nproc_per_node, int(parsed.node_rank)) == ("2", "8", node)
+    assert parsed.master_addr in {"job-master-0", "job-node-0-0.job"}
 
 
 def pods():
@@ -245,7 +310,7 @@ def pods():
     (in_jobset,) = jobset["spec"]["replicatedJobs"]
     (pytorch,) = read["pytorchjob"]
     return {
-        "pytorchjob": pytorch["spec"]["pytorchReplicaSpecs"]["Worker"]["template"],
+        "pytorchjob": pytorch["spec"]["pytorchReplicaSpecs"]["Master"]["template"],
         "trainjob": in_runtime["template"]["spec"]["template"],
         "jobset": in_jobset["template"]["spec"]["template"],
     }
@@ -261,7 +326,9 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     assert set(mounts.values()) == set(volumes)
     assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert volumes[mounts["/etc/podinfo"]]["downwardAPI"]["items"][0]["path"] == "labels"
+    assert volumes[mounts["/etc/sm-profiler"]]["configMap"] == {"name": "sm-profiler", "optional": True}
     values = {one["name"]: one.get("value", "1") for one in container["env"]}
+    assert values["SM_PROFILER_CONFIG"] in configuration()  # a file: text in a variable stays while a job runs
     values |= {"PET_NODE_RANK": "1", "PET_NNODES": "2"}
     check_variables(values, "algo-2")
     monitor = yaml.safe_load((MANIFESTS / "podmonitor.yaml").read_text())

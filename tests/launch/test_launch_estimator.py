@@ -201,6 +201,13 @@ def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
 
 
+def test_attach_warns_of_a_profiler_that_it_switches_on(wire):
+    estimator = wire.estimator(disable_profiler=True)
+    with pytest.warns(UserWarning, match="disable_profiler=True is replaced: the profiler is switched on"):
+        attach(estimator, profile())
+    assert estimator.disable_profiler is False
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_agent_does_not_use_the_managed_service(wire, kind):
     estimator = wire.estimator(

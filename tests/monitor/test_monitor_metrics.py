@@ -101,6 +101,8 @@ def test_every_series_names_job_host_and_user():
 def test_a_machine_without_a_scheduler_has_its_own_name():
     assert dict(job_labels("train-101", {}))["training_job"] == "train-101"
     assert dict(job_labels("", {}))["host"] == socket.gethostname()
+    assert dict(job_labels("", {}))["training_job"] == socket.gethostname()  # each series has this label
+    assert dict(job_labels("", {"SM_PROFILER_RUN_ID": "local-7"}))["training_job"] == "local-7"
 
 
 def test_a_job_without_a_name_has_that_of_its_folder(tmp_path):
@@ -289,7 +291,8 @@ def test_the_environment_of_a_job_switches_it_on(tmp_path, caplog):
 
 
 def test_the_command_serves_this_machine(tmp_path):
-    command = [sys.executable, "-m", "sm_profiler", "monitor", "--out", str(tmp_path), "--metrics-port", "0"]
+    out = tmp_path / "my-machine"
+    command = [sys.executable, "-m", "sm_profiler", "monitor", "--out", str(out), "--metrics-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as monitor:
         try:
             url = monitor.stdout.readline().split()[-1]
@@ -299,6 +302,8 @@ def test_the_command_serves_this_machine(tmp_path):
                 if "system_cpu_utilization_ratio" in found:
                     break
             assert 0 <= found["system_memory_utilization_ratio"].samples[0].value <= 1
+            samples = [sample for family in found.values() for sample in family.samples]
+            assert {sample.labels.get("training_job") for sample in samples} == {"my-machine"}
         finally:
             monitor.terminate()
 
@@ -424,6 +429,7 @@ def test_the_dashboard_has_what_grafana_requires():
     for panel in board["panels"]:
         assert {"type", "title", "gridPos", "targets", "datasource"} <= set(panel)
         assert all(target["expr"] for target in panel["targets"])
+        assert len({target["legendFormat"] for target in panel["targets"]}) == len(panel["targets"])
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
 
 
@@ -443,6 +449,7 @@ def test_examples_keep_jobs_apart():
     for expression in alerts.values():
         assert re.match(r"(sum|avg|max) by \(training_job, ", expression), expression
     for expression in panels:
+        assert " or " not in expression  # which drops series whose labels its left side has, too
         metrics = len(re.findall(r"\b(?:hw|system|sm_profiler)_[a-z_]+", expression))
         assert expression.count('{training_job=~"$training_job", host=~"$host"}') == metrics > 0
         assert " by (" not in expression or " by (training_job" in expression

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.config import load_profile
-from sm_profiler.hook.settings import task_of
-from sm_profiler.monitor.agent import LOOK_SECONDS, Agent, SwitchedOff
+from sm_profiler.formats.system_writer import Measurement
+from sm_profiler.hook.settings import read_config, task_of
+from sm_profiler.monitor.agent import LOOK_SECONDS, Agent, LiveProfile, SwitchedOff
+from sm_profiler.monitor.board import STEPS, Board, StepCounter
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
 
@@ -23,7 +25,7 @@ def config(tmp_path):
 def test_the_file_is_read_once_a_second_and_half_of_one_changes_nothing(config):
     now = 0.0
     stop = threading.Event()
-    switch = SwitchedOff(stop, str(config), lambda: now)
+    switch = SwitchedOff(stop, LiveProfile(str(config), clock=lambda: now))
     assert not switch.is_set()
     found = []
     for text in ('{"DisableProfiler": true}', '{"Disable', None, '{"DisableProfiler": false, "a": 1}'):
@@ -63,3 +65,58 @@ def test_the_monitor_has_the_path_of_the_file():
     profile = load_profile("{}")
     assert task_of(profile, "job", config=Path("/etc/config.json")).config == "/etc/config.json"
     assert task_of(profile, "job").config == ""
+
+
+def test_a_config_map_that_is_mounted_switches_off(tmp_path):
+    """The kubelet replaces a link to a folder: the file itself is a link that stays."""
+    for version, text in (("..1", "{}"), ("..2", '{"DisableProfiler": true}')):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.json").write_text(text)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "config.json").symlink_to("..data/config.json")
+    now = 0.0
+    profile = LiveProfile(str(tmp_path / "config.json"), clock=lambda: now)
+    source = read_config(tmp_path / "config.json")
+    assert not profile.is_off()
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    now += LOOK_SECONDS
+    assert profile.is_off()
+    assert read_config(tmp_path / "config.json").changed != source.changed
+
+
+ON = '{"ProfilingParameters": {"LocalPath": "/x"}}'
+STEP_SERIES = {"sm_profiler.steps", "sm_profiler.hanging"}
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('{"DisableProfiler": true}', set()),
+        ("{}", {"system.cpu.utilization"}),  # system metrics only
+        (ON, {"system.cpu.utilization", *STEP_SERIES}),
+    ],
+)
+def test_what_is_switched_off_has_no_series(config, tmp_path, text, left):
+    """Steps that stay the same would raise the alert for a training that has stopped, and 0 steps that for its start."""
+    config.write_text(ON)
+    profile = LiveProfile(str(config))
+    board = Board("algo-1", lambda: 0.0, StepCounter(tmp_path, "algo-1"), has=profile.has)
+    board.update([Measurement("cpu", "cpu0", "CPUUtilization", 50.0)])
+
+    def series():
+        return {value.instrument.name for value in board.values()} - {"sm_profiler.build.info"}
+
+    assert series() == {"system.cpu.utilization", *STEP_SERIES}
+    config.write_text(text + " ")
+    profile.clock = lambda: float("inf")
+    assert series() == left
+
+
+def test_a_job_that_records_no_steps_has_no_series_of_steps(tmp_path):
+    def has_steps(text):
+        task = Task.from_json(task_of(load_profile(text), "job").to_json())
+        agent = Agent(task, NodeLock(tmp_path, "algo-1"), ProcessRegistry(tmp_path, "algo-1"), None, None)
+        return agent.profile.has(STEPS)
+
+    assert (has_steps(ON), has_steps('{"S3OutputPath": "s3://b/p"}')) == (True, False)

@@ -207,7 +207,7 @@ def test_old_api_rule(buildah, container, s3, tmp_path):
     code, status, _ = evaluate(in_container(buildah, container), s3, tmp_path / "old", **rule)
     assert (code, status["StatusDetails"]) == (
         0,
-        "Evaluation of the rule LongSteps at step 0 resulted in the condition being met",
+        "The condition of the rule LongSteps is met, first in minute 1",
     )
 
 

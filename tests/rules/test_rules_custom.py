@@ -14,6 +14,7 @@ import pytest
 from moto import mock_aws
 from moto.sns.models import sns_backends
 
+from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import (
     CPUBottleneck,
     NoMoreProfilerData,
@@ -101,7 +102,16 @@ class TestDocumentedExamples:
         code = tmp_path / "long_steps.py"
         code.write_text(OLD)
         settings = Settings(str(job), tmp_path / "out", rule="LongSteps", code=str(code), parameters={"limit_s": limit})
-        assert Runner(settings).run()[0] is status
+        runner = Runner(settings, write_report=write_for_runner, make_folds=make_folds)
+        found, details = runner.run()
+        assert found is status
+        fires = status is Status.ISSUES
+        assert details == ("The condition of the rule LongSteps is met, first in minute 1" if fires else "")
+        written = json.loads((settings.output / "profiler-reports/LongSteps.json").read_text())
+        assert (written["RuleTriggered"], written["RuleParameters"]) == (int(fires), f"limit_s:{limit}")
+        report = json.loads((settings.output / "report.json").read_text())
+        assert report["rules"]["LongSteps"] == written
+        assert "LongSteps" in (settings.output / "profiler-report.html").read_text()
 
 
 class Counting(Rule):

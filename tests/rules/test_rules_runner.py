@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
@@ -103,6 +104,16 @@ class TestStatus:
         assert judging(job, rule="IOBottleneck", parameters={"patience": "10"})[0] is Status.NO_ISSUES
         status, details = judging(calm)
         assert (status, details.split()[0]) == (Status.NO_ISSUES, "COMPUTE_BOUND")
+
+    def test_a_job_that_failed_is_an_issue(self, tmp_path, calm):
+        """As for `report --fail-on issues`."""
+        failed = tmp_path / "failed"
+        shutil.copytree(calm, failed)
+        write_state(failed, exit_code=3)
+        made = settings(tmp_path, failed)
+        status, details = Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
+        assert status is Status.ISSUES
+        assert "exit code 3" in details
 
     @pytest.mark.parametrize(
         ("status", "expected"),
@@ -300,6 +311,15 @@ def wait_for(condition, seconds=30):
         time.sleep(0.01)
 
 
+def test_the_log_has_no_lines_of_botocore(tmp_path):
+    """Each client logs at INFO where it found its credentials and its endpoint."""
+    code = "import logging; from sm_profiler.rules.runner import main; main([]); logging.getLogger('botocore.x').info('Found')"
+    environment = {**os.environ, "SM_PROFILER_ROOT": str(tmp_path), "rule_to_invoke": "StepOutlier"}
+    log = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
+    assert "StepOutlier: Error" in log.stdout
+    assert "Found" not in log.stdout
+
+
 class TestSettings:
     def test_reads_the_processing_job_configuration(self, tmp_path):
         (tmp_path / "config").mkdir()
@@ -352,6 +372,47 @@ class TestSettings:
         found = read_settings(environment)
         assert found.parameters == {"CPUBottleneck_threshold": "30"}
         assert (found.stop_file, found.grace_s, found.follow) == (tmp_path / "stop", 5.0, True)
+
+    @pytest.mark.parametrize("prefix", ["", "StepOutlier_"])
+    def test_the_environment_has_the_parameters_of_the_rule(self, tmp_path, prefix):
+        environment = {
+            "rule_to_invoke": "stepoutlier",
+            f"{prefix}n_outliers": "1",
+            f"{prefix}threshold": "4",
+            "mode_x": "7",
+        }
+        found = read_settings({"SM_PROFILER_ROOT": str(tmp_path), **environment})
+        assert found.parameters == {f"{prefix}n_outliers": "1", f"{prefix}threshold": "4"}
+
+    @pytest.mark.parametrize(
+        "variable", [("threshold", "abc", "CPUBottleneck"), ("threshold_p95", "101", "LowGPUUtilization")]
+    )
+    def test_a_bad_parameter_in_the_environment_is_an_error(self, tmp_path, monkeypatch, calm, variable):
+        name, value, rule = variable
+        for key, text in {
+            "SM_PROFILER_ROOT": str(tmp_path),
+            "SM_PROFILER_SOURCE": str(calm),
+            "rule_to_invoke": rule,
+        }.items():
+            monkeypatch.setenv(key, text)
+        monkeypatch.setenv(name, value)
+        assert main() == 1
+        status = json.loads((tmp_path / "processing/output/rule/profiler-output/rule-status.json").read_text())
+        assert status["RuleEvaluationStatus"] == "Error"
+        assert f"{rule}: {name} must be" in status["StatusDetails"]
+
+    @pytest.mark.parametrize(
+        ("rule", "variable", "meant"),
+        [
+            ("StepOutlier", "n_outlier", "n_outliers"),
+            ("ProfilerReport", "CPUBotleneck_threshold", "CPUBottleneck_threshold"),
+            ("ProfilerReport", "rule_folow", "rule_follow"),
+        ],
+    )
+    def test_a_mistyped_parameter_in_the_environment_is_logged(self, tmp_path, caplog, rule, variable, meant):
+        shell = {"HOME": "/root", "http_proxy": "x", "npm_config_cache": "y", "_": "/usr/bin/env", "LS_COLORS": ""}
+        read_settings({"SM_PROFILER_ROOT": str(tmp_path), "rule_to_invoke": rule, variable: "1", **shell})
+        assert caplog.messages == [f"ignoring the variable {variable}, which is not a parameter: did you mean {meant}?"]
 
     def test_prefers_a_mounted_folder(self, tmp_path):
         mounted = tmp_path / "processing/input/profiler"
@@ -455,6 +516,7 @@ class NoRule:
         (2, {"Violations": 7, "Datapoints": 20}, "is met, first in minute 3: 7 of 20 observations"),
         (0, None, "is met, first in minute 1"),
         (None, {"RuleTriggered": 1, "Violations": "x"}, "is met"),
+        (0, {"RuleTriggered": 1, "Violations": 0, "Datapoints": 20}, "is met, first in minute 1"),
     ],
 )
 def test_a_rule_on_windows_states_how_often_its_condition_was_met(window, found, text):
@@ -472,7 +534,7 @@ class TestCustomRules:
         status, details, output = evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "60"})
         assert (status, details) == (
             Status.ISSUES,
-            "Evaluation of the rule Window at step 0 resulted in the condition being met",
+            "The condition of the rule Window is met, first in minute 1",
         )
         assert json.loads((output / "profiler-reports/Window.json").read_text())["Datapoints"] > 0
         assert evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "0"})[0] is Status.NO_ISSUES
@@ -502,6 +564,20 @@ class TestCustomRules:
     )
     def test_errors_are_one_line(self, tmp_path, calm, code, rule, message):
         assert evaluate(tmp_path, calm, code=code, rule=rule)[:2] == (Status.ERROR, message)
+
+    def test_an_error_in_a_file_with_a_relative_path_has_its_line(self, tmp_path, calm, code, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        found = evaluate(tmp_path, calm, code="my_rules.py", rule="Raises")
+        assert found[1] == "Raises failed: ValueError: a value (my_rules.py, line 41)"
+        found = evaluate(tmp_path, calm, code="my_rules.py", rule="Window", parameters={"threshold": "abc"})
+        assert found[1].endswith("could not convert string to float: 'abc' (my_rules.py, line 9)")
+
+    def test_an_own_rule_that_fails_is_listed_in_the_report(self, tmp_path, calm, code):
+        made = settings(tmp_path, calm, code=code, rule="Raises")
+        Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
+        report = json.loads((made.output / "report.json").read_text())
+        assert "ValueError: a value" in report["broken_rules"]["Raises"]
+        assert "Raises" in (made.output / "profiler-report.html").read_text()
 
     def test_unknown_parameter_is_an_error(self, tmp_path, calm, code):
         status, details, _ = evaluate(tmp_path, calm, code=code, rule="New", parameters={"limits": "3"})

@@ -10,14 +10,18 @@ import pytest
 from moto import mock_aws
 from starlette.testclient import TestClient
 
+from sm_profiler.cli.main import main
+from sm_profiler.cli.serve import name_job
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
 from sm_profiler.serve.app import create_app, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
+from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader
+from sm_profiler.serve.terminal import line_of
 from tests.support.serving import data_files, end, make_job, until
 
 REGION, BUCKET = "eu-central-1", "jobs"
@@ -80,6 +84,47 @@ def test_reads_a_job_of_an_account_in_its_region(account):
     assert reader.read()
     assert reader.report().verdict.main.kind.name == "INPUT_BOUND"
     assert reader.over
+
+
+NO_PROFILE = "training job second has no profile: the profiler was not switched on"
+
+
+@pytest.fixture
+def ended(account, monkeypatch):
+    """The second job has ended without a profile, and the first with one."""
+    monkeypatch.setenv("AWS_REGION", REGION)
+
+
+def test_a_job_that_has_ended_without_a_profile_is_not_waited_for(ended, capsys):
+    """It was "waiting for the first data" for ever."""
+    assert main(["watch", "second"]) == 2
+    assert NO_PROFILE in capsys.readouterr().err
+    assert main(["report", "second", "--follow"]) == 2
+    assert NO_PROFILE in capsys.readouterr().err
+    live = LiveJob("second")
+    live.poll()
+    assert live.snapshot.state == "unreadable"
+    assert NO_PROFILE in live.snapshot.note
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("first", "serving training job first until Ctrl-C"),  # it was "there is no folder first; waiting for it"
+        ("second", NO_PROFILE),
+        ("third", "there is no folder third; waiting for it, or for a training job of that name, until Ctrl-C"),
+    ],
+)
+def test_serve_names_what_a_job_lacks(ended, capsys, name, said):
+    name_job(name)
+    assert capsys.readouterr().err.startswith(f"sm-profiler: {said}")
+
+
+def test_a_job_that_runs_is_waited_for(ended, monkeypatch):
+    monkeypatch.setattr("sm_profiler.source.job.Launched.may_store_profile", True)
+    live = LiveJob("second")
+    live.poll()
+    assert line_of(live.snapshot) == "waiting for the first data"
 
 
 def test_a_job_that_cannot_be_read_costs_its_own_verdict_only():

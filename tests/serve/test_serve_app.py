@@ -262,6 +262,11 @@ def test_refuses_large_bodies(folder):
     assert client(folder).post("/", content=b"x").status_code == 405
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "POST"])
+def test_refuses_bodies_of_unknown_length(folder, method):
+    assert client(folder).request(method, "/", content=iter([b"x"])).status_code == 413
+
+
 def test_keeps_the_state_of_a_bounded_number_of_jobs(tmp_path):
     made = []
     jobs = Jobs([str(tmp_path)], follow=lambda where: made.append(Polled(where)) or made[-1])
@@ -344,10 +349,14 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
     said = f"sm-profiler: there is no folder {tmp_path / 'rums'} (did you mean {tmp_path / 'runs'}?); waiting for it until Ctrl-C"
     assert errors.splitlines() == [said, "sm-profiler: serving until Ctrl-C"]
     monkeypatch.chdir(tmp_path)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     assert main(["serve", "nope", "--port", "0"]) == 0
-    errors = capsys.readouterr().err
+    errors = []
+    until(lambda: errors.append(capsys.readouterr().err) or "".join(errors))  # a thread asks the account
     said = "sm-profiler: there is no folder nope; waiting for it, or for a training job of that name, until Ctrl-C"
-    assert errors.splitlines() == [said]
+    assert "".join(errors).splitlines() == [said]
 
 
 @pytest.mark.parametrize("path", ["http://host/x", "/a/../b", "/a?b", "//a//b"])

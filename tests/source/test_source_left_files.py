@@ -126,3 +126,44 @@ def test_what_was_left_joins_what_is_complete_in_the_order_of_keys(tmp_path, her
     storage.write("x", b"1")
     assert (tmp_path / "profiler-output" / "x").read_bytes() == b"1"
     shutil.rmtree(tmp_path)
+
+
+def open_trace(root):
+    return next((root / "framework/pevents").glob("*.tmp"))
+
+
+def test_links_are_followed_within_a_profile_only(tmp_path, here):
+    root = tmp_path / "profile"
+    leave(root, at=time.time() - 300, host=here).abandon()
+    exits = root / ".sagemaker-ignore/exits"
+    exits.mkdir(parents=True)
+    (exits / "0-algo-1_999998_5").symlink_to("/dev/zero")
+    (tmp_path / "secret").write_text('{"token": "secret"}\n\1')
+    (exits / "0-algo-1_999998_6").symlink_to(tmp_path / "secret")
+    copies = open_source(root).storage._left.root
+    assert not list(copies.rglob("*_99999*"))
+    assert not any(b"secret" in path.read_bytes() for path in copies.rglob("*") if path.is_file())
+
+
+def test_what_is_too_long_for_an_open_file_is_not_copied(tmp_path, here):
+    leave(tmp_path, at=time.time() - 300, host=here).abandon()
+    trace = open_trace(tmp_path)
+    os.truncate(trace, 30 << 30)  # sparse
+    source = open_source(tmp_path)
+    assert not list(source.storage._left.root.rglob("*pevents/*/*"))
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"abc"', "[1]", '{"ph":"M","args":5}', "[" * 200_000, '{"ph":"X","ts":' + "9" * 400 + ',"dur":1}',
+        '{"ph":"X"}', '{"ph":"X","ts":"x","dur":null}', '{"ph":"M","name":"process","args":{"start_us":[]}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_line_costs_no_other(tmp_path, here, line):
+    leave(tmp_path, at=time.time() - 300, host=here).abandon()
+    trace = open_trace(tmp_path)
+    trace.write_bytes(trace.read_bytes().rstrip().removesuffix(b",") + b",\n" + line.encode())
+    report = build_report(open_source(tmp_path))
+    assert len(report.metrics.ranks[0].iterations) == 39

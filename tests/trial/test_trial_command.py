@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from sm_profiler.cli import main
+
 HEAD = """
 import sys
 import torch
@@ -124,3 +126,10 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path):
     (tmp_path / "train.py").write_text("")
     assert main(["try-loader", "--seconds", "-1", str(tmp_path / "train.py")]) == 2
     assert main(["try-loader", "--profile", str(tmp_path), str(tmp_path / "train.py")]) == 2
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x"])
+def test_loaders_count_from_one(number, capsys):
+    with pytest.raises(SystemExit):
+        main(["try-loader", f"--loader={number}", "script.py"])
+    assert "loaders count from 1" in capsys.readouterr().err

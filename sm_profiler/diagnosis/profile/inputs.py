@@ -532,15 +532,14 @@ def slow_stage(case: Case) -> Stage | None:
 
 
 def _latest(case: Case) -> list[DataStages]:
-    """Return the most complete record of each judged process: that of all stages, for most batches."""
-    names = {rank.name for rank in case.ranks}
-    own = (one for one in case.metrics.recorded(DataStages).longest if one.process in names)
-    latest: dict[str, DataStages] = {}
-    for record in own:
-        before = latest.setdefault(record.process, record.args)
-        if (not record.args.partial, record.args.batches) > (not before.partial, before.batches):
-            latest[record.process] = record.args
-    return list(latest.values())
+    """Return the most complete record of each judged process."""
+    found = ([one.args for one in case.metrics.recorded(DataStages).of(rank.name)] for rank in case.ranks)
+    return [max(own, key=known) for own in found if own]
+
+
+def known(about: DataStages) -> tuple[bool, int]:
+    """Return how complete the stages of a record are: all of them, for many batches."""
+    return not about.partial, about.batches
 
 
 def forgotten(about: DataStages, wait: float) -> Stage | None:

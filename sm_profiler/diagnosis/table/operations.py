@@ -76,8 +76,9 @@ class Operations:
             np.asarray([node - 1] if node and ranks[node] == ranks[node - 1] else [], np.int64)
             for node in range(len(names))
         ]
-        chains = [seconds[ranks == rank].sum(axis=0) for rank in np.unique(ranks)]
-        recorded = np.max(chains, axis=0) if chains else np.zeros(len(steps))
+        chains = np.zeros((int(ranks.max(initial=0)) + 1, len(steps)))
+        np.add.at(chains, ranks, seconds)
+        recorded = chains.max(axis=0)
         parties = [[int(rank)] for rank in ranks]
         return cls(
             steps, names, ranks, stages, parties, np.zeros(len(names), np.int64), seconds, before, range(len(names)), recorded

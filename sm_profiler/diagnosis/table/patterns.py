@@ -35,14 +35,23 @@ def relative(seconds: Floats, groups: Ints) -> Floats:
         groups: group of each rank, such as its pipeline stage; a rank that is alone in its group is compared with all.
     """
     found = np.ones_like(seconds)
-    for rank, group in enumerate(groups):
-        others = np.flatnonzero((groups == group) & (np.arange(len(groups)) != rank))
-        if not len(others):
-            others = np.flatnonzero(np.arange(len(groups)) != rank)
-        if len(others):
-            usual = np.median(seconds[others], axis=0)
-            found[rank] = seconds[rank] / np.where(usual > 0, usual, np.inf)
+    if len(seconds) < 2:
+        return found
+    of_all = _median_of_others(seconds)
+    for group in np.unique(groups).tolist():
+        rows = np.flatnonzero(groups == group)
+        usual = _median_of_others(seconds[rows]) if len(rows) > 1 else of_all[rows]
+        found[rows] = seconds[rows] / np.where(usual > 0, usual, np.inf)
     return found
+
+
+def _median_of_others(seconds: Floats) -> Floats:
+    """Return the median of each column without the row's own value: of sorted values, those after it move up."""
+    count = len(seconds)
+    ordered, place = np.sort(seconds, axis=0), np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0)
+    middle = ((count - 2) // 2, (count - 1) // 2)
+    low, high = (np.where(place <= at, ordered[at + 1], ordered[at]) for at in middle)
+    return np.asarray((low + high) / 2)
 
 
 def slow_stretch(ratio: Floats) -> Stretch | None:
@@ -57,6 +66,8 @@ def slow_stretch(ratio: Floats) -> Stretch | None:
     if len(ratio) < 2 * limits.MIN_STEPS:
         return None
     usual = float(np.median(ratio))
+    if usual <= 0:
+        return None
     noise = float(np.median(np.abs(ratio - usual))) / 0.6745  # of a normal distribution: one standard deviation
     beyond = np.clip(ratio / usual - 1, -1.0, 1.0) - max(noise / usual, limits.FLOOR / 2)
     first, last, score = _largest_sum(beyond)

@@ -37,6 +37,8 @@ from sm_profiler.printable import logger_for, one_line, printable
 MAX_ROWS = 20_000_000  # some 2 GB of columns
 MAX_FACTS = 100  # other columns
 MAX_NAMES = 100_000  # ranks, stages or operations
+MAX_CELLS, CELLS_A_ROW = 1 << 22, 8  # activities times steps of all ranks: so many, and so many times the rows
+OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
 _HEAD_BYTES = 1 << 16
 MLLOG = ":::MLLOG"
@@ -337,6 +339,7 @@ def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
         stage = rows.stage if rows.stage is not None else np.full(len(rows.rank), -1, np.int64)
         graph = build_operations(rows.rank, stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
     windows = _windows(rows) if rows.timed and rows.code is not None else None
+    keys, key_of = _activities(rows) if rows.code is not None else ([], np.zeros(0, np.int64))
     ranks = []
     by_rank = np.argsort(rows.rank, kind="stable")
     edges = np.searchsorted(rows.rank[by_rank], np.arange(len(rows.rank_names) + 1)).tolist()
@@ -347,10 +350,10 @@ def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
             length: Floats = np.bincount(of_step, rows.seconds[at]).astype(np.float64)
             seconds: dict[str, Floats] = {STEP: length}
         elif windows is None:
-            seconds = _sums(rows, at, of_step, len(steps))
+            seconds = _sums(rows, at, of_step, len(steps), keys, key_of)
             length = np.sum(list(seconds.values()), axis=0)
         else:
-            seconds = _painted(rows, at, of_step, len(steps))
+            seconds = _painted(rows, at, of_step, len(steps), keys, key_of)
             length = np.asarray([windows[step] for step in steps.tolist()])
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
@@ -390,25 +393,36 @@ def _windows(rows: _Rows) -> dict[int, float]:
     return dict(zip(steps.tolist(), np.maximum(length, 0.0).tolist(), strict=True))
 
 
-def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
+def _activities(rows: _Rows) -> tuple[list[str], Ints]:
+    """Return the activities, and the index of that of each operation; of too many, the shortest are one together."""
     assert rows.code is not None  # for the type checker
-    seconds: dict[str, Floats] = {}
-    for code in np.unique(rows.code[at]).tolist():
-        of_code = rows.code[at] == code
-        spent = np.bincount(of_step[of_code], rows.seconds[at][of_code], steps)
-        key = activity_of(rows.operations[code])
-        seconds[key] = seconds.get(key, np.zeros(steps)) + spent
-    return seconds
+    names = [activity_of(name) for name in rows.operations]
+    keys = sorted(set(names))
+    places = {key: place for place, key in enumerate(keys)}
+    key_of = np.asarray([places[name] for name in names])
+    cells = max(MAX_CELLS, CELLS_A_ROW * len(rows.code))
+    most = max(cells // np.unique(np.stack([rows.rank, rows.step]), axis=1).shape[1], 1)
+    if len(keys) <= most:
+        return keys, key_of
+    spent = np.bincount(key_of[rows.code], rows.seconds, len(keys))
+    longest = np.sort(np.argsort(-spent, kind="stable")[:most])
+    place = np.full(len(keys), most)
+    place[longest] = np.arange(most)
+    return [*(keys[at] for at in longest.tolist()), OTHERS], place[key_of]
 
 
-def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
+def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int, keys: Sequence[str], key_of: Ints) -> dict[str, Floats]:
+    assert rows.code is not None  # for the type checker
+    mine = key_of[rows.code[at]]
+    table = np.bincount(mine * steps + of_step, rows.seconds[at], len(keys) * steps).reshape(len(keys), steps)
+    return {keys[key]: table[key] for key in np.unique(mine).tolist()}
+
+
+def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, keys: Sequence[str], key_of: Ints) -> dict[str, Floats]:
     """Return seconds by activity, each moment counted once: computation hides communication, and what began later is inner."""
     assert rows.code is not None  # for the type checker
-    activities = [activity_of(name) for name in rows.operations]
-    keys = sorted(set(activities))
     table = np.zeros((len(keys), steps))
     inner = np.asarray([not is_communication(name) for name in rows.operations])
-    key_of = np.asarray([keys.index(one) for one in activities])
     order = np.lexsort((rows.start[at], inner[rows.code[at]], of_step))
     edges = np.flatnonzero(np.r_[True, np.diff(of_step[order]) != 0, True])
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

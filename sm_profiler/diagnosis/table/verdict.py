@@ -80,6 +80,8 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
             reason=f"Too few steps to judge: all ranks have {count} in common, {limits.MIN_STEPS} are needed.",
             steps=count,
         )
+    if ledger.totals.duration <= 0:
+        return Verdict((), reason="No step takes any time: all seconds are 0.", steps=len(ledger.common_steps))
     steps = whole = Steps.of(ledger)
     findings: list[Finding] = []
     while len(findings) < MOST_FINDINGS:

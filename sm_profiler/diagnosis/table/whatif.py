@@ -72,14 +72,17 @@ class Steps:
     @cached_property
     def local(self) -> Floats:
         """Seconds that each rank works by itself, shape (ranks, steps)."""
-        graph = self.graph
-        return np.asarray([self.seconds[graph.ranks == rank].sum(axis=0) for rank in range(len(self.ranks))])
+        found = np.zeros((len(self.ranks), self.seconds.shape[1]))
+        rows = self.graph.local
+        np.add.at(found, self.graph.ranks[rows], self.seconds[rows])
+        return found
 
     @cached_property
     def stage_of(self) -> list[int]:
         """Stage of each rank, as an index; -1 if it has none."""
-        graph = self.graph
-        return [int(np.max(graph.stages[graph.ranks == rank], initial=-1)) for rank in range(len(self.ranks))]
+        found, rows = np.full(len(self.ranks), -1), self.graph.local
+        np.maximum.at(found, self.graph.ranks[rows], self.graph.stages[rows])
+        return [int(stage) for stage in found]
 
     def even(self) -> Steps:
         """Return the steps in which each operation takes the same time on all ranks and in all steps, as long as on average.
@@ -123,7 +126,8 @@ def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask
     if least is not None:
         low = min(low, float(1 - least.length[rows].sum() / old.sum()))
     error = before.graph.error
-    return Interval(max(min(low, value) - error, 0.0), max(value, 0.0), min(max(high, value) + error, 0.99))
+    value = min(max(value, 0.0), limits.MOST_SAVED)
+    return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))
 
 
 def _drawn(count: int) -> Floats:

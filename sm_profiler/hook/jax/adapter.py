@@ -182,7 +182,7 @@ class JaxAdapter(FrameworkAdapter):
         tracker = session.tracker
         self._compilations = Compilations(
             session.append,
-            lambda: tracker.number,
+            lambda: tracker.latest_number,
             functools.partial(describe, tree.tree_flatten_with_path, tree.keystr),
         )
         loop = Loop(tracker, lambda: session.lead(self), tree.tree_leaves)
@@ -191,7 +191,7 @@ class JaxAdapter(FrameworkAdapter):
         self._calls = Calls(
             session, self._jax, loop, self._compilations, lambda one_by_one: one_by_one.watch(self._patches, core)
         )
-        self._callbacks = HostCallbacks(session.append, lambda: tracker.number, session.fail)
+        self._callbacks = HostCallbacks(session.append, lambda: tracker.latest_number, session.fail)
         self._listens = False
         self._detailed = DetailedWindow(session, JaxProfiler(self._calls))
 

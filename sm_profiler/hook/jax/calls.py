@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.adapter import Collector
-from sm_profiler.hook.frames import MAX_DEPTH, is_library
+from sm_profiler.hook.frames import MAX_DEPTH, is_library, outwards
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.patches import Patches, timed
+from sm_profiler.hook.rest import MIN_WAIT_NS
 from sm_profiler.hook.steps import METER_MAX_NS, Record
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ MAX_FUNCTIONS = 1000
 Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, the innermost first
 _PARTS = 64  # of each of a call's arguments that are described
 _LONGEST = 40  # characters of a value
-MIN_WAIT_NS = 20_000  # a shorter wait found its results ready
 MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
 
 
@@ -174,6 +174,7 @@ class Calls(Collector):
         self._latest: Any = None  # weak reference to a result of the last call
         self._one_by_one = OneByOne(session.append)
         self._watch = watch
+        compilations.find_running = self._find_running
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
@@ -262,10 +263,11 @@ class Calls(Collector):
                 if function.gradients:  # JAX may not trace it again
                     self.differentiates()
                 return None
-            self._inside = True
             start, arguments, latest = clock(), (args, kwargs), self._latest
+            if loop.begins(function, start, arguments):
+                return None
+            self._inside = True
             compilations.running, compiled = (function, arguments), compilations.finished
-            loop.begins(function, start, arguments)
             array = None if latest is None else latest()
             behind = array is not None and _is_pending(array)  # this call may have to wait for the call before
             launched = clock()
@@ -296,7 +298,42 @@ class Calls(Collector):
             finally:
                 self._inside = False
 
-        return timed(made, begin, end, session.fail)
+        return self._with_rest(function, made, timed(made, begin, end, session.fail))
+
+    def _with_rest(self, function: Compiled, made: Any, observed: Any) -> Any:
+        """Return a function that only notes its calls during a rest, and else is `observed`."""
+        get_ident, clock, calls = threading.get_ident, self._clock, self
+
+        @functools.wraps(observed)
+        def call(*args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
+            part = function.part
+            if part is None or calls._inside or get_ident() != calls._thread:
+                return observed(*args, **kwargs)
+            now, begun, rest = clock(), part.calls, part.rest
+            if len(begun) == len(part.limit) or now > rest.until:
+                return observed(*args, **kwargs)  # ends the rest
+            begun.append(now)
+            calls._inside = True
+            try:
+                return made(*args, **kwargs)
+            except BaseException:
+                if begun is not rest.ends or len(begun) > 1:  # no step begins with a call that failed
+                    begun.pop()
+                raise
+            finally:
+                calls._inside = False
+
+        self._loop.codes.add(call.__code__)  # type: ignore[attr-defined]  # of a function
+        return call
+
+    def _find_running(self) -> tuple[Compiled, Any] | None:
+        """Return the function that is called during a rest, with its arguments; the rest ends after this step."""
+        rest, codes = self._loop.rest, self._loop.codes
+        if rest is None or threading.get_ident() != self._thread:
+            return None
+        rest.until = 0
+        names = (frame.f_locals for frame in reversed(outwards(sys._getframe(1))) if frame.f_code in codes)
+        return next(((its["function"], (its["args"], its["kwargs"])) for its in names if "function" in its), None)
 
     def _keep(self, function: Compiled, result: Any) -> None:
         """Remember the results of a call, as far as they are needed."""
@@ -365,10 +402,26 @@ class Calls(Collector):
         def end(start_ns: int, _result: Any, _error: BaseException | None) -> None:
             end_ns = clock()
             self._inside = tracker.in_compiled = False
+            loop.waited = True
             if end_ns - start_ns >= MIN_WAIT_NS:
                 loop.ended(None, name, start_ns, end_ns)
 
-        return timed(original, begin, end, session.fail)
+        observed, calls = timed(original, begin, end, session.fail), self
+
+        @functools.wraps(observed)
+        def wait(*args: Any, **kwargs: Any) -> Any:  # flat on purpose
+            rest = loop.rest
+            if rest is None or calls._inside or session.quiet or get_ident() != calls._thread:
+                return observed(*args, **kwargs)
+            start_ns, calls._inside = clock(), True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                calls._inside = False
+                rest.waits.append((name, start_ns, clock()))
+
+        loop.codes.add(wait.__code__)  # type: ignore[attr-defined]  # of a function
+        return wait
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:

@@ -28,6 +28,7 @@ class Compilations(Collector):
 
     Attributes:
         running: the function of the script that is called, with its arguments.
+        find_running: returns the same if that call is not reported.
         finished: compilations so far.
     """
 
@@ -54,6 +55,7 @@ class Compilations(Collector):
         self._clock = clock
         self._early: list[Record] | None = []  # before recording starts
         self.running: tuple[Compiled, Any] | None = None
+        self.find_running: Callable[[], tuple[Compiled, Any] | None] = lambda: None
         self.finished = 0
         self._before: dict[str, float] = {}  # function → seconds it was traced and lowered since it was last compiled
         self._known: dict[tuple[Any, ...], int] = {}  # function and line → compilations
@@ -88,12 +90,13 @@ class Compilations(Collector):
 
     def _compare(self, name: str, place: tuple[Any, ...]) -> tuple[bool, dict[str, str]]:
         """Return whether a function was compiled before, and what is different now."""
-        if self.running is None or self.running[0].name != name:  # a separate operation, or called by another function
+        running = self.running or self.find_running()
+        if running is None or running[0].name != name:  # a separate operation, or called by another function
             count = self._known.get(place, 0)
             if len(self._known) < MAX_NAMES or count:
                 self._known[place] = count + 1
             return count >= USUAL, {}
-        function, arguments = self.running
+        function, arguments = running
         function.compilations += 1
         before, function.signature = function.signature, self._describe(arguments)
         if function.compilations == 1:

@@ -14,14 +14,16 @@ from __future__ import annotations
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import attrs
 
 from sm_profiler.formats.event_names import COMPILED_STEP, QUEUED, RESULTS
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.steps import StepTracker
+from sm_profiler.hook.rest import CallRest
+from sm_profiler.hook.steps import AGAIN, REGULAR, StepTracker
 
 MAX_LEAVES = 500  # of a function's arguments and results that are compared
 MAX_CALLS = 64  # kept of a turn that may be no step
@@ -31,6 +33,21 @@ _EVALUATES = re.compile(
     r"(?:^|_)(?:eval|evaluate|evaluation|valid|validate|validation|test|predict|infer|inference)(?:_|$)"
 )
 _SAME = 0.5  # a function gets the same arguments again if this share of them are the same objects
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Calls of a function while the hook rests.
+
+    Attributes:
+        rest: the rest.
+        calls: when its calls began.
+        limit: it is called no more often than this has elements: once in each step.
+    """
+
+    rest: CallRest
+    calls: list[int]
+    limit: Sequence[int]
 
 
 @attrs.define(eq=False)
@@ -53,6 +70,7 @@ class Compiled:
         compilations: how often it was compiled.
         made: how often the script passed it to `jax.jit`.
         quickest_ns: its quickest call that compiled nothing.
+        part: its calls in the rest, if there is one.
     """
 
     name: str
@@ -70,6 +88,7 @@ class Compiled:
     compilations: int = 0
     made: int = 0
     quickest_ns: int = 1 << 62
+    part: Part | None = None
     _arguments: list[Any] = attrs.field(factory=list)  # weak references, of the last call
 
     def __attrs_post_init__(self) -> None:
@@ -123,12 +142,19 @@ class Loop:
         tracker: the session's.
         leads: called before the first step.
         leaves: returns the leaves of a tree of arguments.
+
+    Attributes:
+        rest: steps of which only calls and waits are noted, or None.
+        codes: code of the functions around the script's calls and waits.
+        waited: the script waited for results in this turn, if only to find them ready.
     """
 
     def __init__(self, tracker: StepTracker, leads: Callable[[], None], leaves: Callable[[Any], list[Any]]) -> None:
         self._tracker = tracker
         self._leads = leads
         self._leaves = leaves
+        self.rest: CallRest | None = None
+        self.codes: set[CodeType] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -144,19 +170,26 @@ class Loop:
         self._arguments = 0  # leaves of the latest call
         self._gradients = False  # a function computes gradients
         self._recurs = False  # a function gets its own results again
+        self.waited = False
+        self._queued = False  # a call of this turn waited for those before it
+        self._regular = 0  # turns in a row like the one before that waited for their results
 
     # calls
 
-    def begins(self, function: Compiled, start_ns: int, arguments: Any) -> None:
-        """Record the start of an outermost call."""
+    def begins(self, function: Compiled, start_ns: int, arguments: Any) -> bool:
+        """Record the start of an outermost call; return whether a rest begins, in which nothing more is reported of it."""
         tracker = self._tracker
+        if tracker.rest is not None:
+            tracker.end_rest()
         function.calls += 1
         if not function.settled or self._results:
             self._look_at(function, arguments)
         if tracker.manual:
-            return
+            return False
         key = id(function)
         if tracker.begins_call(again=self._is_next(function, key)):
+            if self._rests(function, start_ns):
+                return True
             self._before, self._functions = self._functions, {key: function}
             if function.calls > 1:
                 if self._confirm(function) and self._mode is ModeKeys.TRAIN:
@@ -169,6 +202,7 @@ class Loop:
             if function.calls > 1 and self._turn is not None:
                 self._confirm(function)
             self._functions[key] = function
+        return False
 
     def _is_next(self, function: Compiled, key: int) -> bool:
         """Return whether this call begins a turn of a loop without a loader, or another turn with batches fetched ahead."""
@@ -208,6 +242,7 @@ class Loop:
     def queued(self, function: Compiled, start_ns: int, end_ns: int) -> None:
         """Record that a call has waited for those before it."""
         if self._turn is None or self._tracker.manual:
+            self._queued = True
             self._tracker.call_ended(function.name, start_ns, end_ns, QUEUED)
 
     def failed(self, function: Compiled) -> None:
@@ -231,6 +266,39 @@ class Loop:
     def computes_gradients(self, function: Compiled) -> None:
         """Record that a function computes gradients."""
         function.gradients = function.settled = self._gradients = True
+
+    # rest: steps like those before, each of which waits for its results
+
+    def _rests(self, function: Compiled, start_ns: int) -> bool:
+        """Return whether a rest begins, and with it the step of this call."""
+        turn = self._functions
+        regular = self.waited and not self._queued and function is self._opener and self._turn is None
+        self._regular = self._regular + 1 if regular and turn.keys() == self._before.keys() else 0
+        self.waited = self._queued = False
+        known = all(one.is_compiled and (one.settled or one.gradients) for one in turn.values())
+        if self._regular < REGULAR or not known:
+            return False
+        self.rest = rest = self._tracker.begin_call_rest(start_ns, self._awake, self._phase_of)
+        if rest is None:
+            return False
+        for one in turn.values():
+            first = one is function
+            one.part = Part(rest, rest.ends if first else [], range(rest.steps) if first else rest.ends)
+        return True
+
+    def _awake(self) -> None:
+        """Report all again; what was called since the latest step began is known."""
+        turn, rest, self.rest = self._functions, self.rest, None
+        called = {}
+        for key, one in turn.items():
+            if one.part is not None and rest is not None and len(one.part.calls) == len(rest.ends):
+                called[key] = one
+            one.part = None
+        self._before, self._functions, self.waited = turn, called, len(called) == len(turn)
+        self._regular = REGULAR if self.waited else REGULAR - AGAIN
+
+    def _phase_of(self, stack: Sequence[FrameType]) -> str:
+        return "compiled" if any(frame.f_code in self.codes for frame in stack) else "outside"
 
     # parts
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm_profiler import threads
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, DetailedWindow
 from sm_profiler.hook.frames import stack_of
@@ -24,6 +25,7 @@ from sm_profiler.hook.pytorch.detailed import TorchProfiler
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.graphs import Compilations, OperatorCount
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
+from sm_profiler.hook.rest import REST_NS
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -33,28 +35,30 @@ if TYPE_CHECKING:
     from sm_profiler.hook.rest import Rest
     from sm_profiler.hook.session import Session
 
-RUNS_WHILE_TRAINING = tuple(
-    f"sm_profiler.hook.{name}"
-    for name in (
-        "session",
-        "guard",
-        "steps",
-        "rest",
-        "windows",
-        "own_work",
-        "sampler",
-        "scheduling",
-        "timed_calls",
-        "pytorch.adapter",
-        "pytorch.cuda",
-        "pytorch.forward",
-        "pytorch.loader",
-        "pytorch.graphs",
-    )
+RUNS_WHILE_TRAINING = (
+    "sm_profiler.threads",
+    *(
+        f"sm_profiler.hook.{name}"
+        for name in (
+            "session",
+            "guard",
+            "steps",
+            "rest",
+            "windows",
+            "own_work",
+            "sampler",
+            "scheduling",
+            "timed_calls",
+            "pytorch.adapter",
+            "pytorch.cuda",
+            "pytorch.forward",
+            "pytorch.loader",
+            "pytorch.graphs",
+        )
+    ),
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
 DISCOVERY_INTERVAL_NS = 1_000_000_000
-REST_NS = 1_000_000_000  # a rest ends with the first step after that: pages are live, and a job may be killed
 FRAMES = 4  # of Python and C for a call of a module without hooks; with them, torch adds one
 OWN_FRAMES = 50  # for what a hook calls itself
 OTHERS = 4  # steps of other optimizers in a row after which a rest ends
@@ -282,7 +286,7 @@ class PyTorchAdapter(FrameworkAdapter):
             if is_compiling() or session.quiet or tracker.rest is not None or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
             if tracker.global_step >= operators.due and not session.is_off(operators.name):
-                session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
+                session.run(operators, operators.backward_begins, args[0] if args else kwargs.get("tensors"))
             try:
                 tracker.backward_begins(perf_counter_ns())
             except Exception as error:  # fail open
@@ -346,15 +350,16 @@ class PyTorchAdapter(FrameworkAdapter):
     def _wrap_constructor(self, original: Any) -> Any:
         """Discover models when an optimizer is created: the first forwards of its model would be missed otherwise."""
         session, forwards, known = self.session, self.forwards, self._known_optimizers
+        train_here = self._train_on_this_thread
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(optimizer, *args, **kwargs)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
+            original(self, *args, **kwargs)
             try:
                 session.tracker.has_optimizer = True
                 if session.tracker.global_step < 0 and forwards.thread != threading.get_ident():
-                    self._train_on_this_thread()  # from the first step on
-                known.discard(id(optimizer))  # of a deleted one
+                    train_here()  # from the first step on
+                known.discard(id(self))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()
             except Exception as error:  # fail open
@@ -394,8 +399,8 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _counting_hook(self, rest: Rest) -> Any:
         """Return the hook of a rest: each object that it touched would cost as much as the rest of it."""
-        session, key, ends, steps, clock = self.session, rest.optimizer, rest.ends, rest.steps, perf_counter_ns
-
+        session, tracker, key, ends, steps = self.session, self.session.tracker, rest.optimizer, rest.ends, rest.steps
+        clock = perf_counter_ns
         until, others = clock() + REST_NS, 0
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -410,10 +415,12 @@ class PyTorchAdapter(FrameworkAdapter):
                 if others <= OTHERS:
                     return
             try:
-                if session.tracker.rest is rest:
-                    session.tracker.end_rest()
-                else:  # its end was interrupted
+                if tracker.rest is not rest:  # its end was interrupted
                     self._awake()
+                    return
+                tracker.end_rest(regular=not others)
+                if not others and tracker.may_rest():  # the time is over, and no phases are due
+                    self._rest()
             except Exception as error:  # fail open
                 session.fail(error)
 
@@ -429,7 +436,7 @@ class PyTorchAdapter(FrameworkAdapter):
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()
         self.forwards.relayed = True  # until the next update, which shows whether threads take turns
-        if threading.current_thread() is not threading.main_thread():
+        if not threads.is_main():
             at_thread_end(self.session.training_thread_ends)
 
     def _optimizer_stepped(self, key: int) -> None:

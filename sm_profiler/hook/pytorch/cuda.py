@@ -392,7 +392,9 @@ class CudaCollector(Collector):
         if self._phases is None:
             if not tracker.metering:
                 return False
-            parameters = (parameter for model in self._models() for parameter in model.parameters())
+            parameters = (
+                parameter for model in self._models() for parameter in self._torch.nn.Module.parameters(model)
+            )
             device = next((parameter.device for parameter in parameters if parameter.device.type == "cuda"), None)
             if device is None:
                 return False

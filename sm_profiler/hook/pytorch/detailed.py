@@ -14,7 +14,7 @@ from sm_profiler.hook.convert import KINETO
 from sm_profiler.hook.detailed import Profiler
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.pytorch.forward import ShyHook
+from sm_profiler.hook.pytorch.forward import add_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,10 +130,9 @@ class TorchProfiler(Profiler):
             return after
 
         for root in self._forwards.models():
-            for count, (name, module) in enumerate(root.named_modules()):
+            for count, (name, module) in enumerate(self._torch.nn.Module.named_modules(root)):
                 if name and count < MAX_MODULES:
-                    self._handles.append(module.register_forward_pre_hook(ShyHook(before)))
-                    self._handles.append(module.register_forward_hook(ShyHook(make_after(name)), always_call=True))
+                    self._handles += add_hooks(module, self._torch.nn.Module, before, make_after(name))
 
     def stop(self, session: Any) -> Callable[[Path], object]:
         """Stop profiling; return what writes the trace."""

@@ -120,16 +120,44 @@ class ShyHook:
         return contextlib.nullcontext().__exit__
 
 
-def _private(module: Any, table: str, hook: Callable[..., None]) -> Callable[..., None]:
-    """Prepare a module's table for a private hook: replace an empty table by `PrivateHooks`.
+TABLES = "_forward_pre_hooks", "_forward_hooks", "_forward_hooks_always_called"  # of a module
 
-    A table with hooks of the user is not replaced, since their handles refer to it; the hook itself is wrapped then.
+
+def _make_private(module: Any, table: str) -> bool:
+    """Prepare a module's table for a private hook: replace an empty table by `PrivateHooks`, and return whether it is that.
+
+    A table with hooks of the user is not replaced, since their handles refer to it.
     """
     hooks = module.__dict__.get(table)
     if type(hooks) is OrderedDict and not hooks:
         module.__dict__[table] = PrivateHooks()
-        return hook
-    return hook if isinstance(hooks, PrivateHooks) else ShyHook(hook)
+        return True
+    return isinstance(hooks, PrivateHooks)
+
+
+def add_hooks(module: Any, base: Any, before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+    """Add hooks to a module that no copy of it has, and return their handles.
+
+    Args:
+        module: the module.
+        base: `torch.nn.Module`, whose functions add them: a class may have functions of these names for other purposes,
+            and TorchScript's modules refuse hooks, which they would have to save.
+        before: runs before each forward.
+        after: runs after each forward, also if it failed, unless the script has hooks for this case.
+    """
+    private = [_make_private(module, table) for table in TABLES]
+    handles = [base.register_forward_pre_hook(module, before if private[0] else ShyHook(before))]
+    try:
+        hook = after if private[1] else ShyHook(after)
+        handles.append(base.register_forward_hook(module, hook, always_call=private[2]))
+    except BaseException:
+        handles[0].remove()
+        raise
+    for table, handle in zip(TABLES, (*handles, handles[1]), strict=True):
+        hooks = module.__dict__.get(table)
+        if isinstance(hooks, PrivateHooks):
+            hooks.private = (*hooks.private, handle.id)
+    return handles
 
 
 class Forwards(Collector):
@@ -155,7 +183,7 @@ class Forwards(Collector):
         self.relayed = self._handed_on = False
         self._names: dict[int, str] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}  # models that have our hooks
-        self._found: dict[int, Any] = {}  # models found since discovery was switched on
+        self._found: dict[int, weakref.ref[Any]] = {}  # models found since discovery was switched on
         self.discovering: list[Any] = []
         self._modes: set[ModeKeys] = set()
         self._instance_handles: list[Any] = []
@@ -174,7 +202,7 @@ class Forwards(Collector):
         self.symbolic: type | None = None  # of inputs without values: a model is under construction
         self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
-        self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's
+        self._in_place: list[weakref.ref[Any]] = []
         self._codes = {self._module.Module._call_impl.__code__}  # the frame of a module's call
 
     # hooks
@@ -183,7 +211,7 @@ class Forwards(Collector):
         session, tracker = self._session, self._session.tracker
         is_compiling, gradients = compiling_check(self._torch), self._torch.is_grad_enabled
         is_exporting = compiling_check(self._torch, exporting=True)
-        get_ident, forwards, names = threading.get_ident, self, self._names
+        get_ident, forwards, names, tensor = threading.get_ident, self, self._names, self._torch.Tensor
 
         def before(module: Any, args: Any) -> None:  # flat on purpose
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
@@ -202,14 +230,14 @@ class Forwards(Collector):
                     forwards.watch_updates(module)
                 training = gradients()
                 tracker.forward_begins(id(module), start_ns, gradients=training)
-                if training and args:
+                if training and args and isinstance(args[0], tensor):  # reading another object's shape may change it
                     session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
                         forwards.measure_entry(tracker.global_step)
             except Exception as error:  # fail open
-                session.fail(error)
+                forwards._fail(error)
 
         def after(module: Any, _args: Any, _output: Any) -> None:
             if is_compiling():
@@ -222,7 +250,7 @@ class Forwards(Collector):
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # fail open
-                session.fail(error)
+                forwards._fail(error)
 
         return before, after
 
@@ -279,9 +307,12 @@ class Forwards(Collector):
     def watch_updates(self, module: Any) -> None:
         """Note whether parameters have changed since this module's last forward: written in place, or replaced."""
         key = id(module)
-        state = [
-            (id(one), one._version) for one in islice(module.parameters(), FEW_PARAMETERS)
-        ]  # torch has no public name for it
+        try:
+            few = islice(self._module.Module.parameters(module), FEW_PARAMETERS)
+            state = [(id(one), one._version) for one in few]  # torch has no public name for it
+        except Exception as error:  # parameters that were made for inference have no versions
+            pass_on(error)
+            state = []
         self._session.tracker.updated = self._updates.get(key, state) != state
         self._updates[key] = state
 
@@ -312,16 +343,16 @@ class Forwards(Collector):
         compile_module = getattr(self._module.Module, "compile", None)
         if compile_module is None:
             return
-        session = self._session
+        session, forwards = self._session, self
 
         @functools.wraps(compile_module)
-        def compile(module: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            result = compile_module(module, *args, **kwargs)
+        def compile(self: Any, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
+            result = compile_module(self, *args, **kwargs)
             try:
-                if not session.quiet and _has_parameters(module):
-                    self._wrap_calls(module)
+                if not session.quiet and forwards._has_parameters(self):
+                    forwards._wrap_calls(self)
             except Exception as error:  # fail open
-                session.fail(error)
+                forwards._fail(error)
             return result
 
         self._compile = compile_module
@@ -332,11 +363,11 @@ class Forwards(Collector):
         switch, forwards, session = self._module.Module.eval, self, self._session
 
         @functools.wraps(switch)
-        def evaluates(module: Any) -> Any:
+        def evaluates(self: Any) -> Any:  # replaces a method, whose argument may be given by its name
             if session.tracker.rest is not None and threading.get_ident() == forwards.thread:
                 with session.guarded("hook"):
                     session.tracker.end_rest()
-            return switch(module)
+            return switch(self)
 
         self._eval = switch, evaluates
         self._module.Module.eval = evaluates
@@ -348,16 +379,16 @@ class Forwards(Collector):
 
     def watch_wrappers(self, wrapper: Any) -> None:
         """Trace what `torch.compile(model)` returns from its first call on; discovery ends with the first compilation."""
-        original, session = wrapper.__init__, self._session
+        original, session, forwards = wrapper.__init__, self._session, self
 
         @functools.wraps(original)
-        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
-            original(module, *args, **kwargs)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # replaces a method of this name
+            original(self, *args, **kwargs)
             try:
-                if not session.quiet and _has_parameters(module):
-                    self._watch(module)
+                if not session.quiet and forwards._has_parameters(self):
+                    forwards._watch(self)
             except Exception as error:  # fail open
-                session.fail(error)
+                forwards._fail(error)
 
         wrapper.__init__ = __init__
         self._wrapper = (wrapper, original)
@@ -376,20 +407,27 @@ class Forwards(Collector):
                 after(self, args, None)
 
         self._codes.add(traced.__code__)
-        call = functools.wraps(original)(functools.partial(traced, module))
-        module.__dict__[attribute] = call
-        self._in_place.append((weakref.ref(module), call, original))
+        module.__dict__[attribute] = functools.wraps(original)(functools.partial(traced, module))
+        self._in_place.append(weakref.ref(module))
 
     # discovery
+
+    def _has_parameters(self, module: Any) -> bool:
+        try:  # a class may have a function of the same name for other purposes
+            return next(self._module.Module.parameters(module), None) is not None
+        except Exception as error:  # a module that is not initialised (yet) does not train
+            pass_on(error)
+            return False
 
     def discover(self) -> None:
         """Trace every module until the next optimizer step, or for a few steps; never after the first compilation."""
         self._steps = 0
-        if self.discovering or self.compiled or self._session.quiet:
+        if self.discovering or self.compiled or self._session.quiet or self._session.is_off(self.name):
             return
         self._session.tracker.end_rest()
         is_compiling, tracker = compiling_check(self._torch), self._session.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
+        has_parameters = self._has_parameters
 
         def any_before(module: Any, args: Any) -> None:
             if is_compiling():
@@ -397,10 +435,14 @@ class Forwards(Collector):
             key = id(module)
             if tracker.forward_key or key in seen:  # inside another module, or traced already
                 return
-            if key not in found:
-                if next(module.parameters(), None) is None:
-                    return
-                found[key] = module
+            try:
+                if key not in found:
+                    if not has_parameters(module):
+                        return
+                    found[key] = weakref.ref(module, lambda _: found.pop(key, None))
+            except Exception as error:  # fail open
+                self._fail(error)
+                return
             before(module, args)
 
         def any_after(module: Any, args: Any, output: Any) -> None:
@@ -418,8 +460,8 @@ class Forwards(Collector):
 
     def models(self) -> list[Any]:
         """Return the outermost models discovered so far."""
-        known = [reference() for reference in self._seen.values()]
-        return [*(model for model in known if model is not None), *self._found.values()]
+        known = [reference() for reference in [*self._seen.values(), *self._found.values()]]
+        return [model for model in known if model is not None]
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # the life cycle's
         """Discover models when a new mode begins; end discovery after a few steps in a loop without an optimizer."""
@@ -441,9 +483,13 @@ class Forwards(Collector):
             handle.remove()
         self.discovering = []
         self._restore_warning()
-        for key, module in self._found.items():
-            if key not in self._seen:
-                self._watch(module)
+        for key, reference in list(self._found.items()):
+            if key not in self._seen and (module := reference()) is not None:
+                try:
+                    self._watch(module)
+                except Exception as error:  # fail open
+                    self._fail(error)
+                    break
         self._found.clear()
 
     def compiling(self) -> None:
@@ -466,13 +512,20 @@ class Forwards(Collector):
         for module in modules:
             outer = None if id(module) in inside else module
             while outer is not None:  # the model inside a wrapper may be called directly
-                if id(outer) not in known and _has_parameters(outer):
+                if id(outer) not in known and self._has_parameters(outer):
                     self._watch(outer)
                 outer = _wrapped(outer)
 
+    def _fail(self, error: Exception) -> None:
+        """Go on without forwards after an internal error; without anything if the hooks must stay on compiled models."""
+        if self.compiled:
+            self._session.fail(error)
+        else:
+            self._session.switch_off(self, error)
+
     def failed(self) -> None:
-        """Remove all hooks once nothing is recorded, unless that would compile models once more."""
-        if self._session.quiet and not self.compiled:
+        """Remove all hooks, unless that would compile models once more."""
+        if not self.compiled:
             self.remove()
 
     def remove(self) -> None:
@@ -492,26 +545,19 @@ class Forwards(Collector):
             self._module.Module.compile, self._compile = self._compile, None
         if self._wrapper is not None:
             self._wrapper[0].__init__, self._wrapper = self._wrapper[1], None
-        for reference, wrapped, original in self._in_place:
-            module = reference()
-            if module is not None and module.__dict__.get("_compiled_call_impl") is wrapped:
-                module.__dict__["_compiled_call_impl"] = original
+        for reference in self._in_place:
+            call = getattr(reference(), "_compiled_call_impl", None)
+            if isinstance(call, functools.partial) and getattr(call.func, "__code__", None) in self._codes:
+                reference().__dict__["_compiled_call_impl"] = call.__wrapped__
         self._in_place.clear()
 
     def _watch(self, module: Any) -> None:
         key = id(module)
-        # TorchScript's modules refuse hooks that they would have to save; when Python calls them, they run Module's all the same
-        owner: Any = self._module.Module if isinstance(module, self._torch.jit.ScriptModule) else type(module)
-        handles = [
-            owner.register_forward_pre_hook(module, _private(module, "_forward_pre_hooks", self.before)),
-            owner.register_forward_hook(module, _private(module, "_forward_hooks", self.after), always_call=True),
-        ]
-        for table, handle in zip(("_forward_pre_hooks", "_forward_hooks"), handles, strict=True):
+        self._instance_handles.extend(add_hooks(module, self._module.Module, self.before, self.after))
+        for table in TABLES[:2]:
             hooks = module.__dict__.get(table)
             if isinstance(hooks, PrivateHooks):
-                hooks.private = (*hooks.private, handle.id)
                 self._tables.append(HookTable(module, table, hooks))
-        self._instance_handles.extend(handles)
         seen, names = self._seen, self._names
 
         def forget(_: Any) -> None:
@@ -542,14 +588,6 @@ def _idle_modules(torch: Any) -> tuple[Any, Any]:
     hooked.register_forward_pre_hook(lambda _module, _args: None)
     hooked.register_forward_hook(lambda _module, _args, _output: None, always_call=True)
     return bare, hooked
-
-
-def _has_parameters(module: Any) -> bool:
-    try:
-        return next(module.parameters(), None) is not None
-    except Exception as error:  # a module that is not initialised (yet) does not train
-        pass_on(error)
-        return False
 
 
 def _is_complete(module: Any) -> bool:

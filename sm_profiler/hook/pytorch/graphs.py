@@ -172,6 +172,8 @@ class OperatorCount(Collector):
         Args:
             outputs: the first argument of `torch.autograd.backward`.
         """
+        if not isinstance(outputs, (self._torch.Tensor, list, tuple)):  # an iterator can be read only once
+            return
         session = self._session
         step = session.tracker.global_step
         with session.work.doing("operators are counted"):

@@ -141,7 +141,6 @@ class DataLoaderCollector(Collector):
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
-                tracker.end_rest()
                 tracker.fetch_begins()
             except Exception as error:  # fail open
                 session.fail(error)
@@ -191,18 +190,20 @@ class DataLoaderCollector(Collector):
             except BaseException as error:
                 self._ended_at_rest(rest.stream, exhausted=isinstance(error, StopIteration))
                 raise
-            self._arrived_at_rest(rest, perf_counter_ns())
+            arrived_ns = perf_counter_ns()
+            tracker.in_fetch = 0
+            if tracker.rest is rest:
+                rest.arrivals.append(arrived_ns)
+                if len(rest.arrivals) <= 2 * rest.steps + MOST_AHEAD:
+                    return batch
+            self._arrived_too_late(rest, arrived_ns)
             return batch
 
         return __next__
 
-    def _arrived_at_rest(self, rest: Rest, now_ns: int) -> None:
+    def _arrived_too_late(self, rest: Rest, now_ns: int) -> None:
+        """Report a batch again: the rest has ended, or goes on without updates."""
         tracker = self._session.tracker
-        tracker.in_fetch = 0
-        if tracker.rest is rest:
-            rest.arrivals.append(now_ns)
-            if len(rest.arrivals) <= 2 * rest.steps + MOST_AHEAD:
-                return
         try:
             if tracker.rest is rest:  # the optimizer steps no more: gradients are accumulated, or are infinite
                 tracker.end_rest()
@@ -303,7 +304,11 @@ class DataLoaderCollector(Collector):
         if existing is not None:
             return existing  # type: ignore[no-any-return]
         stream = iterator.__dict__[STREAM] = LoaderStream(iterator, created_ns)
-        batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        try:
+            batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        except Exception as error:  # a property of the script's
+            pass_on(error)
+            batch_size = None
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._session.saw_batch_size(batch_size)
             self._session.saw_workers(int(iterator._num_workers))  # torch has no public name for it

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.hook.frames import Frames, current_frames, stack_of
 from sm_profiler.hook.guard import attempt, pass_on
 from sm_profiler.hook.patches import Patches
@@ -304,7 +305,7 @@ class WorkerSampler:
 
     def start(self) -> None:
         """Start the thread."""
-        threading.Thread(target=self._run, name="sm-profiler sampler", daemon=True).start()
+        threads.start(self._run, name="sm-profiler sampler")
 
     def end(self) -> None:
         """End it, and publish what is left."""
@@ -323,6 +324,7 @@ class WorkerSampler:
                 self._prompt.wait(self._random.uniform(0, NEAR_SECONDS))
                 self.sample(self._clock())
                 self._saved = min(self._saved - (self._own_cpu() - before), SAVED)
+                threads.hide()
         except Exception:  # noqa: S110 - samples are an extra, and a worker must deliver its batches
             pass
 

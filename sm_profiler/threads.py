@@ -1,0 +1,133 @@
+"""Our threads in the process of a script, which must not meet them.
+
+A script may wait for all threads that `threading` lists, so ours are unknown to it.  And it may block a signal to take it
+from the system by itself: a thread that does not block it as well would receive it, and the process would end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+# Those of an error of the thread itself end the process if it blocks them.
+_BLOCKED = signal.valid_signals() - {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS,
+}  # fmt: skip
+# A script may replace any function, even by a function that raises.
+_main_thread = threading.main_thread
+# Without signal's function around it: code of Python, which torch.compile would trace inside a compiled region.
+_sigmask: Callable[..., set[int]] = vars(import_module("_signal"))["pthread_sigmask"]
+_own: dict[int, tuple[str, int]] = {}  # name and kernel's id of our threads that run, by Python's id
+_listed: dict[int, Any] = vars(threading).get("_active", {})  # the threads that `threading` knows
+os.register_at_fork(after_in_child=_own.clear)  # where they do not exist
+
+
+class Thread:
+    """A thread that ends with the process, if not before.
+
+    Attributes:
+        name: for who debugs the profiler.
+        ident: Python's id, once it runs.
+    """
+
+    def __init__(self, target: Callable[..., object], *args: Any, name: str) -> None:
+        self.name = name
+        self._target, self._args = target, args
+        self.ident: int | None = None
+        self._pid = 0
+        self._running = allocate_lock()  # until it ends
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the process may have no further thread.
+        """
+        self._pid = os.getpid()
+        self._running.acquire()
+        try:
+            with blocked_signals():
+                start_new_thread(self._run, ())
+        except RuntimeError:
+            self._running.release()
+            raise
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs; it does not in a forked child."""
+        return self._running.locked() and self._pid == os.getpid()
+
+    def join(self, timeout: float = -1) -> None:
+        """Wait until the thread has ended, but no longer than some seconds, if they are given."""
+        if self.is_alive() and self._running.acquire(timeout=timeout):
+            self._running.release()
+
+    def _run(self) -> None:
+        self.ident = get_ident()
+        _own[self.ident] = self.name, get_native_id()
+        try:
+            self._target(*self._args)
+        except BaseException:  # noqa: S110 - an action that fails has reported it, and Python would print it
+            pass
+        finally:
+            hide()
+            _own.pop(get_ident(), None)
+            self._running.release()
+
+
+def start(target: Callable[..., object], *args: Any, name: str) -> Thread:
+    """Start a thread.
+
+    Raises:
+        RuntimeError: the process may have no further thread.
+    """
+    thread = Thread(target, *args, name=name)
+    thread.start()
+    return thread
+
+
+def is_own(ident: int | None = None) -> bool:
+    """Return whether a thread is ours; by default, whether this is one."""
+    return (get_ident() if ident is None else ident) in _own
+
+
+def running() -> dict[int, str]:
+    """Return our threads: their names by the kernel's id."""
+    return {number: name for name, number in list(_own.values())}
+
+
+def hide() -> None:
+    """Remove this thread from those that `threading` lists, if it is one of ours.
+
+    It gets there when anything asks for the current thread: log handlers, and finalizers of the script, which run on
+    the thread that happens to collect their objects.
+    """
+    if get_ident() in _own:
+        _listed.pop(get_ident(), None)
+
+
+def is_main() -> bool:
+    """Return whether this is the main thread; unlike `threading.current_thread()`, it makes no thread known."""
+    return get_ident() == _main_thread().ident
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Let threads that start inside the block, ours or a library's, leave all signals to those of the script."""
+    before = _sigmask(signal.SIG_BLOCK, ())  # a handler may raise here, and then nothing has changed
+    try:
+        _sigmask(signal.SIG_BLOCK, _BLOCKED)
+        yield
+    finally:
+        _sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_signals() -> None:
+    """Take signals again, in a new process: it has inherited what the thread that started it blocks."""
+    with suppress(ValueError):
+        _sigmask(signal.SIG_UNBLOCK, _BLOCKED)
