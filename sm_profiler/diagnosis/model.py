@@ -305,7 +305,7 @@ class Report:
 
     @property
     def left_out_alarm(self) -> str | None:
-        """How much of the loop is not judged because the profiler slowed it; None if that is little."""
+        """Time of the loop that is not judged because the profiler slowed it; None if that is little."""
         ranks = [rank for rank in self.metrics.ranks if rank.left_out and rank.loop > 0]
         rank = max(ranks, key=lambda rank: rank.excluded / (rank.loop + rank.excluded), default=None)
         if rank is None or rank.excluded < limits.SHOWN * (rank.loop + rank.excluded):

@@ -25,7 +25,7 @@ def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
     pattern = re.compile(rf"(?<![\w./-])(?:([Rr]ank|[Pp]rocess) )?({each})(?![\w/-])")
 
     def readable(found: re.Match[str]) -> str:
-        kind, name = found[1] or "", names[found[2]]  # a text may say itself that the name is that of a rank
+        kind, name = found[1] or "", names[found[2]]  # the text may have the word already
         return f"{name[0].upper()}{name[1:]}" if kind[:1].isupper() else name
 
     return lambda text: pattern.sub(readable, text)

@@ -52,7 +52,7 @@ def terminal_summary(
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
     advice = [*_wrap(gain_of_finding(main), width), *_wrap(f"Next: {main.next_step}", width)]
-    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]  # a bar without its legend says nothing
+    rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]  # a bar needs its legend
     facts = [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
@@ -70,7 +70,7 @@ def terminal_summary(
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     room = MAX_LINES - len(last)
     text = max(room - len(rest), len(verdict))
-    places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line says where
+    places = places[: max(text - len(verdict) - len(advice), 1)]  # at least the most expensive line
     lines = [*_cut([*verdict, *places, *advice], text, width), *rest, *facts]
     return readable_processes(report.metrics)("\n".join([*lines[:room], *last]))
 

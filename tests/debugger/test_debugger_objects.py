@@ -324,9 +324,7 @@ def test_the_filter_is_installed_once():
 
 
 def test_checks_hold_without_assert_statements():
-    program = (
-        "from sm_profiler.debugger import FrameworkProfile\ntry: FrameworkProfile(start_step=-1)\nexcept AssertionError as e: print(e)"
-    )
+    program = "from sm_profiler.debugger import FrameworkProfile\ntry: FrameworkProfile(start_step=-1)\nexcept AssertionError as e: print(e)"
     shown = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "start_step must be integer greater or equal to 0!"
 

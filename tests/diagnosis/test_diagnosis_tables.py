@@ -60,7 +60,7 @@ def test_padding_need_not_vary(share, varies, tmp_path):
     assert f"{share:.0%}"[:1] in verdict.findings[0].headline
 
 
-def test_rows_that_are_left_out_are_said(tmp_path, capsys):
+def test_rows_that_are_left_out_are_shown(tmp_path, capsys):
     rows = [
         "rank,step,seconds",
         *(f"{rank},{step},{'nan' if step % 3 == 1 else 0.1}" for rank in range(2) for step in range(90)),

@@ -165,7 +165,7 @@ def test_a_step_that_the_profiler_took_as_a_whole_is_no_step_of_no_length():
     assert 50 not in rank.iterations.index
 
 
-def test_how_much_is_left_out_is_said():
+def test_how_much_is_left_out_is_shown():
     rows, end = slowed(20)
     report = report_from(beside(rows, (1.001, end - 0.001)))
     text = "Left out: 4.03 s of 4.64 s (60 of 120 steps), slowed by the profiler"

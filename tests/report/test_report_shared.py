@@ -292,7 +292,7 @@ def test_waits_for_a_core_are_no_more_than_sleeps_leave():
 @pytest.mark.parametrize(
     ("trains", "loader"), [("trainer.train()", "TrainingArguments(dataloader_"), ("loss.backward()", "DataLoader(…, ")]
 )
-def test_a_trainer_that_makes_its_loader_is_told_its_own_setting(trains, loader):
+def test_a_trainer_that_makes_its_loader_has_its_own_setting(trains, loader):
     rows = training(200, wait=0.05)
     rows += [
         sampled(

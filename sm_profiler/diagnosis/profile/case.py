@@ -199,10 +199,10 @@ class Case:
 
     @property
     def load_doubt(self) -> str:
-        """Why it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
+        """Reason for which it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
         if not self.metrics.metadata:  # no hook that samples
             return ""
-        return "too short to tell whether other programs use the cores" if len(self.own_cores) < len(self.ranks) else ""
+        return "too short to measure the load of other programs" if len(self.own_cores) < len(self.ranks) else ""
 
     @property
     def own_cores(self) -> list[float]:
