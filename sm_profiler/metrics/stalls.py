@@ -84,7 +84,10 @@ def iterations_of(
     in_turns = np.count_nonzero(after_train) < thresholds.IN_TURNS * np.count_nonzero(train)
     rows = np.flatnonzero(after_any if in_turns else after_train) + 1
     ends = np.maximum.accumulate(steps.end / 1e6) if len(steps) else steps.end  # steps of several threads may overlap
-    length = np.maximum(ends[rows] - ends[rows - 1] - steps.seconds(OWN)[rows], 0.0)
+    own = steps.seconds(OWN)[rows]
+    length = ends[rows] - ends[rows - 1] - own
+    measured = own <= np.maximum(length, 0.0)  # of the others, the rest is an error of what the profiler took
+    rows, length = rows[measured], np.maximum(length[measured], 0.0)
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
     phases = np.sum(list(seconds.values()), axis=0)
     step = steps.duration[rows] / 1e6 - steps.seconds(OWN_IN_STEP)[rows]

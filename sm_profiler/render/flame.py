@@ -91,6 +91,8 @@ def part_of(finding: Finding, location: Location) -> str:
         return "adds to what grows"
     if finding.kind is Class.HANG:
         return "waits here"
+    if finding.kind is Class.BALANCED:  # which names no loss
+        return f"{percent(location.share)} of the time outside the phases"
     return f"{percent(location.share)} of the lost time"
 
 

@@ -10,6 +10,7 @@ from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formats import event_names
 from sm_profiler.formatting import percent
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.render.flame import part_of
 from sm_profiler.report import Class
 from tests.support.reports import metrics_of, report_from, training, verdict_of
 
@@ -273,6 +274,7 @@ def test_names_what_lies_beside_the_phases_if_nothing_leads():
     assert verdict.kind is Class.BALANCED
     assert "no single cause" in verdict.main.headline
     assert [one.source for one in verdict.main.where] == ["update_average(model)"]
+    assert part_of(verdict.main, verdict.main.where[0]) == "100 % of the time outside the phases"
 
 
 def with_callbacks(steps, length, **more):
