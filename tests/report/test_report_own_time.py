@@ -156,6 +156,15 @@ def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer(
     assert rank.left_out == 0
 
 
+def test_a_step_that_the_profiler_took_as_a_whole_is_no_step_of_no_length():
+    rows = training(100)
+    start, length = next((row[2], row[3]) for row in rows if row[0].startswith("Step") and row[5] == 50)
+    own = ("sm_profiler/profiling", "objects are counted", start - 0.0012, length + 0.0012, NODE, -1, {"kind": "stall"})
+    (rank,) = metrics_of(sorted([*rows, own], key=lambda row: row[2])).ranks
+    assert rank.iterations.length.min() > 0.009
+    assert 50 not in rank.iterations.index
+
+
 def test_how_much_is_left_out_is_shown():
     rows, end = slowed(20)
     report = report_from(beside(rows, (1.001, end - 0.001)))
