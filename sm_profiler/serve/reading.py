@@ -29,7 +29,6 @@ from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
-from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError, job_name
@@ -130,9 +129,7 @@ class JobReader:
         over: the job has ended and all of its files have been read.
         files: number of files that are read.
         outcome: how the run ended; "" if that is not known.
-        heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
-        lacks_heat: all but the use of cores and GPUs came from a kept state; `read_heat` reads the rest.
     """
 
     where: str
@@ -144,8 +141,6 @@ class JobReader:
     files: int = 0
     outcome: str = ""
     is_intact: bool = True
-    lacks_heat: bool = False
-    heat: HeatFold = attrs.field(factory=HeatFold)
     _source: ProfileSource | None = None
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
@@ -181,6 +176,7 @@ class JobReader:
         stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
         if stopped and state is not None:
             self.outcome = state.outcome
+        newly_begun = False
         if self._source is None:
             try:
                 self._source = open_source(self.where, strict=self.strict, progress=False, left_open=False)
@@ -189,6 +185,7 @@ class JobReader:
                     raise
                 return self._changed_open_files()
             self._begin(self._source, None if self.parameters or self.compat else kept.load(self._source))
+            newly_begun = self._is_whole
         elif self._source.refresh() and self._is_whole:
             self._source.rewind()  # there are more rows than the kept state is of
             self._begin(self._source, None)
@@ -200,21 +197,21 @@ class JobReader:
             self.files = len(self._source.files)
         newly_over = finished and not self.over
         self.over = finished
-        return self._changed_open_files() or found or newly_over or self.lacks_heat
+        return self._changed_open_files() or found or newly_over or newly_begun
 
     def _begin(self, source: ProfileSource, whole: Slice | None) -> None:
         """Start with the state that is kept with a profile in Parquet, without any data if that is None."""
-        self._is_whole = self.lacks_heat = whole is not None
-        self._state, self._cutter = self._empty(source)
+        self._is_whole = whole is not None
+        empty, self._cutter = self._empty(source)
+        self._state = whole or empty
         if whole is not None:
-            self._state = Slice([*whole.folds, HeatFold()], whole.broken)
             self.files = len(source.files)
 
     def _empty(self, source: ProfileSource) -> tuple[Slice, WindowCutter]:
-        """Return the folds of a job without data (the rules, those of the report, the heat map's), and what cuts its windows."""
+        """Return the folds of a job without data (the rules and those of the report), and what cuts its windows."""
         rules = ProfilerReport(compat=self.compat, **dict(self.parameters))
         cutter = WindowCutter(source.first_timestamp_us, rules.parameters.scan_interval_us)
-        return Slice([rules, *MetricFolds().all(), HeatFold()]), cutter
+        return Slice([rules, *MetricFolds().all()]), cutter
 
     def _fold(self, source: ProfileSource, progress: Callable[[], object], *, finished: bool) -> bool:
         """Fold the new data, and return whether there was any."""
@@ -236,13 +233,6 @@ class JobReader:
             self._join_steps()
         self.is_intact = True
         return found
-
-    def read_heat(self) -> None:
-        """Read the use of cores and GPUs of a job whose other data came from a kept state; what cannot be read is left out."""
-        self.lacks_heat = False  # also if it cannot be read, which would be so again: the rest is shown without it
-        if self._source is not None:
-            self._state.folds[-1] = heat_of(self._source)
-            trim_heap()
 
     def _join_steps(self) -> None:
         """Keep the steps in few pieces: with a piece for each process and minute, each report would take longer than the last."""
@@ -270,7 +260,6 @@ class JobReader:
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
             job = attrs.evolve(self.job, name=self.job.name or self.name, finished=self.over)
             report = report_of_folds(source, state, job, windows=self.over)
-            self.heat = state.folds[-1]
             del state, cutter
             trim_heap()  # of the copy
             return report
