@@ -16,9 +16,8 @@ from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.dataloader import Dataloader
-from sm_profiler.rules.differences import Compat
 from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
 from sm_profiler.rules.load_balancing import LoadBalancing
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
