@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm_profiler import plugins
-from sm_profiler.rules.profiler_report import all_rules
+from sm_profiler.rules.registry import all_rules
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
 
