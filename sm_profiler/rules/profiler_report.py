@@ -117,12 +117,18 @@ class ProfilerReport(BuiltinRule):
     def start(self) -> None:
         """Create every rule."""
         given = self.parameters.of_rules
-        self.rules: dict[str, Any] = {
-            rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in all_rules(self.compat)
-        }
+        self.rules: dict[str, Any] = {}
         self.broken: dict[str, str] = {}
         self.first_met: dict[str, int] = {}
         self.windows = 0
+        for rule in all_rules(self.compat):
+            name = rule.name()
+            try:
+                self.rules[name] = rule(compat=self.compat, **given.get(name, {}))
+            except ConfigError:
+                raise
+            except Exception as error:  # of another package
+                self.broken[name] = error_line(error)
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Pass the window to every rule; return True if it meets the condition of one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
+from types import MemberDescriptorType
 from typing import Any, ClassVar
 
 import attrs
@@ -54,7 +55,8 @@ class _Details:
 class PluginRule(BuiltinRule):
     """A rule of another package.
 
-    Its object's attributes are this rule's `state`, so that states of all rules are stored, sent and copied in one way.
+    The attributes of its object are this rule's `state`, so that states of all rules are stored, sent and copied in one
+    way; each call gets an object with these attributes.
     """
 
     kind: ClassVar[type[Any]]
@@ -85,49 +87,78 @@ class PluginRule(BuiltinRule):
         return dict(self.parameters)
 
     def start(self) -> None:
-        """Create the object."""
-        try:
-            self.state: dict[str, Any] = vars(self.kind(**self.parameters))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.name()}: {error}") from error
+        """Create the object.
 
-    @property
-    def _own(self) -> Any:
-        own = object.__new__(self.kind)
-        own.__dict__ = self.state
-        return own
+        Raises:
+            ConfigError: its constructor refuses the parameters that were given.
+        """
+        try:
+            self.state = _attributes(self.kind(**self.parameters))
+        except (TypeError, ValueError) as error:
+            if not self.parameters:  # nothing that the user could change
+                raise
+            raise ConfigError(f"{self.name()}: {error}") from error
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Pass the window on."""
-        return bool(self._own.update(window))
+        return bool(self._call("update", window))
 
     def absorb(self, other: PluginRule) -> None:
         """Merge the objects."""
-        self._own.merge(other._own)
+        self._call("merge", other._object())
 
     def result(self) -> RuleResult:
         """Return the object's result."""
-        found = self._own.result()
+        found = self._call("result")
         triggered, violations, datapoints = (int(found.get(name, 0)) for name in _NUMBERS)
         return self._result(triggered, violations, datapoints, _Details(dict(found.get("Details") or {})))
+
+    def _object(self) -> Any:
+        made = object.__new__(self.kind)
+        for name, value in self.state.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def _call(self, method: str, *args: Any) -> Any:
+        called = self._object()
+        answer = getattr(called, method)(*args)
+        self.state = _attributes(called)
+        return answer
+
+
+def _attributes(of: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included, as `attrs.define` makes them."""
+    members = (vars(kind).items() for kind in type(of).__mro__)
+    slots = [name for each in members for name, slot in each if isinstance(slot, MemberDescriptorType)]
+    return {**getattr(of, "__dict__", {}), **{name: getattr(of, name) for name in slots if hasattr(of, name)}}
 
 
 def plugin_rules(taken: frozenset[str]) -> tuple[type[BuiltinRule], ...]:
     """Return the rules of other packages.
+
+    A name has no `_`, which ends the rule's name in the key of a parameter, `<RuleName>_<parameter>`.
 
     Args:
         taken: names of the built-in rules, in lower case.
     """
     rules: list[type[BuiltinRule]] = []
     for name, kind in plugins.load(plugins.RULES, taken).items():
-        if isinstance(kind, type) and name.isidentifier() and "_" not in name:
+        if isinstance(kind, type) and name.isidentifier() and "_" not in name and _has_signature(kind):
             rules.append(type(name, (PluginRule,), {"kind": kind, "__doc__": kind.__doc__}))
         else:
             logger_for("sm_profiler").warning(
-                "sm-profiler: the extension %s is left out: a rule is a class, and its name has letters and digits",
+                "sm-profiler: the extension %s is left out: a rule is a class of Python, and its name has letters and digits only",
                 name,
             )
     return tuple(rules)
+
+
+def _has_signature(kind: type) -> bool:
+    try:
+        inspect.signature(kind)
+    except (TypeError, ValueError):  # as of a class derived from `dict`
+        return False
+    return True
 
 
 @cache
