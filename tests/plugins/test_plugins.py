@@ -80,18 +80,43 @@ TRAINING = """\
 from sm_profiler.hook import get_hook
 hook = get_hook()
 import time, tiny_trainer
-tiny_trainer.Trainer(lambda batch: time.sleep(0.002)).fit(range(120))
+trainer = tiny_trainer.Trainer(lambda batch: time.sleep(0.002), lambda number: time.sleep(0.1))
+trainer.fit(range(120), save_every=20)
 hook.close()
+trainer.fit(range(5))
 """
+
+
+def profile_of(folder, script=TRAINING):
+    """Return the profile of a training."""
+    config = {"ProfilingParameters": {"LocalPath": str(folder / "profile"), "SamplerEnabled": "false"}}
+    ran = run(folder, "-c", script, SM_PROFILER_CONFIG=json.dumps(config))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    return open_source(folder / "profile", cache=False)
+
+
+def step_count(source):
+    return source.events().name.mask(lambda name: name.startswith("Step")).sum()
 
 
 def test_an_adapter_records_the_steps_of_its_framework(tmp_path):
     install(tmp_path, "adapter")
-    config = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile"), "SamplerEnabled": "false"}}
-    ran = run(tmp_path, "-c", TRAINING, SM_PROFILER_CONFIG=json.dumps(config))
-    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
-    steps = open_source(tmp_path / "profile", cache=False).events()
-    assert steps.name.mask(lambda name: name.startswith("Step")).sum() == 120
+    source = profile_of(tmp_path)
+    assert step_count(source) == 120
+    report = build_report(open_source(tmp_path / "profile", cache=False))
+    (rank,) = report.metrics.ranks
+    assert rank.declared["save of tiny_trainer"] == pytest.approx(0.6, rel=0.5)
+    named = {name: spent for one in report.ledger.ranks for name, spent in one.seconds.items()}
+    assert named["phase save of tiny_trainer"] == pytest.approx(rank.declared["save of tiny_trainer"])
+
+
+def test_an_adapter_leaves_the_steps_of_the_script_alone(tmp_path):
+    install(tmp_path, "adapter")
+    script = TRAINING.replace(
+        "trainer.fit(range(120), save_every=20)",
+        "for batch in range(30):\n    with hook.step():\n        trainer.fit([batch, batch])",
+    )
+    assert step_count(profile_of(tmp_path, script)) == 30
 
 
 def test_a_rule_is_evaluated_with_its_parameters_and_shown(tmp_path, profile):
@@ -132,7 +157,7 @@ def test_the_service_had_no_rules_of_other_packages(here):
 def test_a_judge_takes_part_in_the_verdict(tmp_path, profile):
     install(tmp_path, "cause")
     (tmp_path / "slow_phase.py").write_text(
-        (tmp_path / "slow_phase.py").read_text().replace("LEAST:", "-1:").replace("outside,", "0.4,")
+        (tmp_path / "slow_phase.py").read_text().replace("< LEAST:", "< -1:").replace("between,", "0.4,")
     )
     ran = command(tmp_path, "report", str(profile), "--out", "out")
     assert ran.returncode == 0, ran.stderr
@@ -141,10 +166,7 @@ def test_a_judge_takes_part_in_the_verdict(tmp_path, profile):
 
 
 CAUSE = """\
-from functools import partial
 from sm_profiler.diagnosis import Cause
-from sm_profiler.diagnosis.table.causes import activity
-CAUSE = Cause("LOGGING", partial(activity, name="feature store"), "The feature store takes {share:.0%}.", "Cache it.")
 BROKEN = Cause("IDLE", lambda before, ledger: 1 / 0, "", "")
 UNKNOWN = Cause("UNHEARD_OF", lambda before, ledger: None, "", "")
 """
@@ -152,7 +174,8 @@ UNKNOWN = Cause("UNHEARD_OF", lambda before, ledger: None, "", "")
 
 def test_a_row_of_the_table_of_causes_is_replayed(tmp_path):
     (tmp_path / "rows.py").write_text(CAUSE)
-    declare(tmp_path, "rows", "good = rows:CAUSE\nbroken = rows:BROKEN\nunknown = rows:UNKNOWN", "causes")
+    install(tmp_path, "cause")
+    declare(tmp_path, "rows", "broken = rows:BROKEN\nunknown = rows:UNKNOWN", "causes")
     lines = ["rank,step,operation,seconds"]
     for rank in range(2):
         for step in range(120):
@@ -161,7 +184,7 @@ def test_a_row_of_the_table_of_causes_is_replayed(tmp_path):
     ran = command(tmp_path, "report", "times.csv", "--out", "out")
     assert ran.returncode == 0, ran.stderr
     verdict = json.loads((tmp_path / "out/report.json").read_text())["verdict"]
-    assert verdict["headline"] == "The feature store takes 50%."
+    assert (verdict["class"], verdict["headline"]) == ("USER_PHASE", "The feature store takes 50% of the time.")
     reported = [line for line in ran.stderr.splitlines() if line.startswith("sm-profiler: the extension")]
     assert reported == [
         "sm-profiler: the extension unknown is left out: UNHEARD_OF is no class of verdict",
@@ -352,5 +375,8 @@ def test_a_profile_cannot_name_what_is_imported(here, caplog):
 
 def test_the_examples_are_complete():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} >= set(GROUPS)
-    text = plugins.__doc__
+    text = (ROOT / "docs/extending.md").read_text()
     assert all(f"`{group}`" in text for group in plugins.GROUPS)
+    code = {line.partition("  #")[0] for path in EXAMPLES.rglob("*.py") for line in path.read_text().splitlines()}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        assert {line.partition("  #")[0] for line in block.splitlines()} <= code

@@ -47,8 +47,8 @@ RECORDED: dict[type[AtLine], tuple[str, tuple[str, ...]]] = {
     Callback: (CALLBACKS, _BESIDE),
     Compile: (COMPILING, _INSIDE),
 }
-# What samples beside the phases show of code that no record times: the innermost function of a library, then the text of
-# the script's line for functions without a frame of their own.
+# Code outside the phases that the hook does not time, by its stack samples: the innermost function of a library, then the
+# text of the script's line, for functions that have no frame.
 _LEAVES = (
     (SAVING, re.compile(r"^(PIL\.(Image|ImageFile|\w+ImagePlugin)\.(Image\.)?(save|_save|_encode\w*|_write\w*|_crc32|_safe_\w+)|torch\.serialization|"
                         r"safetensors|h5py|numpy\.lib\.\w*npyio|matplotlib\.(figure|backends)\.|imageio|soundfile|pyarrow\.\w*write)")),

@@ -30,9 +30,8 @@ from sm_profiler.folding.window import (
     WindowCutter,
 )
 from sm_profiler.formats.columns import Ints
-from sm_profiler.metrics.metric_folds import MetricFolds
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec
-from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
 from sm_profiler.source.listed import Listed, open_listed
 from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
@@ -225,12 +224,6 @@ class Answer(msgspec.Struct):
 
 class _IrregularError(ProfilerError):
     """Rows are not where the names of the files promise them."""
-
-
-def new_folds(parameters: Mapping[str, object]) -> list[Any]:
-    """Return the rules and the report's own folds, without any data."""
-    values: dict[str, Any] = dict(parameters)
-    return [ProfilerReport(**values), *MetricFolds().all()]
 
 
 def version() -> str:
