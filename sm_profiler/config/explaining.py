@@ -20,7 +20,7 @@ from sm_profiler.config.api import (
     rule_problems,
     shown,
 )
-from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile
+from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile, suggestion
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 from sm_profiler.printable import printable
@@ -57,7 +57,12 @@ S3 = "s3://"
 _BUCKET = re.compile(
     r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"
 )  # buckets of before 2018, too
-_ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
+# parameters of the runner (`rules.settings`), and one of the service
+_ALWAYS = {
+    "rule_to_invoke", "scan_interval_us", "source_s3_uri", "rule_timeout_secs", "rule_follow", "rule_compat",
+    "rule_allow_stop_training", "rule_stop_grace_time_secs", "action_json", "opt_out_telemetry",
+}  # fmt: skip
+_MAX_LISTED = 10  # names of parameters in a message
 
 
 @attrs.frozen
@@ -254,21 +259,40 @@ def _unknown_keys(profile: Profile) -> Iterator[str]:
 
 def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
     parameters = rule.get("RuleParameters")
-    if not isinstance(parameters, Mapping):
-        return
+    for line in parameter_problems(parameters) if isinstance(parameters, Mapping) else ():
+        yield f"rule {rule.get('RuleConfigurationName')}: {line}"
+
+
+def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = False) -> Iterator[str]:
+    """Yield a line for each parameter that a built-in rule does not have.
+
+    Args:
+        parameters: the rule's `RuleParameters`.
+        everywhere: only what every image refuses: an image of users may have rules of other packages.
+    """
     invoked = str(parameters.get("rule_to_invoke", ""))
     if "source_s3_uri" in parameters:
         return  # a custom rule
+    known = {name: (*text.split(), "scan_interval_us") for name, text in _RULE_PARAMETERS.items()}
+    given = [key for key in map(str, parameters) if key not in _ALWAYS and not key.isupper()]  # those are variables
     if invoked == "ProfilerReport":
-        known = {name.lower(): set(text.split()) | {"scan_interval_us"} for name, text in _RULE_PARAMETERS.items()}
-        for key in map(str, parameters):
+        names = {f"{rule}_{name}": rule for rule, own in known.items() for name in own}
+        accepted, owners = {name.lower() for name in names}, {rule.lower() for rule in known}
+        for key in given:
             owner, _, parameter = key.partition("_")
-            if key not in _ALWAYS and not (parameter and parameter.lower() in known.get(owner.lower(), ())):
-                yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}; ProfilerReport's are named <rule>_<parameter>"
-    elif invoked in _RULE_PARAMETERS:
-        accepted = set(_RULE_PARAMETERS[invoked].split()) | _ALWAYS
-        for key in sorted({*map(str, parameters)} - accepted):
-            yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}"
+            hint = "" if f"{owner.lower()}_{parameter}" in accepted else _near(key, tuple(names))
+            if f"{owner.lower()}_{parameter}" not in accepted and (hint or owner.lower() in owners or not everywhere):
+                yield f"unknown parameter {key}{hint or '; those of ProfilerReport are named <rule>_<parameter>'}"
+    elif invoked in known:
+        for key in given:
+            own = key[len(invoked) + 1 :] if key.lower().startswith(f"{invoked}_".lower()) else key
+            if own not in known[invoked]:
+                yield f"unknown parameter {key}{_near(own, known[invoked])}"
+
+
+def _near(key: str, names: Sequence[str]) -> str:
+    near = suggestion(key, names)
+    return f"; {near}" if near else f"; it has {', '.join(names)}" if len(names) < _MAX_LISTED else ""
 
 
 def _time(seconds: float) -> str:

@@ -211,17 +211,18 @@ def _unknown_keys(given: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterat
 def _with_suggestions(unknown: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
     found = {}
     for number, (path, known) in enumerate(unknown):
-        found[printable(path)] = _suggestion(path, known) if number < MAX_SUGGESTIONS else ""
+        key = path.rpartition(".")[2]
+        misplaced = known is not HOOK_PARAMETERS and key.lower() in {name.lower() for name in HOOK_PARAMETERS}
+        hint = "it belongs in ProfilingParameters" if misplaced else ""
+        found[printable(path)] = hint or (suggestion(key, known) if number < MAX_SUGGESTIONS else "")
     return found
 
 
-def _suggestion(path: str, known: Sequence[str]) -> str:
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """Return which name may be meant, as a question; "" if none resembles the key."""
     import difflib  # hardly ever needed
 
-    key = path.rpartition(".")[2].lower()
-    if known is not HOOK_PARAMETERS and key in {name.lower() for name in HOOK_PARAMETERS}:
-        return "it belongs in ProfilingParameters"
-    near = difflib.get_close_matches(key, [name.lower() for name in known], n=1)
+    near = difflib.get_close_matches(key.lower(), [name.lower() for name in known], n=1)
     return f"did you mean {next(name for name in known if name.lower() == near[0])}?" if near else ""
 
 
