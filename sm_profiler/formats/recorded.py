@@ -372,6 +372,13 @@ class LoaderWorkers(Recorded):
     num_workers: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class EvalMode(Recorded):
+    """A model is switched from training to eval() mode while the loop runs; the event's name is the model's class."""
+
+    phase: ClassVar[str] = event_names.EVAL_MODE
+
+
 def place_of(at: AtLine | Stage) -> Frame | None:
     """Return file, line and function; None if any of them is unknown."""
     if at.file is None or at.line is None or at.function is None:
@@ -383,6 +390,6 @@ KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
         Profiling, Save, Log, Compile, Allocator, Operators, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
-        LoaderWorkers,
+        LoaderWorkers, EvalMode,
     )
 }  # fmt: skip
