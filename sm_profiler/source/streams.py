@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from sm_profiler.formats.outcome import READ, REPAIRED, Outcome
-from sm_profiler.formats.trace_fold import MAX_UNJOINED
+from sm_profiler.formats.trace_records import MAX_UNJOINED
 from sm_profiler.formats.trace_rows import Key, OpenEvent, TraceRows, join_loose
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from sm_profiler import plugins
-from sm_profiler.rules.profiler_report import all_rules
+from sm_profiler.errors import ConfigError
+from sm_profiler.metrics.scaling import codec
+from sm_profiler.metrics.scaling.part import rule_state
+from sm_profiler.report import build_report
+from sm_profiler.rules import RULES, ProfilerReport
+from sm_profiler.rules.registry import all_rules
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
 
@@ -31,9 +36,9 @@ def install(site, *folders):
     """Put examples into a folder for sys.path, as pip does."""
     for folder in folders:
         text = (EXAMPLES / folder / "pyproject.toml").read_text()
-        (group, entry, value) = re.search(r'entry-points\."sm_profiler\.(\w+)"\]\n"?(\w+)"? = "(.+)"', text).groups()
+        group, lines = re.search(r'entry-points\."sm_profiler\.(\w+)"\]\n((?:\w+ = ".+"\n)+)', text).groups()
         assert group == GROUPS[folder]
-        declare(site, re.search('name = "(.+)"', text)[1], f"{entry} = {value}", group)
+        declare(site, re.search('name = "(.+)"', text)[1], lines.replace('"', ""), group)
         for module in (EXAMPLES / folder).glob("*.py"):
             (site / module.name).write_text(module.read_text())
 
@@ -243,14 +248,80 @@ def test_a_broken_adapter_never_harms_a_training(tmp_path, code, line):
         assert sum(line in shown for shown in ran.stderr.splitlines()) == 1, ran.stderr
 
 
-def test_a_broken_rule_is_reported_as_one(tmp_path, profile):
-    (tmp_path / "bad.py").write_text(
-        "class Bad:\n    def update(self, window): 1 / 0\n    def result(self): return {}\n"
-    )
-    declare(tmp_path, "bad", "Bad = bad:Bad", "rules")
-    ran = command(tmp_path, "report", str(profile), "--out", "out")
-    assert ran.returncode == 0, ran.stderr
-    assert "division by zero" in json.dumps(json.loads((tmp_path / "out/report.json").read_text())["broken_rules"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def update(self, window): 1 / 0",
+        "def __init__(self): 1 / 0",
+        "def __init__(self, limit): pass",
+        "def __init__(self): raise ValueError('division by zero')",
+    ],
+)
+def test_a_broken_rule_is_reported_as_one(here, profile, code):
+    (here / "bad.py").write_text(f"class Bad:\n    {code}\n    def result(self): return {{}}\n")
+    sys.modules.pop("bad", None)
+    declare(here, "bad", "Bad = bad:Bad", "rules")
+    report = build_report(open_source(profile, cache=False))
+    assert list(report.broken) == ["Bad"]
+    assert "division by zero" in report.broken["Bad"] or "missing 1 required" in report.broken["Bad"]
+    assert "CPUBottleneck" in report.rules
+
+
+SLOTS = """\
+import attrs
+
+@attrs.define
+class Counting:
+    start: int = 0
+    windows: int = attrs.field(init=False, default=0)
+
+    def update(self, window):
+        self.windows += 1
+
+    def merge(self, other):
+        self.windows += other.windows
+
+    def result(self):
+        return {"RuleTriggered": 0, "Violations": 0, "Datapoints": self.start + self.windows}
+
+class Plain(Counting):  # has slots, and a dictionary
+    def update(self, window):
+        super().update(window)
+        self.seen = True
+"""
+
+
+@pytest.mark.parametrize("name", ["Counting", "Plain"])
+def test_a_rule_may_keep_its_state_in_slots(here, name):
+    (here / "slots.py").write_text(SLOTS)
+    sys.modules.pop("slots", None)
+    declare(here, "slots", f"{name} = slots:{name}", "rules")
+    rules = [all_rules()[-1](start=10) for _ in range(3)]
+    for rule, windows in zip(rules, (2, 3, 0), strict=True):
+        for window in range(windows):
+            rule.update(window)
+    first, second, sent = rules
+    first.merge(second)
+    vars(sent).update(codec.decode(codec.encode(rule_state(first))))
+    assert sent.result().datapoints == 15
+    assert ("seen" in sent.state) == (name == "Plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("snake_case", "class X: pass"), ("Odd", "class X(dict): pass"), ("NoClass", "X = 3")]
+)
+def test_what_can_be_no_rule_is_left_out(here, caplog, name, code):
+    (here / "odd.py").write_text(code)
+    sys.modules.pop("odd", None)
+    declare(here, "odd", f"{name} = odd:X", "rules")
+    assert all_rules() == RULES
+    assert caplog.messages[0].startswith(f"sm-profiler: the extension {name} is left out: a rule is a class")
+
+
+def test_bad_parameters_of_a_rule_are_an_error(here):
+    install(here, "rule")
+    with pytest.raises(ConfigError, match="MemoryMargin: could not convert"):
+        ProfilerReport(MemoryMargin_limit="much")
 
 
 # The cost, and that data decide nothing
