@@ -22,7 +22,7 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
 from sm_profiler.printable import printable
-from sm_profiler.settings import AUTO, CONFIG, JOB
+from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
@@ -256,9 +256,9 @@ def run(
     from sm_profiler.monitor.run_state import remove_state, write_state
 
     profile = load_profile(config.text)
-    for problem in profile.problems:
+    for problem in profile.warnings:
         print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
-    environment = environment_of(config, name)
+    environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
     root = rooted(profile.local_path)
     print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)

@@ -430,12 +430,12 @@ class Inputs(Collector):
     def _is_on(self) -> bool:
         return self._session.schedule.takes_batch(DATALOADER, self._session.tracker)
 
-    def _collect(self, phase: str, name: str, span: Span) -> None:
+    def _collect(self, phase: str, name: str, fetch: Fetch) -> None:
         if self._names.matches(name):
-            args = {"worker_id": span.worker, **self._settings}
-            if span.pid:
-                args["pid"] = span.pid
-            self._session.append((phase, name, span.start_ns, span.end_ns, -1, args))
+            args = {"worker_id": fetch.worker, **self._settings}
+            if fetch.pid:
+                args["pid"] = fetch.pid
+            self._session.append((phase, name, fetch.start_ns, fetch.end_ns, -1, args))
 
 
 def _regex(profile: Profile) -> str:

@@ -402,7 +402,7 @@ class Session(StepObserver):
             self._reload_problem = problem
             return
         self._reload_problem = ""
-        for problem in profile.problems:
+        for problem in profile.warnings:
             self.guard.warn(problem)
         self.change_profile(profile)
 

@@ -460,7 +460,12 @@ class StepTracker:
         counts = self.counts
         self.number = number = counts[mode]
         counts[mode] = number + batches
-        self.keep_phases = step % self.every < batches
+        keeps = step % self.every < batches
+        if not (
+            keeps or (gradients and self._with_gradients)
+        ):  # forwards ahead of a step may be a part of it: keep both
+            keeps = self.keep_phases if gradients else (step + 1) % self.every == 0
+        self.keep_phases = keeps
         self.metering = metering = step % METER_EVERY < batches
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False

@@ -40,7 +40,7 @@ _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy 
 _DAY_S = 86400.0
 _SHOWN_RANKS = 4
 _MOST_RANKS = 1_000_000
-_CODE = re.compile(r"exit ?code:? ?(\d{1,3})\b", re.IGNORECASE)
+_CODE = re.compile(r"exit ?code:? ?(-?\d{1,3})\b", re.IGNORECASE)  # -9 of a process ended by a signal
 _NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
 # Errors of ranks whose peer is gone.
 _OF_A_PEER = re.compile(
@@ -302,7 +302,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         if status == "Failed":
             reason = bounded_line(_text(facts.description.get("FailureReason")))
             found = _CODE.search(reason)
-            code = int(found[1]) if found else code
+            code = _exit_code(int(found[1])) if found else code
             state = OUT_OF_MEMORY if _NO_MEMORY.search(reason) else state
             error = error or reason
         if code is None and first is not None:
@@ -341,6 +341,10 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         facts.silent_s if state == UNKNOWN or (state == KILLED and facts.left_open) else None,
         unrecorded,
     )
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def _lost_seconds(state: str, ranks: Sequence[RankEnd], facts: EndFacts) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import Profiling
+from sm_profiler.formats.recorded import EvalMode, Profiling
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -69,6 +70,7 @@ class Rank:
         declared: phases that the script declared, name → time.
         stretches: start and end of each stretch of such steps.
         forward_only: steps of evaluation that were recorded as training steps, as those without torch.no_grad() are.
+        within_steps: forwards without gradients that were recorded as steps of evaluation, and are part of training steps.
         judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
     """
 
@@ -92,6 +94,7 @@ class Rank:
     judged: Judged | None = None
     stretches: tuple[tuple[float, float], ...] = ()
     forward_only: int = 0
+    within_steps: int = 0
 
     @property
     def node(self) -> str:
@@ -561,14 +564,20 @@ def measure_job(  # most are optional parts
     facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    summary, processes = join_successors(summary.with_evaluation(), metadata)
+    records = records or {}
+    switched: Records[EvalMode] = records.get(EvalMode.phase, Records())
+    switches = Counter(one.process for one in switched.longest)
+    times = switched.count / max(len(switched.longest), 1)  # of which not all are kept
+    summary, processes = join_successors(
+        summary.by_role({process: count * times for process, count in switches.items()}), metadata
+    )
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
     if ending.aftermath_s is not None:
         summary = summary.until(ending.aftermath_s * 1e6)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
-    records = rename_processes(records or {}, names)
+    records = rename_processes(records, names)
     profiling: Records[Profiling] = records.get(Profiling.phase, Records())
 
     def measured(process: str, rows: StepRows) -> Rank:
@@ -583,9 +592,15 @@ def measure_job(  # most are optional parts
         return measure_rank(process, rows, summary.loop[process], attempts, **further)
 
     ranks = tuple(
-        attrs.evolve(measured(process, rows), forward_only=summary.forward_only.get(process, 0))
+        attrs.evolve(
+            measured(process, rows),
+            forward_only=summary.forward_only.get(process, 0),
+            within_steps=summary.within_steps.get(process, 0),
+        )
         for process, rows in each_process(summary)
     )
+    asked = {rank.name for rank in ranks if rank.within_steps > np.count_nonzero(~rank.train)}
+    samples = (samples or Samples()).within_steps(asked)
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
@@ -627,7 +642,7 @@ def measure_job(  # most are optional parts
         memory=memory or {},
         batch_size=_batch_size(metadata),
         records=records,
-        samples=samples or Samples(),
+        samples=samples,
         usage=usage or {},
         description=description or {},
         functions=functions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
-from sm_profiler.rules import Following, RuleResults, run_rules
+from sm_profiler.rules import RuleResults, run_rules
 from sm_profiler.source.opening import job_name
 
 __all__ = [
@@ -51,8 +51,6 @@ def build_report(  # most are optional parts
     parameters: Mapping[str, object] | None = None,
     compat: Literal["service"] | None = None,
     job: JobInfo | None = None,
-    follow: bool | Following = False,
-    on_report: Callable[[Report], object] | None = None,
     executor: str | Executor | None = None,
 ) -> Report:
     """Judge a job.
@@ -62,8 +60,6 @@ def build_report(  # most are optional parts
         parameters: parameters of the rules: `{"<RuleName>_<parameter>": value}`.
         compat: "service" to compute the rules' results as the managed service did.
         job: name, instance type, prices.
-        follow: read until the job is over.
-        on_report: while following, called with a report each time all new data has been read.
         executor: fold parts of the job in other processes: `local[:N]`, `dask:local[:N]`, `dask:tcp://HOST:PORT`, or an
             executor of `concurrent.futures` whose workers have sm-profiler installed. The report has the same digits.
 
@@ -71,29 +67,10 @@ def build_report(  # most are optional parts
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
-    if not follow and compat is None:
+    if compat is None:
         return _built_from_slices(source, parameters or {}, job or JobInfo(), executor)
-    folds, job = MetricFolds(), job or JobInfo()
-    fresh: list[RuleResults] = []
-    following = Following() if follow is True else follow
-    if following and on_report is not None:
-        original = following.caught_up
-
-        def caught_up() -> None:
-            if fresh:
-                now = attrs.evolve(job, finished=source.finished) if job.finished is None else job
-                on_report(assemble(source, fresh.pop(), folds, now, windows=False))
-            original()
-
-        following = attrs.evolve(following, caught_up=caught_up)
-    results = run_rules(
-        source,
-        parameters=parameters,
-        compat=compat,
-        extra_folds=folds.all(),
-        follow=following,
-        on_window=(lambda _, found: fresh.__setitem__(slice(None), [found])) if following else None,
-    )
+    folds = MetricFolds()
+    results = run_rules(source, parameters=parameters, compat=compat, extra_folds=folds.all())
     return assemble(source, results, folds, job)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sm_profiler.config import load_profile
-from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, EVAL_MODE, FORWARD, OPTIMIZER
 from sm_profiler.hook import entry
 from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.hang import HangWatch
@@ -196,6 +196,39 @@ def test_an_evaluation_without_a_loader_ends_the_rest(loop):
     loop.run(64, 3)
     assert loop.numbers(EVAL) == [0, 1, 2, 3]
     assert loop.numbers(TRAIN)[-3:] == list(range(REGULAR + 4, REGULAR + 7))
+
+
+def test_only_a_switch_to_eval_mode_in_the_loop_is_recorded(loop):
+    teacher = torch.nn.Linear(2, 2).eval()
+    loop.records.clear()
+    for _ in range(3):
+        teacher.eval()
+        loop.step()
+    assert loop.found(EVAL_MODE) == []
+    loop.model.eval()
+    loop.model.eval()
+    assert [record[1] for record in loop.found(EVAL_MODE)] == ["Linear"]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_forward_ahead_of_a_step_is_recorded_with_it(loop, before):
+    for _ in range(before):
+        loop.step()
+    loop.tracker.every = 4
+    for _ in range(12):
+        with torch.no_grad():
+            loop.model(torch.ones(1, 2))
+        loop.step()
+    kept, phases = {EVAL: [], TRAIN: []}, 0
+    loop.tracker.end_step()
+    for record in loop.records:  # a step's record comes after those of its phases
+        if record[0] in kept:
+            kept[record[0]].append(phases > 0)
+            phases = -1
+        phases += 1
+    ahead, learned = kept[EVAL], kept[TRAIN][-12:]
+    assert 3 <= sum(learned) <= 7
+    assert ahead == learned
 
 
 def test_what_the_script_asks_for_ends_the_rest(loop):

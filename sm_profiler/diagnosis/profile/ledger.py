@@ -518,15 +518,16 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     keys, iterations = row_keys(), rank.iterations
     rows = np.flatnonzero(rank.train)
     ends = np.nan_to_num(rank.steps.end / 1e6)
-    length = np.maximum(np.diff(ends[rows]), 0.0)
-    length[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    length, usual_s = np.maximum(np.diff(ends[rows]), 0.0), float(np.median(iterations.length))
     whole_step = np.zeros(len(length), np.bool_)
     whole_step[iterations.place - 1] = True
-    evaluated = ~whole_step & (np.diff(rows) > 1)
-    table, measured = _recorded(rank, length)
+    evaluated = np.diff(rows) > 1
+    training = np.where(evaluated, np.minimum(length, usual_s), length)
+    training[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    length = np.where(evaluated, np.maximum(length, training), training)
+    table, measured = _recorded(rank, training)
     total = float(table.sum())
     usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-    training = np.where(evaluated, np.minimum(length, float(np.median(iterations.length))), length)
     table[:, ~measured] = usual[:, None] * training[~measured]
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
