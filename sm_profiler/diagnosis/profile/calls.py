@@ -37,8 +37,8 @@ from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.covered import Covered
 from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import GC, TRAIN
 

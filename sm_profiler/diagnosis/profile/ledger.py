@@ -20,8 +20,8 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.covered import Covered, without_inner
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.parts import Covered, without_inner
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import TRAIN
