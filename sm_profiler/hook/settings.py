@@ -163,6 +163,12 @@ def accompany(profile: Profile, config: Path | None = None) -> None:
     atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
 
 
+def leaves_at_once() -> None:
+    """Leave the job, as this process ends by `os._exit`."""
+    for registration in _joined:
+        registration.leave_at_once()
+
+
 def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | None = None) -> Task:
     """Return the task of this node's monitor for a profile."""
     resources = read_resources()
