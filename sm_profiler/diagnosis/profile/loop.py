@@ -11,10 +11,12 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
-from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER
-from sm_profiler.diagnosis.table.whatif import Interval
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
+from sm_profiler.diagnosis.model import Interval
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.job_metrics import Rank
 
 _WAITS = (
     "backward",
@@ -264,6 +266,18 @@ class Loop:
         mean = float(medians.mean())
         found = float(medians.std()) / mean if mean > 0 else 0.0
         return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
+
+
+def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:
+    """Return the loop of some ranks by the parts of `row_keys()` instead of activities; None with too few training steps."""
+    found = []
+    for rank in ranks:
+        if len(rank.iterations) >= thresholds.MIN_STEPS and rank.loop > 0:
+            rows = rows_of_rank(rank)
+            seconds = dict(zip(row_keys(), rows.seconds, strict=True))
+            found.append(RankLedger(rank.name, rows.index, rows.seconds.sum(axis=0), seconds))
+    ledger = Ledger(tuple(found))
+    return Loop.of(ledger) if len(ledger.common_steps) > thresholds.MIN_STEPS else None
 
 
 @attrs.frozen(eq=False)
