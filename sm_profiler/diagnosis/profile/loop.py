@@ -250,8 +250,8 @@ class Loop:
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
         high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
-        # A run with a shorter rest is no merit of the repair: it saves what it takes of the loop, give or take its error.
-        error = math.hypot(self.blocks.error_of_part(seconds), chance, limits.REPEAT * (1 - value))
+        # The rest of another run differs as much as that of segments of this one; more of it is no merit of the repair.
+        error = math.hypot(self.blocks.error_of_part(seconds), chance, self.spread * (1 - value))
         takes = value * saving.high + error
         most = max(min(limits.MOST_SAVED - self.saved, takes), value)
         return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
