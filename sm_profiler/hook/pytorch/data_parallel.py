@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.recorded import Synchronization
-from sm_profiler.hook.steps import Record
+from sm_profiler.hook.steps import StepTracker
 
 TIMES = 2  # until the next reading, which takes as long as some operators
 
@@ -15,17 +14,13 @@ TIMES = 2  # until the next reading, which takes as long as some operators
 class Synchronizations:
     """Reads the log on the training thread, before a forward: during a backward pass, torch holds its lock."""
 
-    def __init__(self, append: Callable[[Record], None]) -> None:
-        self._append = append
+    def __init__(self, tracker: StepTracker) -> None:
+        self._tracker = tracker
         self._due = 1
 
-    def read(self, module: Any, step: int) -> None:
-        """Record what was measured so far, after more and more steps.
-
-        Args:
-            module: the model that is called.
-            step: the global step.
-        """
+    def read(self, module: Any) -> None:
+        """Record what was measured so far, if this model is called, after more and more steps."""
+        step = self._tracker.global_step
         if step < self._due or type(module).__name__ != "DistributedDataParallel":
             return
         self._due = TIMES * max(step, 1)
@@ -40,7 +35,7 @@ class Synchronizations:
         size, ranks = _number(found, "total_parameter_size_bytes"), _number(found, "world_size")
         now = perf_counter_ns()
         record = Synchronization(passes=passes, at_us=began_ns // 1000, parameter_bytes=size, ranks=ranks, **times)
-        self._append(record.span("DistributedDataParallel", now, now))
+        self._tracker.append(record.span("DistributedDataParallel", now, now))
 
 
 def _number(found: dict[str, Any], name: str) -> int:

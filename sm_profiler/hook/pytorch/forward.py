@@ -198,7 +198,7 @@ class Forwards(Collector):
         self._steps = 0
         self._updates: dict[int, list[tuple[int, int]]] = {}  # parameters of a module, and their versions
         self.compiled = 0
-        self.synchronizations = Synchronizations(session.append)
+        self.synchronizations = Synchronizations(session.tracker)
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
         self._eval: Any = None  # and Module.eval
@@ -239,7 +239,7 @@ class Forwards(Collector):
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
                         forwards.measure_entry(tracker.global_step)
-                        forwards.synchronizations.read(module, tracker.global_step)
+                        forwards.synchronizations.read(module)
             except Exception as error:  # fail open
                 forwards._fail(error)
 
