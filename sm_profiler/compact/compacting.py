@@ -20,7 +20,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.outcome import READ, Outcome
-from sm_profiler.formats.trace_fold import Streams
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
 from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.metrics.step_fold import GC, MODES, StepFold, column, each_process

@@ -130,7 +130,7 @@ MAX_BYTES = 4_000_000
 
 
 @attrs.define(eq=False)
-class Ledger:
+class SentList:
     """The list next to a job's report: keys of findings that were sent, so that each is sent once.
 
     A process that is killed after sending, but before it has recorded that, sends once more the next time.

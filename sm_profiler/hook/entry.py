@@ -35,7 +35,7 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, OFF_REPORTED
+from sm_profiler.settings import AUTO, REPORTED
 
 logger = logger_for("sm_profiler")
 _installed: list[Hook] = []  # at most one
@@ -233,8 +233,9 @@ def _start() -> Session | None:
         _report_missing_configuration()
         return None
     profile = load_profile(source.text)
-    for problem in profile.problems:
-        logger.warning("sm-profiler: %s", problem)
+    if profile.warnings and _reports():
+        for problem in profile.warnings:
+            logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
     accompany(profile, source.path)
@@ -248,11 +249,17 @@ def _start() -> Session | None:
     return None
 
 
+def _reports() -> bool:
+    """Return whether this process reports what is wrong with the configuration: once a job, not each rank and worker."""
+    if settings.rank_from() not in {None, 0} or parent_process() is not None or REPORTED.text(os.environ):
+        return False
+    os.environ[REPORTED.name] = "1"  # for the processes that this one starts
+    return True
+
+
 def _report_missing_configuration() -> None:
-    """Report that SM_PROFILER_AUTO=1 is not enough: once a job, not by each of its ranks and workers."""
-    is_first = settings.rank_from() in {None, 0} and parent_process() is None and not OFF_REPORTED.text(os.environ)
-    if AUTO.read(os.environ) and is_first:
-        os.environ[OFF_REPORTED.name] = "1"  # for the processes that this one starts
+    """Report that SM_PROFILER_AUTO=1 is not enough."""
+    if AUTO.read(os.environ) and _reports():
         logger.warning(
             "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
             "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"
@@ -289,7 +296,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    leaving = Leaving(session.leave, session.guard.failed)
+    leaving = Leaving(partial(_leave, session), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
     watch = HangWatch(session)
@@ -304,6 +311,11 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.run(starter, partial(starter.add, before_loop=True))
     session.run(watch, watch.watch_start)
     return session
+
+
+def _leave(session: Session, code: int) -> None:
+    session.leave(code)
+    settings.leaves_at_once()
 
 
 def _add_sampler(session: Session) -> Sampler | None:

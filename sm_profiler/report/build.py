@@ -20,11 +20,10 @@ from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.folding.engine import Slice, error_line, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
-from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
+from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds, new_folds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.metrics.scaling.kept import put_away
-from sm_profiler.metrics.scaling.part import new_folds
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of

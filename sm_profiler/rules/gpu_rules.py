@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.builtin import (
+from sm_profiler.rules.base import (
     CPU_UTILIZATION,
     GPU_MEMORY,
     GPU_UTILIZATION,

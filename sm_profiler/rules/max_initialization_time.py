@@ -10,7 +10,7 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.formats.event_names import STEP
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.base import BuiltinRule
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.time_breakdown import int_if_whole

@@ -10,7 +10,7 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.builtin import (
+from sm_profiler.rules.base import (
     CPU_UTILIZATION,
     GPU_MEMORY,
     GPU_UTILIZATION,

@@ -13,7 +13,7 @@ from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.base import BuiltinRule
 from sm_profiler.rules.parameters import count, positive, text
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult

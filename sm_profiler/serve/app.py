@@ -95,7 +95,7 @@ class Window:
         kept = {key: value for key, value in found.items() if key not in _PLACE} if isinstance(found, dict) else {}
         parameters[wire] = json.dumps({"StartStep": self.start, "NumSteps": self.steps, **kept})
         changed = {**request, "ProfilingParameters": parameters}
-        problems = [problem for problem in load_profile(json.dumps(changed)).problems if wire in problem]
+        problems = [problem for problem in load_profile(json.dumps(changed)).warnings if wire in problem]
         if problems:
             raise ConfigError(problems[0])
         return changed

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
-from sm_profiler.formats.trace_fold import Streams
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import OpenEvent
 from sm_profiler.settings import CACHE
 from sm_profiler.source.item_table import Item

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import FRAMEWORK, METADATA_SUFFIX, SYSTEM, parse_path
+from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.source.open_files import with_left_files
 from sm_profiler.source.parquet.paths import jobs_in, split_job
@@ -153,7 +154,7 @@ def open_source(  # independent choices
         raise not_a_folder(storage.uri if where is storage else str(where))
     other = where_instead(os.fspath(where), storage, client) if isinstance(where, (str, os.PathLike)) else ""
     raise NoProfilerDataError(
-        f"{storage.uri} does not contain a profile: {other or 'there are no files under system/ or framework/'}"
+        f"{storage.uri} does not contain a profile: {other or _how_it_ended(storage) or 'there are no files under system/ or framework/'}"
     )
 
 
@@ -260,6 +261,12 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     raise NoProfilerDataError(
         missing_profile(job, name, places, region=region, problem=problem), final=final
     ) from problem
+
+
+def _how_it_ended(storage: Storage) -> str:
+    """Return how a run ended that recorded nothing; "" if that is not known."""
+    run = read_state(storage.root) if isinstance(storage, LocalStorage) else None
+    return f"the script {run.outcome} before anything was recorded" if run is not None and run.is_over else ""
 
 
 def profile_around(where: str, client: Any = None) -> str:

@@ -17,7 +17,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
-from sm_profiler.formats.trace_fold import Streams
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis.model import Location
-from sm_profiler.formats.trace_fold import COLLECTORS, NUMBERS, TEXTS
+from sm_profiler.formats.trace_records import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_export import export_timeline

@@ -13,6 +13,7 @@ from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
 from sm_profiler.folding import engine
 from sm_profiler.metrics import step_fold, step_sample
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec, folding, part
 from sm_profiler.metrics.scaling import part as plan
 from sm_profiler.metrics.scaling.part import plan_parts
@@ -432,5 +433,5 @@ def test_local_processes_and_one_that_is_killed(monkeypatch):
         executor.shutdown()
     assert killed
     assert whole is not None
-    expected = engine.run_sliced(open_source(job), lambda: part.new_folds({}))
+    expected = engine.run_sliced(open_source(job), lambda: new_folds({}))
     assert part.encode_slice(whole) == part.encode_slice(expected)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats import layout, trace_fold
+from sm_profiler.formats import layout, trace_records
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
 from sm_profiler.source import open_source, parse
@@ -207,8 +207,8 @@ def test_a_file_may_take_a_share_of_the_memory(monkeypatch):
 
 
 def test_open_events_of_a_stream_are_bounded(monkeypatch):
-    monkeypatch.setattr(trace_fold, "MAX_UNJOINED", 10)
-    open_streams = trace_fold.Streams()
+    monkeypatch.setattr(trace_records, "MAX_UNJOINED", 10)
+    open_streams = trace_records.Streams()
     lost = 0
     for file in range(5):
         key = [(f"phase {file} {at}", 0) for at in range(6)]

@@ -21,12 +21,13 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import MAX_DEPTH, is_library, outwards
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.rest import MIN_WAIT_NS
-from sm_profiler.hook.steps import METER_MAX_NS, Record
+from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
     from sm_profiler.hook.jax.compilations import Compilations
@@ -49,7 +50,7 @@ class OneByOne:
         clock: nanoseconds.
     """
 
-    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, append: Callable[[Span], None], clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
         self._clock = clock
         self._watches = False  # JAX's evaluation of operations is wrapped

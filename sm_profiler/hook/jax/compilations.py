@@ -7,10 +7,10 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.recorded import Compile
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.jax.loop import Compiled
-from sm_profiler.hook.steps import Record
 
 COMPILER = "jax.jit"
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
@@ -37,7 +37,7 @@ class Compilations(Collector):
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         step: Callable[[], int],
         describe: Callable[[Any], dict[str, str]],
         clock: Callable[[], int] = perf_counter_ns,
@@ -54,7 +54,7 @@ class Compilations(Collector):
         self._step = step
         self._describe = describe
         self._clock = clock
-        self._early: list[Record] | None = []  # before recording starts
+        self._early: list[Span] | None = []  # before recording starts
         self.running: tuple[Compiled, Any] | None = None
         self.find_running: Callable[[], tuple[Compiled, Any] | None] = lambda: None
         self.finished = 0

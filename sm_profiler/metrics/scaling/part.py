@@ -30,9 +30,8 @@ from sm_profiler.folding.window import (
     WindowCutter,
 )
 from sm_profiler.formats.columns import Ints
-from sm_profiler.metrics.metric_folds import MetricFolds
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec
-from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
 from sm_profiler.source.opening import Listed, open_listed
 from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
@@ -227,12 +226,6 @@ class _IrregularError(ProfilerError):
     """Rows are not where the names of the files promise them."""
 
 
-def new_folds(parameters: Mapping[str, object]) -> list[Any]:
-    """Return the rules and the report's own folds, without any data."""
-    values: dict[str, Any] = dict(parameters)
-    return [ProfilerReport(**values), *MetricFolds().all()]
-
-
 def version() -> str:
     """Return what has to be the same on all workers: the version, and the rules of other packages with theirs."""
     return __version__ + plugins.versions(plugins.RULES)
@@ -364,7 +357,7 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
-            vars(rule).update(rules[name])
+            vars(rule).update(rules.get(name, {}))  # none if it could not be created there: `broken` has it
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)

@@ -15,7 +15,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.packed import Packed
-from sm_profiler.formats.trace_fold import Streams
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows

@@ -152,7 +152,7 @@ def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
     return name or "", phase, -1 if track is None else track, -1 if thread is None else thread
 
 
-class TraceFold:
+class RecordConverter:
     """Rows of a file, built from its records one by one: `prepare` sees all of them, then `add` converts them.
 
     Attributes:

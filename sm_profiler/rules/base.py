@@ -94,7 +94,7 @@ class BuiltinRule(Rule):
     """A built-in rule: a fold over windows.
 
     A subclass names its `Parameters` and implements `evaluate`, `absorb` and `result`. What the managed service computed
-    differently is a named difference (`sm_profiler.rules.builtin`), which a subclass asks for where it matters.
+    differently is a named difference (`sm_profiler.rules.base`), which a subclass asks for where it matters.
 
     Attributes:
         Parameters: attrs class of the rule's parameters.
