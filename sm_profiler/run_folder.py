@@ -278,13 +278,14 @@ def run(
             recover_traces(root, stopped=ended.stopped)
         if registration:
             registration.leave(by_itself=ended.by_itself)
-        failed_start = ended.code != 0 and time.monotonic() - began < FAILED_START_S
+        crashed = ended.code in SIGNALS and not ended.stopped  # whose reason no traceback shows
+        failed_start = ended.code != 0 and not crashed and time.monotonic() - began < FAILED_START_S
         if config.folder and failed_start and not has_data(config.folder / "framework"):
             shutil.rmtree(config.folder, ignore_errors=True)
     try:
         if ended.by_itself and not registration and root.is_dir():
             mark_end(root)
-        recorded = bool(last_written(root))
+        recorded = bool(last_written(root)) or crashed
         if recorded:
             write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
             hint = f"next: sm-profiler report {quoted(shown(root))}"

@@ -78,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from sm_profiler.diagnosis import is_table
     from sm_profiler.report import terminal_summary, write_report
-    from sm_profiler.report.traces import holds_only_traces
+    from sm_profiler.report.recordings import holds_only_traces
 
     if options.on_sagemaker:
         return report_there(options)
@@ -122,7 +122,7 @@ def report_on_profile(options: Namespace, job: JobInfo) -> Report:
 
 def report_on_traces(options: Namespace, job: JobInfo) -> Report:
     """Report on a file, folder or prefix of torch.profiler's traces."""
-    from sm_profiler.report.traces import report_traces
+    from sm_profiler.report.recordings import report_traces
 
     report = report_traces(options.source, job)
     if options.strict and report.quality.lost:
@@ -132,7 +132,7 @@ def report_on_traces(options: Namespace, job: JobInfo) -> Report:
 
 def report_on_table(options: Namespace, job: JobInfo) -> Report:
     """Report on a table of times that another tool recorded, or on an MLPerf log."""
-    from sm_profiler.report.tables import report_table
+    from sm_profiler.report.recordings import report_table
 
     pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
     if any(not equals or not column for _, equals, column in pairs):

@@ -296,7 +296,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    leaving = Leaving(session.leave, session.guard.failed)
+    leaving = Leaving(partial(_leave, session), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
     watch = HangWatch(session)
@@ -311,6 +311,11 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.run(starter, partial(starter.add, before_loop=True))
     session.run(watch, watch.watch_start)
     return session
+
+
+def _leave(session: Session, code: int) -> None:
+    session.leave(code)
+    settings.leaves_at_once()
 
 
 def _add_sampler(session: Session) -> Sampler | None:

@@ -544,6 +544,10 @@ class Session(StepObserver):
         """Stop recording after an internal error outside any collector; the training continues."""
         self.guard.failed("hook", error)
         self.quiet = True
+        if self._recorder is not None:
+            self.later(
+                self._recorder.writer.finish
+            )  # its record says so: the exported series of steps must not stand still
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:

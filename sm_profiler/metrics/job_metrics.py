@@ -20,11 +20,11 @@ from sm_profiler.metrics.attempts import (
     ended_attempts,
     evaluation_seconds,
     find_attempts,
+    gpus_of_others,
     join_successors,
     process_name,
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks
-from sm_profiler.metrics.gpus_of_others import gpus_of_others
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, rename_processes
 from sm_profiler.metrics.sample_fold import Samples
@@ -46,6 +46,7 @@ from sm_profiler.metrics.step_fold import (
 )
 from sm_profiler.metrics.step_sample import Judged, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
+from sm_profiler.source.job import Launched
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -651,3 +652,23 @@ def measure_job(  # most are optional parts
         samples_per_step=_samples_per_step(metadata),
         ending=ending,
     )
+
+
+def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
+    """Return why a job without steps has none, "" if that is unknown, and what to do."""
+    if metrics.description:
+        return Launched.of(metrics.description).why_no_steps()
+    return "", (
+        "Record steps and phases: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1 in the container, with "
+        "ProfilingParameters in the configuration. If that was so, no process made a step that is known: a process that only "
+        "imports a framework makes none, and other loops mark each step with get_hook().step()."
+    )
+
+
+def how_to_record(metrics: JobMetrics) -> str:
+    """Return what to do in a few words."""
+    if metrics.description:
+        return why_no_steps(metrics)[1]
+    if metrics.ending.launched:
+        return "no process made a training step."
+    return "start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1; if it was set, no process made a step."

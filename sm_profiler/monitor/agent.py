@@ -24,10 +24,22 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler._version import __version__
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
+from sm_profiler.formats.layout import (
+    END_MARKERS,
+    FRAMEWORK,
+    IGNORED_FOLDER,
+    SYSTEM,
+    TRACE_FOLDER,
+    is_ignored,
+    source_name,
+)
+from sm_profiler.formats.process_end import END, END_STEP, END_US, KILLED, OUT_OF_MEMORY
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
+from sm_profiler.formats.trace_writer import write_record
+from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.left_profile import mark_end
@@ -247,6 +259,7 @@ class Agent:
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
     _reported_left: bool = attrs.field(default=False, init=False)
+    _oom_kills: int | None = attrs.field(factory=oom_kills, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.profile = LiveProfile(self.task.config, self.task.hook)
@@ -381,6 +394,7 @@ class Agent:
             living = self.registry.living()
             if not living:
                 self._recover(deadline)
+                self._record_vanished()
             complete = self._drain(deadline)
             if not (self.terminated and living) or self.clock() >= deadline:
                 return complete
@@ -394,6 +408,18 @@ class Agent:
         while are_traces_held(self.root, self.task.node) and self.clock() < until:
             self.sleep(CLOSING_POLL_SECONDS)
             recover_traces(self.root, self.task.node, stopped=self.terminated)
+
+    def _record_vanished(self) -> None:
+        """Write how processes ended of a job of which nothing else is recorded, as of a crash while it starts."""
+        gone = self.registry.vanished()
+        if not gone or self.terminated or not self.task.hook or (self.root / TRACE_FOLDER).exists():
+            return
+        state = KILLED if oom_kills() == self._oom_kills else OUT_OF_MEMORY
+        for pid in gone:
+            record = {"version": __version__, "node": self.task.node, "pid": pid, END: state}
+            now_us = time.time_ns() // 1000
+            with contextlib.suppress(OSError):
+                write_record(self.root, source_name(pid, self.task.node), {**record, END_US: now_us, END_STEP: 0})
 
     def _drain(self, deadline: float) -> bool:
         if not self.task.destination:

@@ -128,7 +128,12 @@ class ProcessRegistry:
 
     def was_killed(self) -> bool:
         """Return whether a registered process is gone without having left."""
-        return any(name.endswith(CUT) or (name.count(".") == 0 and not self._lives(name)) for name in self._names())
+        return bool(self.vanished()) or any(name.endswith(CUT) for name in self._names())
+
+    def vanished(self) -> list[int]:
+        """Return the processes that are gone without having left."""
+        gone = (name for name in self._names() if "." not in name and not self._lives(name))
+        return sorted(int(name.partition("-")[0]) for name in gone)
 
     def dead(self) -> set[str]:
         """Return the file names of processes that have ended, in any way."""

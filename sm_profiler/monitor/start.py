@@ -135,6 +135,12 @@ class Registration:
         if self._has_ended() and self.monitor is not None and self.monitor.returncode:
             logger.warning("sm-profiler: the monitor ended unexpectedly; %s", self._left())
 
+    def leave_at_once(self) -> None:
+        """Record that the process ends without exit functions, by `os._exit`."""
+        if os.getpid() == self.pid:
+            self._leaving = True
+            ProcessRegistry(Path(self.task.root), self.task.node).leave(self.pid, by_itself=False)
+
     def _has_ended(self) -> bool:
         return self.monitor is not None and self.monitor.poll() is not None
 

@@ -8,7 +8,7 @@ from typing import Any
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.formatting import clean, shorten
 from sm_profiler.render.flame import at_line, part_of
-from sm_profiler.render.gain_text import gain_of_finding
+from sm_profiler.render.words import gain_of_finding
 
 
 def render_notebook(report: Report) -> str:

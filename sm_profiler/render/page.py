@@ -21,7 +21,6 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import clean, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import COLOURS
-from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.render import gpu_section, ledger_view
@@ -31,6 +30,7 @@ from sm_profiler.render.flame import graphs
 from sm_profiler.render.heat_map import heat_section
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, pictures, stacks_view
+from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 

@@ -9,8 +9,7 @@ import attrs
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, shorten, utc
-from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.unrecorded import how_to_record
+from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import (
     MAX_ROWS,

@@ -14,12 +14,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.base import BuiltinRule
-from sm_profiler.rules.differences import Differences
-from sm_profiler.rules.grouping import (
+from sm_profiler.rules.base import (
     CPU_UTILIZATION,
     GPU_MEMORY,
     GPU_UTILIZATION,
+    BuiltinRule,
+    Differences,
     gpu_data_missing,
     names_by_node,
     sums_per_moment,

@@ -11,8 +11,7 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import Floats, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.base import BuiltinRule
-from sm_profiler.rules.grouping import GPU_UTILIZATION, gpu_data_missing, values_per_gpu
+from sm_profiler.rules.base import GPU_UTILIZATION, BuiltinRule, gpu_data_missing, values_per_gpu
 from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.results import RuleResult
 

@@ -11,13 +11,13 @@ import numpy as np
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.base import BuiltinRule
-from sm_profiler.rules.grouping import (
+from sm_profiler.rules.base import (
     CPU_UTILIZATION,
     GPU_MEMORY,
     GPU_UTILIZATION,
     IO_WAIT,
     MEMORY_NAME,
+    BuiltinRule,
     names_by_node,
     sums_per_moment,
 )

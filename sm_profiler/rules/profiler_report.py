@@ -13,8 +13,7 @@ from sm_profiler.folding.engine import Fold, Following, SourceLike, Stored, erro
 from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
 from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
-from sm_profiler.rules.base import BuiltinRule
-from sm_profiler.rules.differences import Compat
+from sm_profiler.rules.base import BuiltinRule, Compat
 from sm_profiler.rules.registry import all_rules
 from sm_profiler.rules.results import RuleResult, RuleResults
 

@@ -14,10 +14,9 @@ from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.printable import logger_for
-from sm_profiler.rules.base import BuiltinRule
+from sm_profiler.rules.base import BuiltinRule, Compat
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
 from sm_profiler.rules.dataloader import Dataloader
-from sm_profiler.rules.differences import Compat
 from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
 from sm_profiler.rules.load_balancing import LoadBalancing
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime

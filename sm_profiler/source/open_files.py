@@ -23,7 +23,7 @@ from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYST
 from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
 from sm_profiler.storage import FileInfo, LocalStorage
-from sm_profiler.storage.local import open_regular, real_path
+from sm_profiler.storage.base import open_regular, real_path
 
 MAX_COPIED_BYTES = 4 << 30
 CLOSE_SECONDS = 60.0  # after which a trace file is closed by default

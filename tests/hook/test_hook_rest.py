@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from sm_profiler.config import load_profile
-from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, EVAL_MODE, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import (
+    BACKWARD,
+    DATALOADER_ITER,
+    DATALOADER_WAIT,
+    EVAL_MODE,
+    FORWARD,
+    OPTIMIZER,
+    SYNCHRONIZATION,
+)
 from sm_profiler.hook import entry
 from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.hang import HangWatch
@@ -537,3 +545,20 @@ def test_a_marked_rest_ends_before_the_next_step_that_is_observed_and_after_a_se
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)
     assert not rest.begins(11 + REST_NS)
+
+
+def test_the_times_of_data_parallel_are_read_now_and_then(loop, tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", world_size=1, rank=0)
+    try:
+        loop.model = torch.nn.parallel.DistributedDataParallel(loop.model)
+        loop.session.find("pytorch").forwards.discover()
+        for _ in range(80):
+            loop.step()
+        found = [record[5] for record in loop.found(SYNCHRONIZATION)]
+        assert 2 <= len(found) <= 4
+        assert found[0]["passes"] == 10
+        assert found[0]["communication_us"] > 0
+        assert found[0]["ranks"] == 1
+    finally:
+        distributed.destroy_process_group()

@@ -20,7 +20,7 @@ from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
 from sm_profiler.processes import is_stopped, wait_for
 from sm_profiler.storage.base import UnavailableError
-from tests.support.monitor import MARKERS, kinds, uploaded
+from tests.support.monitor import JOIN, MARKERS, kinds, uploaded
 
 
 def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
@@ -64,6 +64,28 @@ def test_a_killed_job_is_uploaded_without_end_markers(job, s3):
     job.until(lambda: not job.monitors())
     assert kinds(uploaded(s3)) == {"system", "framework"}
     assert not list(job.root.rglob("*.tmp"))
+
+
+def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(job, s3):
+    """Its report said that only system metrics were recorded."""
+    job.script = JOIN
+    process = job.start("print('on', flush=True); time.sleep(60)")
+    job.until(job.rows)
+    process.send_signal(signal.SIGSEGV)
+    process.wait()
+    job.until(lambda: not job.monitors())
+    [trace] = (job.root / "framework").rglob("*_pythontimeline.json")
+    record = json.loads(trace.read_text())[0]["args"]
+    assert (record["pid"], record["end"], record["end_step"]) == (process.pid, "killed", 0)
+    assert any("pevents" in name for name in uploaded(s3))
+
+
+def test_a_process_that_leaves_by_os_exit_is_not_recorded_as_killed(job, s3):
+    job.script = JOIN
+    process = job.start("print('on', flush=True); time.sleep(1); settings.leaves_at_once(); os._exit(0)")
+    process.wait()
+    job.until(lambda: not job.monitors())
+    assert kinds(uploaded(s3)) == {"system"}
 
 
 def test_sigterm_uploads_without_end_markers_even_if_the_script_succeeds(job, s3):

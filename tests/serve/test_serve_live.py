@@ -271,7 +271,9 @@ def reported_in_parquet(folder, columns):
 
 def test_a_job_in_parquet_is_shown_from_the_state_that_is_kept(job, in_parquet, monkeypatch):
     """No rows are read."""
-    monkeypatch.setattr(ParquetStorage, "pieces", lambda _, items, **__: pytest.fail("rows are read") if items else iter(()))
+    monkeypatch.setattr(
+        ParquetStorage, "pieces", lambda _, items, **__: pytest.fail("rows are read") if items else iter(())
+    )
     live, whole = LiveJob(in_parquet), LiveJob(str(job))
     live.poll()
     whole.poll()

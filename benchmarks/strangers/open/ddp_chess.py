@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-ACCUMULATE, UPDATES, BOARDS = 8, 20, 16
+ACCUMULATE, UPDATES, BOARDS = 6, 60, 16
 SKIP = os.environ.get("REPAIRED") == "1"
 
 
 class Judge(nn.Module):
     """Looks at squares and pieces: 64 squares, 13 kinds."""
 
-    def __init__(self, width=1536):
+    def __init__(self, width=1024):
         super().__init__()
         self.pieces = nn.Embedding(13, 24)
         self.first = nn.Linear(64 * 24, width)

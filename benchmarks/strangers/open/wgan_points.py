@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 
-CRITIC_STEPS, ROUNDS, BATCH, CLIP = 5, 150, 512, 0.02
+CRITIC_STEPS, ROUNDS, BATCH, CLIP = 5, 60, 384, 0.02
 
 
 def mlp(inputs, outputs, width=384):

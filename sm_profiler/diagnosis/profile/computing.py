@@ -348,8 +348,16 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
     return _small_steps(
-        case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual,
-                    doubt="" if share >= limits.MAJORITY else "operators were counted, and not timed")
+        case,
+        Found(
+            "launches",
+            words,
+            evidence,
+            share * usual,
+            "small_steps",
+            error=0.15 * share * usual,
+            doubt="" if share >= limits.MAJORITY else "operators were counted, and not timed",
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from sm_profiler.formats.recorded import EvalMode
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.pytorch.data_parallel import Synchronizations
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ class Forwards(Collector):
         self._steps = 0
         self._updates: dict[int, list[tuple[int, int]]] = {}  # parameters of a module, and their versions
         self.compiled = 0
+        self.synchronizations = Synchronizations(session.tracker)
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
         self._eval: Any = None  # and Module.eval
@@ -237,6 +239,7 @@ class Forwards(Collector):
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
                         forwards.measure_entry(tracker.global_step)
+                        forwards.synchronizations.read(module)
             except Exception as error:  # fail open
                 forwards._fail(error)
 

@@ -26,7 +26,7 @@ from sm_profiler.metrics.scaling.part import (
 )
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.source.item_table import Item, OrderedItems
-from sm_profiler.source.listed import listed, place_of
+from sm_profiler.source.opening import listed, place_of
 from sm_profiler.source.parse import Parsed, ParseTask, parse_files
 from sm_profiler.source.profile import FileQuality, ProfileSource
 from sm_profiler.storage import Storage

@@ -33,7 +33,7 @@ from sm_profiler.formats.columns import Ints
 from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.source.item_table import OrderedItems, host_of
-from sm_profiler.source.listed import Listed, open_listed
+from sm_profiler.source.opening import Listed, open_listed
 from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
