@@ -86,7 +86,7 @@ except ChildProcessError:
 
 
 def test_a_detached_process_is_waited_for_and_killed(tmp_path):
-    (tmp_path / "echo.py").write_text("import sys\nopen('said', 'w').write(sys.stdin.readline())\nsys.stdin.read()\n")
+    (tmp_path / "echo.py").write_text("import sys\nopen('copy', 'w').write(sys.stdin.readline())\nsys.stdin.read()\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     started = [start_detached("echo", environment=environment, cwd=tmp_path, stdin=subprocess.PIPE) for _ in range(2)]
     with pytest.raises(ChildProcessError):
@@ -100,7 +100,7 @@ def test_a_detached_process_is_waited_for_and_killed(tmp_path):
     started[0].stdin.close()
     assert wait_for(started[0], 60)
     assert started[0].poll() == 0
-    assert (tmp_path / "said").read_text() == "hello\n"
+    assert (tmp_path / "copy").read_text() == "hello\n"
     started[1].kill()
     assert started[1].wait(60) == 0
     started[1].stdin.close()
@@ -108,7 +108,7 @@ def test_a_detached_process_is_waited_for_and_killed(tmp_path):
 
 
 def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(job, s3):
-    """Its report said that only system metrics were recorded."""
+    """Its report was that only system metrics were recorded."""
     job.script = JOIN
     process = job.start("print('on', flush=True); time.sleep(60)")
     job.until(job.rows)
