@@ -33,13 +33,13 @@ import attrs
 from sm_profiler import formatting
 from sm_profiler.formats import recorded
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook import guard
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import current_frames, is_library, stack_of, uncollected
 from sm_profiler.hook.guard import attempt, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
-from sm_profiler.hook.steps import Record
 
 # Garbage collections.
 
@@ -59,7 +59,7 @@ class GarbageCollector(Collector):
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         work: OwnWork,
         clock: Callable[[], int] = perf_counter_ns,
         *,
@@ -399,7 +399,7 @@ class Objects(Collector):
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         resident: Callable[[], int] = resident_bytes,
         clock: Callable[[], int] = perf_counter_ns,
         work: Callable[[], AbstractContextManager[None]] = nullcontext,

@@ -10,8 +10,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, shorten, utc
-from sm_profiler.metrics.job_metrics import JobMetrics
-from sm_profiler.metrics.unrecorded import how_to_record
+from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import (
     MAX_ROWS,
@@ -269,15 +268,15 @@ def framework(metrics: JobMetrics, rules: Rules, totals: Totals | None = None) -
     rows = [(piece.label, piece.value, piece.note) for piece in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
-        shares, totals = found.get(device), found.get(f"{device}_total")
+        shares, sums = found.get(device), found.get(f"{device}_total")
         if isinstance(shares, Mapping) and shares:
-            totals = totals if isinstance(totals, Mapping) else {}
+            sums = sums if isinstance(sums, Mapping) else {}
             order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
             rows = [
                 (
                     shorten(name, MAX_OPERATOR),
                     f"{number(shares.get(name)):.1f} %",
-                    duration(number(totals.get(name)) / 1e6),
+                    duration(number(sums.get(name)) / 1e6),
                 )
                 for name in order
             ]

@@ -21,8 +21,8 @@ from sm_profiler.render import charts, gpu_section, ledger_view
 from sm_profiler.render.blocks import Picture
 from sm_profiler.render.charts import ChartPart
 from sm_profiler.render.flame import at_line, part_of, short_file
-from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.words import gain_of_finding
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500

@@ -142,7 +142,7 @@ class JobTarget:
         from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
 
         from sm_profiler.source.job import describe
-        from sm_profiler.storage.s3_client import create_api_client, reason_of
+        from sm_profiler.storage.s3 import create_api_client, reason_of
 
         client = self.client or create_api_client(
             "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None

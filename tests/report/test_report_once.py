@@ -6,7 +6,7 @@ import pytest
 from sm_profiler.formats import event_names
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
-from sm_profiler.metrics.covered import not_covered_before
+from sm_profiler.metrics.parts import not_covered_before
 from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report import Class

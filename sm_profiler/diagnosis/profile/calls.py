@@ -34,11 +34,11 @@ from sm_profiler.diagnosis.profile.occurrences import (
     time_in_calls,
 )
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats.recorded import Callback, Compile, Log, Save
+from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.covered import Covered
 from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import GC, TRAIN
 
@@ -335,8 +335,16 @@ def evaluation(case: Case) -> Found | None:
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
-        saves=saves, where=lines_of_phase(case.metrics, "evaluation"),
+        saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
+        where=lines_of_phase(case.metrics, "evaluation"),
     )  # fmt: skip
+
+
+def _is_evaluation(rank: Rank, case: Case) -> bool:
+    """Return whether forwards without gradients are proven to evaluate: they read batches, or the model is in eval() mode."""
+    rows = rank.steps[~rank.train]
+    acts = bool((rows.seconds("forward") > 0).any()) and not bool((rows.seconds("wait") > 0).any())
+    return not acts or bool(case.metrics.recorded(EvalMode).of(rank.name))
 
 
 def _compiling_for_evaluation(rank: Rank, case: Case) -> float:

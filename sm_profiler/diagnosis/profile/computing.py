@@ -348,7 +348,16 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
     return _small_steps(
-        case, Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual)
+        case,
+        Found(
+            "launches",
+            words,
+            evidence,
+            share * usual,
+            "small_steps",
+            error=0.15 * share * usual,
+            doubt="" if share >= limits.MAJORITY else "operators were counted, and not timed",
+        ),
     )
 
 
@@ -430,7 +439,7 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     high, value, low = wanted
     if value <= 0:
         return Saving(loop.length * 0.0)
-    measured = 1.0 if not found.doubt else limits.PART_SAVED_INDIRECT[0]
+    measured = 1.0 if not found.doubt or found.error is not None else limits.PART_SAVED_INDIRECT[0]
     certain = min(low, found.share * (1 - 1 / limits.BATCH_LARGER) * measured) / value
     taken = ("forward", "backward", "optimizer", *REST, WAIT)
     return Saving(loop.length * value, min(low / value, 1.0), max(high / value, 1.0), taken, certain=certain, error=0.0)
