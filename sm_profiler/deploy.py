@@ -41,7 +41,7 @@ from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError, open_storage
-from sm_profiler.storage.s3_client import create_api_client, create_client, credentials_problem, reason_of
+from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, reason_of
 
 __all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
 

@@ -169,7 +169,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
             request = {**request, "ProfilingParameters": {**(request.get("ProfilingParameters") or {}), **local}}
         text = json.dumps(request)
         profile = load_profile(text)
-        for problem in profile.problems:
+        for problem in profile.warnings:
             print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
         if not profile.hook_on:
             raise ProfilerError(f"start: this configuration records no framework: {profile.off}")

@@ -22,7 +22,7 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
 from sm_profiler.printable import printable
-from sm_profiler.settings import AUTO, CONFIG, JOB
+from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
@@ -256,9 +256,9 @@ def run(
     from sm_profiler.monitor.run_state import remove_state, write_state
 
     profile = load_profile(config.text)
-    for problem in profile.problems:
+    for problem in profile.warnings:
         print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
-    environment = environment_of(config, name)
+    environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
     root = rooted(profile.local_path)
     print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
@@ -278,13 +278,14 @@ def run(
             recover_traces(root, stopped=ended.stopped)
         if registration:
             registration.leave(by_itself=ended.by_itself)
-        failed_start = ended.code != 0 and time.monotonic() - began < FAILED_START_S
+        crashed = ended.code in SIGNALS and not ended.stopped  # whose reason no traceback shows
+        failed_start = ended.code != 0 and not crashed and time.monotonic() - began < FAILED_START_S
         if config.folder and failed_start and not has_data(config.folder / "framework"):
             shutil.rmtree(config.folder, ignore_errors=True)
     try:
         if ended.by_itself and not registration and root.is_dir():
             mark_end(root)
-        recorded = bool(last_written(root))
+        recorded = bool(last_written(root)) or crashed
         if recorded:
             write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
             hint = f"next: sm-profiler report {quoted(shown(root))}"

@@ -1,7 +1,7 @@
 """The engine: one pass over a source feeds every fold.
 
-A fold is anything that reduces the windows of a job: a rule, or a part of the report's metrics. Folds of stretches of a
-job (slices) merge in a tree, so that parts of a job can be folded by other processes with the same result.
+A fold is anything that reduces the windows of a job: a rule, or a part of the report's metrics. A slice holds the folds of
+an hour of the job. Slices merge two by two, so that other processes can fold some of them with the same result.
 """
 
 from __future__ import annotations

@@ -192,6 +192,8 @@ class Objects(Recorded):
         tensor_bytes: bytes that tensors gained.
         tensors_in_graphs: how many more tensors keep a graph.
         container: what the container that grew most is called and holds.
+        container_bytes: size of that container without its elements.
+        new_elements_bytes: what the elements hold that it gained, by a sample of them.
         lines: the lines that add to it.
     """
 
@@ -200,6 +202,8 @@ class Objects(Recorded):
     tensor_bytes: int = 0
     tensors_in_graphs: int = 0
     container: str | None = None
+    container_bytes: int = 0
+    new_elements_bytes: int = 0
     lines: tuple[Frame, ...] | None = None
 
 

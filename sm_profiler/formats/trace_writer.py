@@ -53,7 +53,8 @@ class TraceEvent(NamedTuple):
     kind: str = "X"
 
 
-# Phase, name, start and end in monotonic nanoseconds, step or -1, further arguments.
+# A span as the hook appends it on the training thread: phase, name, start and end (`perf_counter_ns`), number of the step
+# within its mode or -1, further arguments or None.  A plain tuple, because six are created per step.
 Span: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -17,6 +17,7 @@ from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.hang import HangWatch
@@ -35,7 +36,7 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, OFF_REPORTED
+from sm_profiler.settings import AUTO, REPORTED
 
 logger = logger_for("sm_profiler")
 _installed: list[Hook] = []  # at most one
@@ -233,10 +234,15 @@ def _start() -> Session | None:
         _report_missing_configuration()
         return None
     profile = load_profile(source.text)
-    for problem in profile.problems:
-        logger.warning("sm-profiler: %s", problem)
+    if profile.warnings and _reports():
+        for problem in profile.warnings:
+            logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
+    if profile.hook_on and settings.may_be_a_tool():
+        session = _start_session(profile, source)
+        session.add(Joining(partial(accompany, profile, source.path)))
+        return session
     accompany(profile, source.path)
     if profile.hook_on:
         return _start_session(profile, source)
@@ -248,11 +254,31 @@ def _start() -> Session | None:
     return None
 
 
+class Joining(Collector):
+    """Joins the job with the first record of a process that may never train."""
+
+    name = "monitor"
+    follows_steps = False
+
+    def __init__(self, join: Callable[[], None]) -> None:
+        self._join = join
+
+    def start(self) -> None:
+        """Start the monitor, unless it runs."""
+        self._join()
+
+
+def _reports() -> bool:
+    """Return whether this process reports what is wrong with the configuration: once a job, not each rank and worker."""
+    if settings.rank_from() not in {None, 0} or parent_process() is not None or REPORTED.text(os.environ):
+        return False
+    os.environ[REPORTED.name] = "1"  # for the processes that this one starts
+    return True
+
+
 def _report_missing_configuration() -> None:
-    """Report that SM_PROFILER_AUTO=1 is not enough: once a job, not by each of its ranks and workers."""
-    is_first = settings.rank_from() in {None, 0} and parent_process() is None and not OFF_REPORTED.text(os.environ)
-    if AUTO.read(os.environ) and is_first:
-        os.environ[OFF_REPORTED.name] = "1"  # for the processes that this one starts
+    """Report that SM_PROFILER_AUTO=1 is not enough."""
+    if AUTO.read(os.environ) and _reports():
         logger.warning(
             "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
             "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"
@@ -289,7 +315,7 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    leaving = Leaving(session.leave, session.guard.failed)
+    leaving = Leaving(partial(_leave, session), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
     watch = HangWatch(session)
@@ -304,6 +330,11 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.run(starter, partial(starter.add, before_loop=True))
     session.run(watch, watch.watch_start)
     return session
+
+
+def _leave(session: Session, code: int) -> None:
+    session.leave(code)
+    settings.leaves_at_once()
 
 
 def _add_sampler(session: Session) -> Sampler | None:

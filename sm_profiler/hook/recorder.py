@@ -19,13 +19,12 @@ from typing import Any, TypeVar
 
 from sm_profiler import threads
 from sm_profiler.formats.event_names import MEMORY, OVERHEAD
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
+from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.scheduling import waited_ns
-from sm_profiler.hook.steps import Record
 
 FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
 MAX_STRETCH = 2.5  # times as long with them: the watch for hangs takes twice that for the pause of a suspended process
@@ -61,12 +60,12 @@ class Recorder:
         on_beat: Callable[[], None],
         flush_seconds: float = FLUSH_SECONDS,
         helpers_ns: Callable[[], int] = lambda: 0,
-        complete: Callable[[list[Record]], list[Record]] = lambda records: records,
+        complete: Callable[[list[Span]], list[Span]] = lambda records: records,
     ) -> None:
         self._complete = complete
         self._helpers_ns = helpers_ns
         self.writer = writer
-        self.records: deque[Record] = deque()
+        self.records: deque[Span] = deque()
         self.events = events
         self.tasks: deque[Callable[[], None]] = deque()
         self.at_end: Callable[[], None] | None = None  # once the file is complete
@@ -234,13 +233,13 @@ class Recorder:
             if not self._stop.is_set():
                 time.sleep(0.0002)  # lets the training thread have the interpreter
 
-    def _write(self, events: list[TraceEvent], records: list[Record]) -> None:
+    def _write(self, events: list[TraceEvent], records: list[Span]) -> None:
         if events:
             self.writer.write(events)
         if records and not self.writer.write_spans(records, self._timebase.offset_ns, self._pid):
             self.writer.write(self._to_events(records))
 
-    def _to_events(self, records: Iterable[Record]) -> list[TraceEvent]:
+    def _to_events(self, records: Iterable[Span]) -> list[TraceEvent]:
         to_us = self._timebase.to_us
         events = []
         for phase, name, start_ns, end_ns, step, more in records:

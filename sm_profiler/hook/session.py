@@ -21,7 +21,7 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_record
+from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, write_record
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
@@ -32,7 +32,7 @@ from sm_profiler.hook.own_work import Aside, OwnWork
 from sm_profiler.hook.process_end import complete, how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
-from sm_profiler.hook.steps import Record, StepObserver, StepTracker
+from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.hook.windows import Schedule, Slowdown
 from sm_profiler.limits import memory_total, oom_kills
 
@@ -303,7 +303,7 @@ class Session(StepObserver):
         """Run a task on the recorder's thread: file operations would stall the training thread."""
         self.recorder.tasks.append(task)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Span) -> None:
         """Queue a record; it is dropped unless recording has started, since a process without steps needs no file."""
         if self._recorder is not None:
             self._recorder.records.append(record)
@@ -321,7 +321,7 @@ class Session(StepObserver):
             self._events.append(event)
             self.step_metered()
 
-    def _record_first(self, record: Record) -> None:
+    def _record_first(self, record: Span) -> None:
         """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
         if self.is_helper():
             self.tracker.append = _ignore
@@ -369,7 +369,7 @@ class Session(StepObserver):
         multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
 
-    def _complete(self, records: list[Record]) -> list[Record]:
+    def _complete(self, records: list[Span]) -> list[Span]:
         for adapter in self.adapters:
             with self.guarded(adapter.framework):
                 records = adapter.complete(records)
@@ -402,7 +402,7 @@ class Session(StepObserver):
             self._reload_problem = problem
             return
         self._reload_problem = ""
-        for problem in profile.problems:
+        for problem in profile.warnings:
             self.guard.warn(problem)
         self.change_profile(profile)
 
@@ -544,6 +544,10 @@ class Session(StepObserver):
         """Stop recording after an internal error outside any collector; the training continues."""
         self.guard.failed("hook", error)
         self.quiet = True
+        if self._recorder is not None:
+            self.later(
+                self._recorder.writer.finish
+            )  # its record says so: the exported series of steps must not stand still
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:
@@ -646,5 +650,5 @@ class Session(StepObserver):
         return False if states and None not in states and self.tracker.train_number > 0 else None
 
 
-def _ignore(_record: Record) -> None:
+def _ignore(_record: Span) -> None:
     """Take a record when nothing is recorded."""

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from sm_profiler.formats.recorded import AtLine, Callback, Log, Save, TimedCall
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import definition, user_line
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.steps import Record
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
@@ -57,7 +57,7 @@ class CallSum:
         self.count += 1
         self.total_ns += length_ns
 
-    def take(self, now_ns: int = 0) -> Record | None:
+    def take(self, now_ns: int = 0) -> Span | None:
         """Return a record of the short calls since the last time; None without any."""
         count, length_ns = self.count - self.seen_count, self.total_ns - self.seen_ns
         self.seen_count, self.seen_ns = self.count, self.total_ns
@@ -69,7 +69,7 @@ class CallSum:
 class CallbackTimes:
     """Records the calls of callbacks: functions of the user's that a framework calls."""
 
-    def __init__(self, append: Callable[[Record], None]) -> None:
+    def __init__(self, append: Callable[[Span], None]) -> None:
         self._append = append
         self._callbacks: list[CallSum] = []
         self._long = 0

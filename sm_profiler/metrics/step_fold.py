@@ -243,14 +243,14 @@ class StepFold:
             if len(chunk.rows)
         }
         return StepSummary(
-            steps,
-            {node: (joined[node].first_us, joined[node].last_us) for node in steps},
-            LoaderSettings(*self._loader[1:]),
-            dict(sorted(self._overhead.items())),
-            {node: len(pids) for node, pids in sorted(self._pids.items())},
-            {node: joined[node].declared for node in steps if joined[node].declared},
-            {node: joined[node].collected for node in steps if joined[node].collected},
-            found,
+            steps=steps,
+            loop={node: (joined[node].first_us, joined[node].last_us) for node in steps},
+            loader=LoaderSettings(*self._loader[1:]),
+            overhead_us=dict(sorted(self._overhead.items())),
+            pids={node: len(pids) for node, pids in sorted(self._pids.items())},
+            declared_us={node: joined[node].declared for node in steps if joined[node].declared},
+            collected_us={node: joined[node].collected for node in steps if joined[node].collected},
+            judged=found,
         )
 
 

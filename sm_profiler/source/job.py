@@ -216,7 +216,7 @@ def _short(text: str) -> str:
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sm_profiler.storage.s3_client import create_api_client, error_codes, reason_of, unknown_region
+    from sm_profiler.storage.s3 import create_api_client, error_codes, reason_of, unknown_region
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 

@@ -22,8 +22,8 @@ from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.step_fold import LoaderSettings
-from sm_profiler.render.gain_text import gain_sentence
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.words import gain_sentence
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import plain
 from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, ranked, report_from, training

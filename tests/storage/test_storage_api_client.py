@@ -13,8 +13,8 @@ from sm_profiler.deploy import deploy_image, start_rules
 from sm_profiler.errors import ProfilerError
 from sm_profiler.rules.rule import Actions
 from sm_profiler.source.job import describe
-from sm_profiler.storage import s3_client
-from sm_profiler.storage.s3_client import ATTEMPTS, create_api_client
+from sm_profiler.storage import s3
+from sm_profiler.storage.s3 import API_ATTEMPTS, create_api_client
 
 PACKAGE = Path(__file__).parents[2] / "sm_profiler"
 
@@ -25,7 +25,7 @@ def silent(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(s3, "READ_SECONDS", 0.1)
     accepted = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -46,8 +46,8 @@ def silent(monkeypatch):
 
 def test_the_policy_is_that_of_the_s3_clients():
     config = create_api_client("sagemaker", region="eu-west-1").meta.config
-    assert (config.connect_timeout, config.read_timeout) == (s3_client.CONNECT_SECONDS, s3_client.READ_SECONDS)
-    assert config.retries["total_max_attempts"] == ATTEMPTS
+    assert (config.connect_timeout, config.read_timeout) == (s3.CONNECT_SECONDS, s3.READ_SECONDS)
+    assert config.retries["total_max_attempts"] == API_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_endpoint_that_never_answers_ends_in_one_line_after_a_few_attempts(si
     with pytest.raises(ProfilerError, match=r"[Tt]imeout") as caught:
         call()
     assert "\n" not in str(caught.value)
-    assert len(silent) == ATTEMPTS
+    assert len(silent) == API_ATTEMPTS
 
 
 def test_a_rule_cannot_hang_in_stopping_its_job(silent, monkeypatch, caplog):
@@ -72,7 +72,7 @@ def test_a_rule_cannot_hang_in_stopping_its_job(silent, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "sm_profiler.rules"):
         Actions('{"name": "StopTraining"}', "Mine").invoke()
     assert "cannot stop the training job my-job" in caplog.text
-    assert len(silent) == ATTEMPTS
+    assert len(silent) == API_ATTEMPTS
 
 
 def test_clients_are_created_in_one_place():

@@ -20,8 +20,8 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.covered import Covered, without_inner
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.parts import Covered, without_inner
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import TRAIN
@@ -47,8 +47,8 @@ RECORDED: dict[type[AtLine], tuple[str, tuple[str, ...]]] = {
     Callback: (CALLBACKS, _BESIDE),
     Compile: (COMPILING, _INSIDE),
 }
-# What samples beside the phases show of code that no record times: the innermost function of a library, then the text of
-# the script's line for functions without a frame of their own.
+# Code outside the phases that the hook does not time, by its stack samples: the innermost function of a library, then the
+# text of the script's line, for functions that have no frame.
 _LEAVES = (
     (SAVING, re.compile(r"^(PIL\.(Image|ImageFile|\w+ImagePlugin)\.(Image\.)?(save|_save|_encode\w*|_write\w*|_crc32|_safe_\w+)|torch\.serialization|"
                         r"safetensors|h5py|numpy\.lib\.\w*npyio|matplotlib\.(figure|backends)\.|imageio|soundfile|pyarrow\.\w*write)")),

@@ -1,18 +1,19 @@
-"""Conversion of a trace record by record, for every kind of record."""
+"""Conversion of a trace record by record, for every kind of record, and events that begin in one file and end in another."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
+import attrs
 import msgspec
 import numpy as np
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.outcome import LAST_US, Tally
+from sm_profiler.formats.outcome import LAST_US, READ, REPAIRED, Outcome, Tally
 from sm_profiler.formats.trace_rows import (
     NO_ARGUMENTS,
     Arguments,
@@ -22,6 +23,7 @@ from sm_profiler.formats.trace_rows import (
     OpenEvent,
     TraceRows,
     instant_arguments,
+    join_loose,
     parse_arguments,
     tables_of,
     whole,
@@ -150,7 +152,7 @@ def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
     return name or "", phase, -1 if track is None else track, -1 if thread is None else thread
 
 
-class TraceFold:
+class RecordConverter:
     """Rows of a file, built from its records one by one: `prepare` sees all of them, then `add` converts them.
 
     Attributes:
@@ -323,3 +325,58 @@ class TraceFold:
     def _key(self, record: TraceRecord) -> Key:
         thread = record.tid if isinstance(record.tid, str) else whole(record.tid)
         return self._phase(record), 0 if thread is None else thread
+
+
+class Streams:
+    """Open events of each stream of files (a node's files of one kind).
+
+    Attributes:
+        failed: ends had no begin, or begins were dropped.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+        self._open: dict[tuple[str, str], dict[Key, list[OpenEvent]]] = {}
+
+    def push(self, node: str, kind: str, event: OpenEvent) -> None:
+        """Add an open event."""
+        self._open.setdefault((node, kind), {}).setdefault(event.key, []).append(event)
+
+    def left(self) -> Iterator[tuple[str, str, OpenEvent]]:
+        """Yield all open events, each with node and kind."""
+        for (node, kind), stacks in self._open.items():
+            for stack in stacks.values():
+                for event in stack:
+                    yield node, kind, event
+
+    def take(self, rows: TraceRows, outcome: Outcome) -> tuple[list[TraceRows], Outcome]:
+        """Return the rows of the stream's next file, events joined with earlier files first, and its outcome."""
+        if not (rows.loose_ends or rows.open_events):
+            return [rows], outcome
+        stacks = self._open.setdefault((rows.node, rows.kind), {})
+        joined, backwards, unmatched = join_loose(rows, stacks)
+        reasons = [outcome.reason] if outcome.reason else []
+        if unmatched:
+            reasons.append(f"ends without a begin: {unmatched}")
+        if backwards:
+            reasons.append(f"ends before their begin: {len(backwards)}")
+        dropped = _forget_oldest(stacks) if rows.open_events else 0
+        if dropped:
+            reasons.append(f"begins without an end: {dropped}")
+        lost = unmatched + 2 * len(backwards) + dropped
+        if lost:
+            self.failed = True
+            status = REPAIRED if outcome.status == READ else outcome.status
+            outcome = attrs.evolve(outcome, status=status, lost=outcome.lost + lost, reason="; ".join(reasons))
+        return ([joined] if joined else []) + [rows], outcome
+
+
+def _forget_oldest(stacks: dict[Key, list[OpenEvent]]) -> int:
+    """Drop the oldest open events beyond MAX_UNJOINED, and return their number."""
+    for key in [key for key, stack in stacks.items() if not stack]:
+        del stacks[key]
+    count = dropped = sum(map(len, stacks.values()))
+    while count > MAX_UNJOINED:
+        oldest = next(iter(stacks))
+        count -= len(stacks.pop(oldest))
+    return dropped - count
