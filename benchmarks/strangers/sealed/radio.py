@@ -1,4 +1,4 @@
-"""Tell stations from static: crops of long radio recordings, a spectral CNN, pictures of what it hears."""
+"""Recognize radio stations: crops of long recordings, a spectral CNN, pictures of what it received."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Which cuisine is a recipe from? A bag of ingredients and a residual MLP."""
+"""Cuisine of a recipe: a bag of ingredients and a residual MLP."""
 
 import gc
 import os
