@@ -18,7 +18,7 @@ from sm_profiler.monitor.agent import Agent, keep_running
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
-from sm_profiler.processes import is_stopped, wait_for
+from sm_profiler.processes import is_stopped, start_detached, wait_for
 from sm_profiler.storage.base import UnavailableError
 from tests.support.monitor import JOIN, MARKERS, kinds, uploaded
 
@@ -64,6 +64,47 @@ def test_a_killed_job_is_uploaded_without_end_markers(job, s3):
     job.until(lambda: not job.monitors())
     assert kinds(uploaded(s3)) == {"system", "framework"}
     assert not list(job.root.rglob("*.tmp"))
+
+
+def test_a_script_that_waits_for_any_child_does_not_meet_the_monitor(job, s3):
+    """It waited for the monitor, which waits for the end of the script."""
+    job.script = JOIN
+    process = job.start("""
+pid, found = os.fork(), []
+if not pid:
+    os._exit(3)
+print("on", flush=True)
+try:
+    while True:
+        found.append(os.wait())
+except ChildProcessError:
+    assert found == [(pid, 3 << 8)], found
+""")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert not job.monitors()
+
+
+def test_a_detached_process_is_waited_for_and_killed(tmp_path):
+    (tmp_path / "echo.py").write_text("import sys\nopen('said', 'w').write(sys.stdin.readline())\nsys.stdin.read()\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    started = [start_detached("echo", environment=environment, cwd=tmp_path, stdin=subprocess.PIPE) for _ in range(2)]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0].pid, os.WNOHANG)
+    for process in started:
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    started[0].stdin.close()
+    assert wait_for(started[0], 60)
+    assert started[0].poll() == 0
+    assert (tmp_path / "said").read_text() == "hello\n"
+    started[1].kill()
+    assert started[1].wait(60) == 0
+    started[1].stdin.close()
+    started[1].send_signal(signal.SIGTERM)  # does nothing
 
 
 def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(job, s3):

@@ -428,7 +428,7 @@ def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Categ
         moments = np.unique(np.concatenate([begins, ends]))
         owner = np.full(max(len(moments) - 1, 0), -1)
         places = np.searchsorted(moments, np.stack([begins, ends]))
-        _paint(owner, places, activities.codes[rows.code[mine]])
+        _paint(owner, places, activities.codes[rows.code[mine]].astype(np.int64))
         seen = owner >= 0
         table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(table))
     return dict(zip(activities.values, table, strict=True))
