@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | No
     try:
         registration = join(task)
     except ProfilerError as error:
-        print(f"sm-profiler: system metrics are off: {error}", file=sys.stderr)
+        say(f"system metrics are off: {error}")
         return None
     if task.destination:
-        print(f"sm-profiler: uploading to {task.destination}", file=sys.stderr, flush=True)
+        say(f"uploading to {task.destination}")
     return registration
 
 
@@ -257,12 +256,12 @@ def run(
 
     profile = load_profile(config.text)
     for problem in profile.warnings:
-        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        say(printable(problem))
     environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
     root = rooted(profile.local_path)
-    print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
-    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
+    say(f"configuration: {config.origin}")
+    say(f"writing the profile to {printable(root)}")
     registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.path)
     write_state(root)
     began, kills = time.monotonic(), oom_kills()
@@ -295,7 +294,7 @@ def run(
     except (OSError, ProfilerError) as error:  # the exit code stays the script's
         hint = f"the profile cannot be read: {printable(error)}"
     over(recorded)
-    print(f"sm-profiler: exit code {ended.code}; {hint}", file=sys.stderr)
+    say(f"exit code {ended.code}; {hint}")
     return ended.code
 
 

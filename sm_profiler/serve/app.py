@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -144,9 +143,7 @@ class JobTarget:
         from sm_profiler.source.job import describe
         from sm_profiler.storage.s3 import create_api_client, reason_of
 
-        client = self.client or create_api_client(
-            "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
-        )
+        client = self.client or create_api_client("sagemaker", region=self.region)
         job = describe(self.name, client=client)
         if job.get("TrainingJobStatus") != "InProgress":
             raise SourceError(f"{self.name} is not running")

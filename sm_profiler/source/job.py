@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -372,7 +371,7 @@ def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[st
     }
     found: list[str] = []
     try:
-        client = client or create_api_client("logs", region=region or os.environ.get("AWS_REGION") or None)
+        client = client or create_api_client("logs", region=region or None)
         for _ in range(LOG_PAGES):
             page = client.filter_log_events(**request)
             # some servers that speak this API ignore the prefix

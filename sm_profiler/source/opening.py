@@ -235,9 +235,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     )
 
     try:
-        job = describe(
-            name, region=region or os.environ.get("AWS_REGION") or None
-        )  # boto3 reads AWS_DEFAULT_REGION only
+        job = describe(name, region=region or None)
     except SourceError as error:
         if not region and hasattr(error.__cause__, "response"):  # a folder may have been meant
             raise SourceError(f"{name} is not a folder, and {error}") from error.__cause__
