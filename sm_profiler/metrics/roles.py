@@ -47,8 +47,10 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
         breaks: rows before which steps are missing.
     """
     without = rows.mode == EVAL
-    first = np.flatnonzero(without & ~np.append(False, without[:-1]))
-    last = np.flatnonzero(without & ~np.append(without[1:], False))
+    goes_on = np.append(without[1:], False)
+    goes_on[np.asarray(breaks, np.int64) - 1] = False
+    first = np.flatnonzero(without & ~np.append(False, (without & goes_on)[:-1]))
+    last = np.flatnonzero(without & ~goes_on)
     few = (last - first < thresholds.FORWARDS_IN_STEP) & ~np.isin(last + 1, (*breaks, len(rows)))
     edges = np.zeros(len(rows) + 1, np.int64)
     edges[first[few]], edges[last[few] + 1] = 1, -1
@@ -98,12 +100,12 @@ def judged_by_role(found: Judged, switches: float) -> Judged:
     rows, ends = joined_to_next(found.rows, inside), np.flatnonzero(~inside)
     left = (found.rows.mode[ends] == EVAL).sum() / (found.rows.mode == EVAL).sum()
     before, after, totals = Totals.of(found.rows), Totals.of(rows), found.totals
-    grown = np.divide(after.parts, before.parts, out=np.ones(len(before.parts)), where=before.parts > 0)
-    totals = attrs.evolve(
-        totals, parts=totals.parts * grown, duration=totals.duration * after.duration / max(before.duration, 1e-9),
-        between=totals.between * after.between / max(before.between, 1e-9), evaluation=totals.evaluation * left,
-        own_in_evaluation=totals.own_in_evaluation * left, evaluations=round(totals.evaluations * left),
-    )  # fmt: skip
+    grown = {
+        name: getattr(totals, name) + (getattr(after, name) - getattr(before, name)) * found.scale
+        for name in ("parts", "duration", "between")
+    }
+    ended = {name: getattr(totals, name) * left for name in ("evaluation", "own_in_evaluation")}
+    totals = attrs.evolve(totals, **grown, **ended, evaluations=round(totals.evaluations * left))
     breaks = tuple((np.cumsum(~inside) - ~inside)[list(found.breaks)].tolist())
     return attrs.evolve(
         found, rows=rows, index=found.index[ends], breaks=breaks, evaluated=totals.evaluations, totals=totals,
