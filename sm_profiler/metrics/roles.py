@@ -1,4 +1,4 @@
-"""What recorded steps are for: forwards without gradients may be part of a training step, and training steps evaluation.
+"""Roles of recorded steps: forwards without gradients may be part of a training step, and training steps evaluation.
 
 The hook sees calls of models, and not their purpose. A script that runs a model without gradients evaluates it, or asks a
 target network, a teacher or a generator in the middle of a training step, or lets the model act. The pattern of many
@@ -13,7 +13,7 @@ from functools import cache
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column
@@ -74,7 +74,7 @@ def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:
     The hook may record the phases of either only: those of the step at the end decide whether they are known.
     """
     ends = np.flatnonzero(~joins)
-    group = np.cumsum(~joins) - ~joins
+    group: Ints = np.cumsum(~joins) - ~joins
     table = PartTable.of(rows.parts)
     recorded = np.any([rows.seconds(part.key) > 0 for part in parts.phases()], axis=0)
     known = recorded[ends][group]
@@ -84,11 +84,11 @@ def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:
         if number in _phases():
             usual = values[joins & recorded].mean() if (joins & recorded).any() else 0.0
             values = np.where(ignored, 0.0, np.where(guessed, usual, values))
-        summed[number] = np.bincount(group, values, len(ends))
+        summed[number] = np.bincount(group, values, len(ends)).astype(np.float64)
     start = rows.start[np.append(0, ends[:-1] + 1)]
     return attrs.evolve(
         rows[ends], start=start, duration=rows.end[ends] - start, parts=PartTable(len(ends), table.width, summed),
-        gc_in_wait=np.bincount(group, rows.gc_in_wait, len(ends)),
+        gc_in_wait=np.bincount(group, rows.gc_in_wait, len(ends)).astype(np.float64),
     )  # fmt: skip
 
 
@@ -106,7 +106,8 @@ def judged_by_role(found: Judged, switches: float) -> Judged:
     }
     ended = {name: getattr(totals, name) * left for name in ("evaluation", "own_in_evaluation")}
     totals = attrs.evolve(totals, **grown, **ended, evaluations=round(totals.evaluations * left))
-    breaks = tuple((np.cumsum(~inside) - ~inside)[list(found.breaks)].tolist())
+    place: Ints = np.cumsum(~inside) - ~inside
+    breaks = tuple(place[list(found.breaks)].tolist())
     return attrs.evolve(
         found, rows=rows, index=found.index[ends], breaks=breaks, evaluated=totals.evaluations, totals=totals,
         steps=found.steps - found.evaluated + totals.evaluations,
