@@ -231,7 +231,9 @@ class _Reader:
         count = len(numbers["step"])
         if not count:
             why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
-            raise SourceError(f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}")
+            raise SourceError(
+                f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}"
+            )
         rank_names, rank = self._coded("rank", count)
         stage_names, stage = self._coded("stage", count)
         operations, code = self._coded("operation", count)
