@@ -218,7 +218,10 @@ class _Reader:
         numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
         count = len(numbers["step"])
         if not count:
-            raise SourceError(f"{printable(self._name)}: no usable row: {NEEDED}")
+            why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
+            raise SourceError(
+                f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}"
+            )
         rank_names, rank = self._coded("rank", count)
         stage_names, stage = self._coded("stage", count)
         operations, code = self._coded("operation", count)
