@@ -32,7 +32,7 @@ from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.source.parquet.storage import ParquetStorage
-from sm_profiler.storage.local import LocalStorage
+from sm_profiler.storage.base import LocalStorage
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
 START_S = 1_700_002_800  # a full hour

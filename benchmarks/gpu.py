@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profile_window(folder, options.batch)
     print(phase_table(measure_phases(folder)), flush=True)
     from sm_profiler.report import terminal_summary
-    from sm_profiler.report.traces import report_traces
+    from sm_profiler.report.recordings import report_traces
 
     print(f"\n{terminal_summary(report_traces(folder / 'framework'))}")
     return 0

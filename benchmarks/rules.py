@@ -22,7 +22,7 @@ from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import system_events, trace_events
 from sm_profiler.rules import CPUBottleneck, EvaluationWindow, ProfilerReport, StepOutlier
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.base import BuiltinRule
 
 START_S = 1_700_000_040
 NODES, GPUS, CORES, RANKS = 2, 8, 5, 16

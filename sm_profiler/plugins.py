@@ -1,31 +1,4 @@
-"""Extension points: what another package can add to sm-profiler without changing it.
-
-A package declares what it adds as entry points in its `pyproject.toml`, one group for each kind; once it is installed, it
-takes part. `examples/plugins` has a small working package for each group:
-
-```toml
-[project.entry-points."sm_profiler.exporters"]
-jsonlines = "my_package:open_exporter"
-```
-
-| group | name of the entry point | object | used by |
-|---|---|---|---|
-| `sm_profiler.adapters` | module whose import begins the adapter | [`Adapter`][sm_profiler.plugins.Adapter] | the hook in a training process |
-| `sm_profiler.rules` | name of the rule | [`Rule`][sm_profiler.plugins.Rule] | reports, and the rule container |
-| `sm_profiler.causes` | any | a `Cause`, or a [`Judge`][sm_profiler.plugins.Judge] | the diagnosis |
-| `sm_profiler.exporters` | kind of `export --to KIND:PLACE` | a function that returns an [`Exporter`][sm_profiler.plugins.Exporter] | `sm-profiler export` |
-| `sm_profiler.formats` | any | a [`Format`][sm_profiler.plugins.Format] | `sm-profiler report`, tables of times |
-
-An extension that cannot be imported, or that has a name of sm-profiler's own, is left out, with one line in the log.
-One that fails later is reported as a built-in part that fails is: a rule as not evaluated, a cause as broken, an adapter
-as switched off. `SM_PROFILER_PLUGINS=off` leaves out all of them. Which extensions are loaded depends on the installed
-packages alone: nothing is imported because a profile, a table or a configuration names it.
-
-A Python process with `SM_PROFILER_AUTO=1` looks for adapters once: about 17 µs for each installed package, and no import
-unless one is found. Everything else is looked up by the command that needs it.
-
-Extensions run with the rights of the user who runs sm-profiler. Install only those that you trust, as with any package.
-"""
+"""Extensions: what other packages add to sm-profiler by entry points, and the protocol of each kind (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -66,8 +39,8 @@ class Adapter(Protocol):
 class Rule(Protocol):
     """Evaluates a job minute by minute: a class whose constructor takes the rule's parameters, each with a default.
 
-    Parameters arrive as texts if they come from the command line or the API. A rule that keeps its state in attributes
-    that are numbers, texts, lists, dicts and numpy arrays, and that can `merge`, may be evaluated by several processes.
+    Parameters arrive as texts if they come from the command line or the API. Attributes, in slots or not, are the rule's
+    state: if they are numbers, texts, lists, dicts, sets and numpy arrays, several processes may evaluate it, and `merge`.
     """
 
     def update(self, window: Any) -> object:

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,8 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
-from sm_profiler.printable import printable
-from sm_profiler.settings import AUTO, CONFIG, JOB
+from sm_profiler.printable import printable, say
+from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
@@ -49,10 +48,10 @@ def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | No
     try:
         registration = join(task)
     except ProfilerError as error:
-        print(f"sm-profiler: system metrics are off: {error}", file=sys.stderr)
+        say(f"system metrics are off: {error}")
         return None
     if task.destination:
-        print(f"sm-profiler: uploading to {task.destination}", file=sys.stderr, flush=True)
+        say(f"uploading to {task.destination}")
     return registration
 
 
@@ -256,13 +255,13 @@ def run(
     from sm_profiler.monitor.run_state import remove_state, write_state
 
     profile = load_profile(config.text)
-    for problem in profile.problems:
-        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
-    environment = environment_of(config, name)
+    for problem in profile.warnings:
+        say(printable(problem))
+    environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
     root = rooted(profile.local_path)
-    print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
-    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
+    say(f"configuration: {config.origin}")
+    say(f"writing the profile to {printable(root)}")
     registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.path)
     write_state(root)
     began, kills = time.monotonic(), oom_kills()
@@ -278,13 +277,14 @@ def run(
             recover_traces(root, stopped=ended.stopped)
         if registration:
             registration.leave(by_itself=ended.by_itself)
-        failed_start = ended.code != 0 and time.monotonic() - began < FAILED_START_S
+        crashed = ended.code in SIGNALS and not ended.stopped  # whose reason no traceback shows
+        failed_start = ended.code != 0 and not crashed and time.monotonic() - began < FAILED_START_S
         if config.folder and failed_start and not has_data(config.folder / "framework"):
             shutil.rmtree(config.folder, ignore_errors=True)
     try:
         if ended.by_itself and not registration and root.is_dir():
             mark_end(root)
-        recorded = bool(last_written(root))
+        recorded = bool(last_written(root)) or crashed
         if recorded:
             write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
             hint = f"next: sm-profiler report {quoted(shown(root))}"
@@ -294,7 +294,7 @@ def run(
     except (OSError, ProfilerError) as error:  # the exit code stays the script's
         hint = f"the profile cannot be read: {printable(error)}"
     over(recorded)
-    print(f"sm-profiler: exit code {ended.code}; {hint}", file=sys.stderr)
+    say(f"exit code {ended.code}; {hint}")
     return ended.code
 
 

@@ -269,9 +269,9 @@ RUN_ID = Setting(
     "SM_PROFILER_RUN_ID", TEXT, "name of a run that has no other, the same in all of its processes",
     "monitor.run_id", group=RECORDING, is_ours=True,
 )  # fmt: skip
-OFF_REPORTED = Setting(
-    "SM_PROFILER_OFF_REPORTED", SWITCH, "set once a process has reported that no configuration was found", "hook.entry",
-    group=RECORDING, is_ours=True,
+REPORTED = Setting(
+    "SM_PROFILER_REPORTED", SWITCH, "set once a process has reported what is wrong with the configuration, or that there "
+    "is none", "hook.entry", group=RECORDING, is_ours=True,
 )  # fmt: skip
 TRIAL = Setting(
     "SM_PROFILER_TRIAL", TEXT, "plan of `sm-profiler try-loader` for the script's process", "trial.__main__",

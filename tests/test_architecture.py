@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+from functools import reduce
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,31 @@ def test_no_backward_import(package):
     for module in modules:
         backward = imported_packages(module) - PACKAGES[package] - {package, *EVERYWHERE}
         assert not backward, f"{module.relative_to(ROOT)} imports {backward}"
+
+
+def way_of_a_step() -> list[tuple[str, str]]:
+    """Return the names in the section of docs/architecture.md, each with the module that was named before it."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.partition("## The way of a step\n")[2].partition("\n## ")[0]
+    found, module = [], ""
+    for name in re.findall(r"`([^`]+)`", section):
+        if name.endswith(".py") and not name.startswith("tests/"):
+            module = name
+            found.append((module, ""))
+        elif re.fullmatch(r"[A-Z_a-z][\w.]*", name) and name not in OF_NO_MODULE:
+            found.append((module, name))
+    return found
+
+
+OF_NO_MODULE = {"sm_profiler_auto.pth", "perf_counter_ns", "S3OutputPath", "model_timeline"}
+
+
+def test_the_way_of_a_step_names_what_exists():
+    way = way_of_a_step()
+    assert len({module for module, _ in way}) > 30
+    for path, name in way:
+        module = import_module(f"sm_profiler.{path.removesuffix('.py').replace('/', '.')}")
+        reduce(getattr, name.split(".") if name else (), module)
 
 
 HEAVY = (

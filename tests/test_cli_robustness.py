@@ -117,7 +117,6 @@ def command(words, place, **options):
         ("import no_such_package\n", 1),
         ("raise SystemExit(3)\n", 3),
         ("1 +\n", 1),
-        ("import os; os.kill(os.getpid(), 9)\n", 137),
     ],
 )
 def test_failed_starts_leave_no_folder(script, code, place):
@@ -126,6 +125,24 @@ def test_failed_starts_leave_no_folder(script, code, place):
     assert done.returncode == code, done.stderr
     assert "nothing was recorded" in done.stderr.splitlines()[-1]
     assert not list(place.glob("sm-profiler/*"))
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("number", "options", "name"), [(11, [], "SIGSEGV"), (9, ["--no-monitor"], "SIGKILL"), (9, [], "SIGKILL")]
+)
+def test_a_script_that_a_signal_ends_at_once_has_a_report(number, options, name, place):
+    """Its folder was removed, although no traceback shows what happened."""
+    (place / "script.py").write_text(f"import os; os.kill(os.getpid(), {number})\n")
+    done = command(["run", *options, "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 128 + number, done.stderr
+    assert "; next: sm-profiler report " in done.stderr.splitlines()[-1]
+    (folder,) = place.glob("sm-profiler/*")
+    told = command(["report", str(folder)], place, capture_output=True, text=True)
+    if options:
+        assert told.stderr.endswith(f"the script was ended by {name} before anything was recorded\n")
+    else:
+        assert told.stdout.startswith(("The script was ended by SIGSEGV", "The script was killed"))
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(place):

@@ -1,12 +1,12 @@
 """Run scripts of strangers: plain, repaired, and under sm-profiler.
 
-python -m benchmarks.strangers                           the open half
+python -m benchmarks.strangers                           the open part
 python -m benchmarks.strangers --cases fraud,forecast    scripts by name
 python -m benchmarks.strangers --plain --json times.json    without the profiler
 python -m benchmarks.strangers --times times.json        with the plain and repaired times of an earlier run
 python -m benchmarks.strangers --keep folder             and keep the profiles
 python -m benchmarks.strangers --judge folder            judge them again, with the code as it is now
-python -m benchmarks.strangers --sealed                  the sealed half, once, at a release
+python -m benchmarks.strangers --sealed                  the sealed part, once, at a release
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Row:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description=__doc__.splitlines()[0])
-    parser.add_argument("--sealed", action="store_true", help="the sealed half instead of the open one")
+    parser.add_argument("--sealed", action="store_true", help="the sealed part instead of the open one")
     parser.add_argument("--cases", default="", help="names of scripts, separated by commas")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plain", action="store_true", help="only the plain and the repaired variant, no profiler")
@@ -224,13 +224,13 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     args = options()
     names = [name for name in args.cases.split(",") if name]
-    half = [one for one in strangers(sealed=args.sealed) if not names or one.name in names]
-    if unknown := set(names) - {one.name for one in half}:
+    chosen = [one for one in strangers(sealed=args.sealed) if not names or one.name in names]
+    if unknown := set(names) - {one.name for one in chosen}:
         sys.exit(f"no such scripts: {', '.join(sorted(unknown))}")
     times = {row["name"]: row for row in json.loads(args.times.read_text())} if args.times else {}
     again = {folder.name: facts for folder, facts in kept(args.judge).items()} if args.judge else {}
     rows: list[Row] = []
-    for one in half:
+    for one in chosen:
         if args.judge and one.name not in again:
             continue
         try:

@@ -21,7 +21,7 @@ class Stranger:
 
     Attributes:
         name: name of the script.
-        sealed: True if it is in the sealed half.
+        sealed: True if it is in the sealed part.
         framework: what it trains with.
         expected: classes of which a right diagnosis has one in the lead.
         also: classes of which a right diagnosis names one as well, for two problems at once; either may lead.
@@ -58,7 +58,7 @@ class Stranger:
 
 
 def strangers(*, sealed: bool) -> list[Stranger]:
-    """Return one half of the scripts."""
+    """Return one part of the scripts."""
     truth = tomllib.loads((HERE / "truth.toml").read_text(encoding="utf-8"))
-    half = truth["sealed" if sealed else "open"]
-    return [Stranger(name=name, sealed=sealed, **entry) for name, entry in half.items()]
+    part = truth["sealed" if sealed else "open"]
+    return [Stranger(name=name, sealed=sealed, **entry) for name, entry in part.items()]

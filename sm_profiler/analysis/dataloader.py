@@ -13,16 +13,13 @@ from sm_profiler.analysis.readers import ProfileLocation
 from sm_profiler.analysis.selection import matching_events
 from sm_profiler.analysis.times import microseconds
 from sm_profiler.formats import event_names
+from sm_profiler.formats.recorded import DataStages
+from sm_profiler.metrics.record_fold import read_args
 
 if TYPE_CHECKING:
     from sm_profiler.analysis.timeline_charts import TimelineCharts
-import json
 
 _COLUMNS = ["process", "stage", "ms_per_element", "ms_per_batch", "parallelism", "file", "line", "function"]
-
-
-def _milliseconds(microseconds: object) -> float:
-    return float(microseconds) / 1e3 if isinstance(microseconds, int | float) else float("nan")
 
 
 _TEXT = "%Y-%m-%dT%H:%M:%S:%f"
@@ -265,25 +262,21 @@ class TF_dataloader_analysis(PT_dataloader_analysis):  # like its model
         """
         events = self.pd_data_frame.framework_metrics_reader.columns()
         found = events[events.phase.mask(event_names.DATA_STAGES)]
-        latest: dict[str, tuple[int, list[dict[str, object]]]] = {}
+        latest: dict[str, DataStages] = {}
         for process, text in zip(found.node.decode(), found.args.decode(), strict=True):
-            try:
-                about = json.loads(text)
-                batches, stages = int(about["batches"]), [dict(stage) for stage in about["stages"]]
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue
-            if batches >= latest.get(process, (0, []))[0]:
-                latest[process] = batches, stages
+            about = read_args(DataStages, text)
+            if about.batches >= latest.get(process, about).batches:
+                latest[process] = about
         rows = [
             {
                 "process": process,
-                "stage": stage.get("stage"),
-                "ms_per_element": _milliseconds(stage.get("us")),
-                "ms_per_batch": _milliseconds(stage.get("batch_us")),
-                **{name: stage.get(name) for name in _COLUMNS[4:]},
+                "stage": stage.stage,
+                "ms_per_element": None if stage.us is None else stage.us / 1e3,
+                "ms_per_batch": None if stage.batch_us is None else stage.batch_us / 1e3,
+                **{name: getattr(stage, name) for name in _COLUMNS[4:]},
             }
-            for process, (_, stages) in sorted(latest.items())
-            for stage in stages
+            for process, about in sorted(latest.items())
+            for stage in about.stages
         ]
         return pd.DataFrame(rows, columns=_COLUMNS)
 

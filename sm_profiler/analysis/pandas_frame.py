@@ -44,7 +44,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import hour_folder
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.item_table import Item
-from sm_profiler.source.listed import Listed, listed, open_listed, place_of
+from sm_profiler.source.opening import Listed, listed, open_listed, place_of
 
 
 def spent_at(

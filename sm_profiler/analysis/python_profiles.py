@@ -34,7 +34,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.cprofile_reader import MAX_BYTES
 from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
-from sm_profiler.storage.local import real_path
+from sm_profiler.storage.base import real_path
 
 _log = logger_for(__name__)
 _PLACE = 2  # framework and profiler, the end of the path of a statistics folder

@@ -28,7 +28,7 @@ from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
 from sm_profiler.source.job import describe, profiler_output
 from sm_profiler.storage import open_storage
-from sm_profiler.storage.s3_client import create_api_client
+from sm_profiler.storage.s3 import create_api_client
 
 POLL_S = 10.0
 _log = logger_for(__name__)

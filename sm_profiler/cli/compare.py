@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from sm_profiler.report.compare import RegressionLimit
+    from sm_profiler.report.recordings import holds_only_traces
     from sm_profiler.report.report_json import plain
-    from sm_profiler.report.traces import holds_only_traces
     from sm_profiler.storage import open_storage
 
     limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None

@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
     import attrs
 
     from sm_profiler.cli.report import default_folder, is_issue
-    from sm_profiler.exporters.destination import Ledger, open_destination
+    from sm_profiler.exporters.destination import SentList, open_destination
     from sm_profiler.printable import printable
     from sm_profiler.report import build_report
     from sm_profiler.source import open_source
@@ -53,22 +53,22 @@ def run(options: Namespace) -> int:
     if options.problems_only and not is_issue(report):
         print(f"{report.verdict.kind.value}: nothing sent")
         return DONE
-    ledger = Ledger(open_storage(options.ledger or default_folder(report.metrics.name)))
+    sent_before = SentList(open_storage(options.ledger or default_folder(report.metrics.name)))
     failed = []
     for text, exporter in exporters.items():
         kind = text.partition(":")[0]
         if exporter.once:
-            if not options.again and ledger.has(report, text):
+            if not options.again and sent_before.has(report, text):
                 print(f"{kind}: sent before")
                 continue
-            ledger.prepare()
+            sent_before.prepare()
         try:
             sent = exporter.send(report)
         except SourceError as error:  # the others get it nevertheless
             failed.append(str(error))
             continue
         if exporter.once:
-            ledger.record(report, text)
+            sent_before.record(report, text)
         print(f"{kind}: sent {sent}")
     if failed:
         raise SourceError("; ".join(failed))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import attrs
+from typing import TYPE_CHECKING, Any
 
 from sm_profiler.cli.command import (
     BAD,
@@ -29,11 +25,11 @@ from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
-from sm_profiler.source.open_files import copy_with_open_files
 from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
     from sm_profiler.report import JobInfo, Report
+    from sm_profiler.serve.reading import JobReader
     from sm_profiler.source import ProfileSource
 
 
@@ -82,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from sm_profiler.diagnosis import is_table
     from sm_profiler.report import terminal_summary, write_report
-    from sm_profiler.report.traces import holds_only_traces
+    from sm_profiler.report.recordings import holds_only_traces
 
     if options.on_sagemaker:
         return report_there(options)
@@ -108,15 +104,17 @@ def run(options: Namespace) -> int:
 def report_on_profile(options: Namespace, job: JobInfo) -> Report:
     """Report on the profile of a job, again and again while it runs if that is wanted."""
     from sm_profiler.report import build_report
+    from sm_profiler.serve.reading import JobReader
 
     if options.follow and options.executor:
         raise ConfigError("--executor reads a job that is over: leave out --follow")
     where = newest_run(options.source, running=options.follow)
-    build = partial(build_report, parameters=read_json(options.parameters), compat=options.compat, job=job)
+    rules: dict[str, Any] = {"parameters": read_json(options.parameters) or {}, "compat": options.compat}
     if options.follow:
-        report = follow(where, build, strict=options.strict, out=options.out)
+        report = follow(JobReader(where, strict=options.strict, job=job, **rules), options.out)
     else:
-        report = build(open_run(where, strict=options.strict), executor=options.executor)
+        source = open_run(where, strict=options.strict)
+        report = build_report(source, job=job, executor=options.executor, **rules)
     if options.speedscope:
         write_speedscope(report, options.speedscope)
     return report
@@ -124,7 +122,7 @@ def report_on_profile(options: Namespace, job: JobInfo) -> Report:
 
 def report_on_traces(options: Namespace, job: JobInfo) -> Report:
     """Report on a file, folder or prefix of torch.profiler's traces."""
-    from sm_profiler.report.traces import report_traces
+    from sm_profiler.report.recordings import report_traces
 
     report = report_traces(options.source, job)
     if options.strict and report.quality.lost:
@@ -134,7 +132,7 @@ def report_on_traces(options: Namespace, job: JobInfo) -> Report:
 
 def report_on_table(options: Namespace, job: JobInfo) -> Report:
     """Report on a table of times that another tool recorded, or on an MLPerf log."""
-    from sm_profiler.report.tables import report_table
+    from sm_profiler.report.recordings import report_table
 
     pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
     if any(not equals or not column for _, equals, column in pairs):
@@ -198,32 +196,57 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
         raise SourceError(f"{error}; {hint}") from None
 
 
-def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> Report:
-    """Write a report whenever there is new data; return the last once the job is over."""
+LOCAL_POLL_S = 2.0  # listing a folder costs little
+REMOTE_POLL_S = 10.0
+PAUSE_S = 10.0  # after a report at least
+MAX_SHARE = 0.1  # of the time that reports take: a training on this machine needs the cores
+
+
+def follow(
+    reader: JobReader,
+    out: str | None,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Write a report while there is new data; return the last once the job is over.
+
+    Args:
+        reader: reads the job.
+        out: folder or URI of the reports.
+        sleep: for tests.
+        clock: for tests.
+    """
     from sm_profiler.report import write_report
-    from sm_profiler.report.build import job_name
-    from sm_profiler.rules import Following
 
-    follower = Follower(where, strict)
-    name = job_name(str(follower.folder.resolve()) if follower.folder else where)
+    said, due_s, is_new = "", 0.0, False
 
-    def update(report: Report, kind: str = "report") -> None:
-        folder = out or default_folder(name)
-        write_report(report, folder)
-        line = f"sm-profiler: {kind}: {report.verdict.kind.value}, {printable(page_of(folder))}"
-        print(line, file=sys.stderr, flush=True)
-        follower.reported = follower.reported or kind == "report"
+    def say(text: str) -> None:
+        nonlocal said
+        if text != said:
+            said = text
+            print(f"sm-profiler: {printable(text)}", file=sys.stderr, flush=True)
 
-    def preview(found: ProfileSource) -> None:
-        report = build(found)
-        update(attrs.evolve(report, metrics=attrs.evolve(report.metrics, name=name)), "preliminary report")
-
-    follower.preview = preview
-    source = follower.open()
-    following = Following(
-        stop=follower.should_stop, poll_s=follower.poll_s, sleep=follower.sleep, caught_up=follower.waiting
-    )
-    return build(source, follow=following, on_report=update)
+    while True:
+        try:
+            is_new = reader.read() or is_new
+            if reader.over:
+                if reader.outcome:
+                    say(f"{reader.where}: the run {reader.outcome}")
+                return reader.report()
+            begun_s = clock()
+            if is_new and begun_s >= due_s:
+                report, folder = reader.report(), out or default_folder(reader.name)
+                write_report(report, folder)
+                kind = "report" if reader.files else "preliminary report"
+                say(f"{kind}: {report.verdict.kind.value}, {page_of(folder)}")
+                is_new, due_s = False, clock() + max(PAUSE_S, (clock() - begun_s) / MAX_SHARE)
+        except NoProfilerDataError as error:
+            if error.final or reader.outcome:
+                raise SourceError(f"{error}; its run {reader.outcome}" if reader.outcome else str(error)) from None
+        if not said:
+            say(f"{reader.where}: waiting for the first complete data (Ctrl-C stops)")
+        sleep(LOCAL_POLL_S if reader.folder else REMOTE_POLL_S)
 
 
 def default_folder(name: str) -> str:
@@ -247,90 +270,3 @@ def write_speedscope(report: Report, path: Path) -> None:
         path.write_text(json.dumps(plain(to_speedscope(report.metrics.samples, report.metrics.name))))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
-
-
-LOCAL_POLL_S = 2.0  # listing a folder costs little
-REMOTE_POLL_S = 10.0
-PREVIEW_S = 10.0  # between two preliminary reports
-
-
-@attrs.define
-class Follower:
-    """Follows one folder, prefix or job.
-
-    Attributes:
-        where: the source as named on the command line.
-        strict: make every lost record an error.
-        preview: called with a source of the data so far, open files included, until there is a first report.
-        sleep, clock: for tests.
-    """
-
-    where: str
-    strict: bool = False
-    preview: Callable[[ProfileSource], object] | None = None
-    sleep: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    reported: bool = False
-    _last_line: str = ""
-    _previewed: float | None = None
-    _over: bool = False
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of a local profile; None for anything else."""
-        folder = Path(self.where)
-        return folder if "://" not in self.where and folder.is_dir() else None
-
-    @property
-    def poll_s(self) -> float:
-        """Seconds between two checks."""
-        return LOCAL_POLL_S if self.folder else REMOTE_POLL_S
-
-    def open(self) -> ProfileSource:
-        """Open the source as soon as it contains data."""
-        from sm_profiler.source import open_source
-
-        while True:
-            try:
-                return open_source(self.where, strict=self.strict, left_open=False)
-            except NoProfilerDataError as error:
-                if error.final:
-                    raise
-                state = read_state(self.folder) if self.folder else None
-                if state is not None and state.is_over:
-                    raise SourceError(f"{error}; its run {state.outcome}") from None
-            self.waiting()
-            self.sleep(self.poll_s)
-
-    def waiting(self) -> None:
-        """Report what is waited for, and make a preliminary report if there is data in open files."""
-        self.report_state("waiting for the first complete data" if not self.reported else "waiting for the job to end")
-        if self.reported or self.preview is None or self.folder is None:
-            return
-        from sm_profiler.source import open_source
-
-        if self._previewed is None or self.clock() - self._previewed >= PREVIEW_S:
-            with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
-                copy = Path(scratch, "profiler-output")
-                if copy_with_open_files(self.folder, copy):
-                    try:
-                        self.preview(open_source(copy, cache=False, progress=False))
-                        self._previewed = self.clock()
-                    except SourceError:  # nothing readable yet
-                        return
-
-    def should_stop(self) -> bool:
-        """Return whether the writer is gone; data is read once more after that has been noticed."""
-        if self._over:
-            return True
-        state = read_state(self.folder) if self.folder else None
-        if state is not None and state.is_over:
-            self._over = True
-            self.report_state(f"the run {state.outcome}; reading its last files")
-        return False
-
-    def report_state(self, text: str) -> None:
-        """Print a line about the state of following, unless it repeats the last line."""
-        if text != self._last_line:
-            self._last_line = text
-            print(f"sm-profiler: {printable(self.where)}: {text} (Ctrl-C stops)", file=sys.stderr, flush=True)

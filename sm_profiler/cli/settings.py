@@ -121,7 +121,8 @@ def configuration(environment: Mapping[str, str]) -> Iterator[Present]:
         text = find_config(environment)
         if text is not None:
             origin = str(text.path) if text.path else f"${CONFIG.name}"
-            given, problems = decode_config(text.text), load_profile(text.text).problems
+            given, profile = decode_config(text.text), load_profile(text.text)
+            problems = [*profile.problems, *(f"{key}: unknown, ignored" for key in profile.unknown)]
     except (ProfilerError, OSError, ValueError) as error:  # what a training reports, too
         problems = [f"{TOP}: {one_line(error)}"]
     parameters = given.get("ProfilingParameters")

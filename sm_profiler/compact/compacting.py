@@ -20,13 +20,14 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.outcome import READ, Outcome
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
 from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.metrics.step_fold import GC, MODES, StepFold, column, each_process
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
-from sm_profiler.source.listed import ListedStorage, place_of, shared_location
+from sm_profiler.source.opening import ListedStorage, place_of, shared_location
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.contents import PartWriter, TableWriter
@@ -36,7 +37,6 @@ from sm_profiler.source.parquet.schema import SCHEMAS
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S, progress_bar
-from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
 
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
 
 from sm_profiler.config.api import (
-    CONFIG_KEYS,
-    CPU_PROFILING,
-    HOOK_PARAMETERS,
-    KMS_KEY,
     MAX_PARAMETER_LENGTH,
     MAX_PARAMETERS,
     MAX_RULES,
-    PARAMETER_KEYS,
-    canonical,
     decode_config,
     interval_problem,
     rule_problems,
     shown,
 )
-from sm_profiler.config.loading import load_profile
+from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile, suggestion
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 from sm_profiler.printable import printable
@@ -59,14 +53,16 @@ _RULE_PARAMETERS = {
     "OverallSystemUsage": "",
     "StepOutlier": "stddev mode n_outliers",
 }
-_CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
-_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
 S3 = "s3://"
 _BUCKET = re.compile(
     r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"
 )  # buckets of before 2018, too
-_MAX_UNKNOWN = 50  # lines on unknown keys of one object; a suggestion takes a fraction of a millisecond each
-_ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
+# parameters of the runner (`rules.settings`), and one of the service
+_ALWAYS = {
+    "rule_to_invoke", "scan_interval_us", "source_s3_uri", "rule_timeout_secs", "rule_follow", "rule_compat",
+    "rule_allow_stop_training", "rule_stop_grace_time_secs", "action_json", "opt_out_telemetry",
+}  # fmt: skip
+_MAX_LISTED = 10  # names of parameters in a message
 
 
 @attrs.frozen
@@ -116,7 +112,7 @@ def explain(
     job = job or {}
     evaluating = () if profile.disabled else rules
     does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
-    wrong = [*profile.problems, *_unknown_keys(config, profile), *_wrong_types(config), *_rejected(profile, rules)]
+    wrong = [*profile.problems, *_unknown_keys(profile), *_wrong_types(config), *_rejected(profile, rules)]
     return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
 
@@ -254,54 +250,49 @@ def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[
         yield from _unknown_parameters(rule)
 
 
-def _unknown_keys(config: Mapping[str, Any], profile: Profile) -> Iterator[str]:
-    """Name the keys at the top level and among the parameters that nothing reads."""
-    given = decode_config(config)
-    if "TrainingJobName" in canonical(given, ("TrainingJobName",)) and not given.keys() & {*_CONFIG_KEYS}:
-        return  # a request without a profiler configuration: its keys are not mistakes
-    parameters = {name.lower() for name in HOOK_PARAMETERS}
-    accepted = (*_CONFIG_KEYS, "ProfilerConfig")
-    unknown = [key for key in given if key not in accepted and key.lower() not in _RULES_KEYS]
-    for key in unknown[:_MAX_UNKNOWN]:
-        hint = "; it belongs in ProfilingParameters" if key.lower() in parameters else ""
-        yield f"{key}: unknown, ignored{hint or _near(key, accepted)}"
-    yield from _more(unknown)
-    named = canonical(profile.parameters, PARAMETER_KEYS)
-    if CPU_PROFILING in named:
-        return
-    unknown = [key for key in named if key not in HOOK_PARAMETERS]
-    for key in unknown[:_MAX_UNKNOWN]:
-        yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, HOOK_PARAMETERS)}"
-    yield from _more(unknown)
-
-
-def _more(unknown: Sequence[str]) -> Iterator[str]:
-    if len(unknown) > _MAX_UNKNOWN:
-        yield f"{len(unknown) - _MAX_UNKNOWN} more unknown keys, ignored"
-
-
-def _near(key: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1)
-    return f"; did you mean {next(name for name in names if name.lower() == near[0])}?" if near else ""
+def _unknown_keys(profile: Profile) -> Iterator[str]:
+    for key, hint in islice(profile.unknown.items(), MAX_SUGGESTIONS):
+        yield f"{key}: unknown, ignored{hint and f'; {hint}'}"
+    if len(profile.unknown) > MAX_SUGGESTIONS:
+        yield f"{len(profile.unknown) - MAX_SUGGESTIONS} more unknown keys, ignored"
 
 
 def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
     parameters = rule.get("RuleParameters")
-    if not isinstance(parameters, Mapping):
-        return
+    for line in parameter_problems(parameters) if isinstance(parameters, Mapping) else ():
+        yield f"rule {rule.get('RuleConfigurationName')}: {line}"
+
+
+def parameter_problems(parameters: Mapping[str, Any], *, everywhere: bool = False) -> Iterator[str]:
+    """Yield a line for each parameter that a built-in rule does not have.
+
+    Args:
+        parameters: the rule's `RuleParameters`.
+        everywhere: only what every image refuses: an image of users may have rules of other packages.
+    """
     invoked = str(parameters.get("rule_to_invoke", ""))
     if "source_s3_uri" in parameters:
         return  # a custom rule
+    known = {name: (*text.split(), "scan_interval_us") for name, text in _RULE_PARAMETERS.items()}
+    given = [key for key in map(str, parameters) if key not in _ALWAYS and not key.isupper()]  # those are variables
     if invoked == "ProfilerReport":
-        known = {name.lower(): set(text.split()) | {"scan_interval_us"} for name, text in _RULE_PARAMETERS.items()}
-        for key in map(str, parameters):
+        names = {f"{rule}_{name}": rule for rule, own in known.items() for name in own}
+        accepted, owners = {name.lower() for name in names}, {rule.lower() for rule in known}
+        for key in given:
             owner, _, parameter = key.partition("_")
-            if key not in _ALWAYS and not (parameter and parameter.lower() in known.get(owner.lower(), ())):
-                yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}; ProfilerReport's are named <rule>_<parameter>"
-    elif invoked in _RULE_PARAMETERS:
-        accepted = set(_RULE_PARAMETERS[invoked].split()) | _ALWAYS
-        for key in sorted({*map(str, parameters)} - accepted):
-            yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}"
+            hint = "" if f"{owner.lower()}_{parameter}" in accepted else _near(key, tuple(names))
+            if f"{owner.lower()}_{parameter}" not in accepted and (hint or owner.lower() in owners or not everywhere):
+                yield f"unknown parameter {key}{hint or '; those of ProfilerReport are named <rule>_<parameter>'}"
+    elif invoked in known:
+        for key in given:
+            own = key[len(invoked) + 1 :] if key.lower().startswith(f"{invoked}_".lower()) else key
+            if own not in known[invoked]:
+                yield f"unknown parameter {key}{_near(own, known[invoked])}"
+
+
+def _near(key: str, names: Sequence[str]) -> str:
+    near = suggestion(key, names)
+    return f"; {near}" if near else f"; it has {', '.join(names)}" if len(names) < _MAX_LISTED else ""
 
 
 def _time(seconds: float) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sm_profiler.config.api import (
     CONFIG_KEYS,
     CPU_PROFILING,
+    HOOK_PARAMETERS,
     INTERVALS_MS,
     KMS_KEY,
     MAX_INTERVAL_MS,
@@ -33,7 +34,9 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BYTES, ROTATE_SECONDS, Setting
 
+MAX_SUGGESTIONS = 50  # for unknown keys; each takes a fraction of a millisecond
 _MAX_INTEGER = 2**63 - 1
+_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
 
 
 def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
@@ -65,9 +68,9 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         "rotate_close_seconds": _positive(ROTATE_SECONDS, fields, problems),
         "fail_threshold": int(_positive(FAIL_THRESHOLD, fields, problems, whole=True)),
     }
-    collectors = {}
+    collectors, unknown = {}, list[tuple[str, Sequence[str]]]()
     for collector in COLLECTORS.values():
-        config = _collector(collector, fields.get(collector.wire), problems)
+        config = _collector(collector, fields.get(collector.wire), problems, unknown)
         if config is not None:
             collectors[collector.name] = config
     return Profile(
@@ -78,6 +81,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         collectors=collectors,
         parameters=parameters,
         problems=[printable(problem) for problem in problems],
+        unknown=_with_suggestions([*unknown, *_unknown_keys(given, fields)]),
         kms_key_id=_text(KMS_KEY, given.get(KMS_KEY), problems),
         off=_why_off(disabled=disabled, fields=fields),
         **numbers,  # type: ignore[arg-type] # each value has the type of its field
@@ -176,8 +180,10 @@ def _interval(value: object, problems: list[str]) -> int:
     return number
 
 
-def _collector(collector: CollectorSpec, given: object, problems: list[str]) -> CollectorConfig | None:
-    """Return a collector's config, or None if it is absent or invalid; problems are appended to the list."""
+def _collector(
+    collector: CollectorSpec, given: object, problems: list[str], unknown: list[tuple[str, Sequence[str]]]
+) -> CollectorConfig | None:
+    """Return a collector's config, or None if it is absent or invalid; problems and unknown keys are appended to the lists."""
     if given is None:
         return None
     wrong: list[str] = []
@@ -188,8 +194,36 @@ def _collector(collector: CollectorSpec, given: object, problems: list[str]) -> 
         return None
     config = _config(collector, fields, wrong) if fields else None  # `{}` has always meant off
     problems += [f"{collector.wire}.{error}; this collector stays off" for error in wrong]
-    problems += [f"{collector.wire}.{key}: unknown, ignored" for key in fields if key not in METRICS_KEYS]
+    unknown += [(f"{collector.wire}.{key}", METRICS_KEYS) for key in fields if key not in METRICS_KEYS]
     return None if wrong else config
+
+
+def _unknown_keys(given: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the keys at the top level and among the parameters that nothing reads, with those that are known there."""
+    known = (*CONFIG_KEYS, KMS_KEY, "ProfilerConfig")
+    if "TrainingJobName" not in canonical(given, ("TrainingJobName",)) or given.keys() & {*CONFIG_KEYS, KMS_KEY}:
+        # otherwise, it is a request without a profiler configuration, whose keys are not mistakes
+        yield from ((key, known) for key in given if key not in known and key.lower() not in _RULES_KEYS)
+    if CPU_PROFILING not in fields:
+        yield from ((f"ProfilingParameters.{key}", HOOK_PARAMETERS) for key in fields if key not in HOOK_PARAMETERS)
+
+
+def _with_suggestions(unknown: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    found = {}
+    for number, (path, known) in enumerate(unknown):
+        key = path.rpartition(".")[2]
+        misplaced = known is not HOOK_PARAMETERS and key.lower() in {name.lower() for name in HOOK_PARAMETERS}
+        hint = "it belongs in ProfilingParameters" if misplaced else ""
+        found[printable(path)] = hint or (suggestion(key, known) if number < MAX_SUGGESTIONS else "")
+    return found
+
+
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """Return which name may be meant, as a question; "" if none resembles the key."""
+    import difflib  # hardly ever needed
+
+    near = difflib.get_close_matches(key.lower(), [name.lower() for name in known], n=1)
+    return f"did you mean {next(name for name in known if name.lower() == near[0])}?" if near else ""
 
 
 def _need_text(given: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from sm_profiler.settings import FAIL_THRESHOLD, INTERVAL, LOCAL_PATH, ROTATE_BY
 PROFILERS = ("cprofile", "pyinstrument")
 TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
 
+MAX_NAMED = 10  # unknown keys in a job's log
 MAX_PATTERN = 256  # characters; the API accepts no longer parameters
 MAX_NAME = 128  # characters of a name that are compared
 MAX_CHOICES = 4  # repeats and alternatives of a pattern: each multiplies the ways in which `re` can try to match a name
@@ -88,7 +90,8 @@ class Profile:
         fail_threshold: number of failures to open a file after which the writer is switched off.
         collectors: `detailed`, `dataloader`, `python`, `horovod`, `smddp` → config; only those that are on.
         parameters: `ProfilingParameters` as given.
-        problems: one line for each invalid or unknown field, starting with the field's name.
+        problems: one line for each invalid field, starting with the field's name.
+        unknown: keys that nothing reads, as `ProfilingParameters.Colour` → a suggestion; "" without one.
         off: reason why the hook stays off, in one line; empty if it is on.
         kms_key_id: KMS key for the agent's uploads (`KmsKeyId`, an extension of the API's keys), or None.
     """
@@ -105,11 +108,21 @@ class Profile:
     problems: list[str] = attrs.field(factory=list)
     off: str = ""
     kms_key_id: str | None = None
+    unknown: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def hook_on(self) -> bool:
         """True if the hook has anything to do."""
         return not self.off
+
+    @property
+    def warnings(self) -> list[str]:
+        """Lines for the job's log: the problems, and one that names the unknown keys."""
+        if not self.unknown:
+            return self.problems
+        named = [f"{key}{hint and f' ({hint})'}" for key, hint in islice(self.unknown.items(), MAX_NAMED)]
+        more = f" and {len(self.unknown) - MAX_NAMED} more" if len(self.unknown) > MAX_NAMED else ""
+        return [*self.problems, f"unknown keys of the configuration are ignored: {', '.join(named)}{more}"]
 
 
 class NamePattern:

@@ -206,8 +206,11 @@ class ProfilerRule(rule_base.RuleBase):
             rule_parameters: the rule's parameters.
 
         Raises:
-            ValueError: a source without a rule, or a rule without a source.
+            ValueError: a source without a rule, or a rule without a source; a built-in rule, named by the parameter
+                `rule_to_invoke`, does not have one of the other parameters.
         """
+        parameters = cls._set_rule_parameters(source, rule_to_invoke, rule_parameters)
+        check_parameters(name, parameters)
         return cls(
             name=name,
             image_uri=image_uri,
@@ -215,7 +218,7 @@ class ProfilerRule(rule_base.RuleBase):
             container_local_output_path=container_local_output_path,
             s3_output_path=s3_output_path,
             volume_size_in_gb=volume_size_in_gb,
-            rule_parameters=cls._set_rule_parameters(source, rule_to_invoke, rule_parameters),
+            rule_parameters=parameters,
         )
 
     @classmethod
@@ -255,6 +258,19 @@ class ProfilerRule(rule_base.RuleBase):
         if self.rule_parameters:
             request["RuleParameters"] = {key: str(value) for key, value in self.rule_parameters.items()}
         return request
+
+
+def check_parameters(name: object, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters that a built-in rule does not have, before its processing job is paid for.
+
+    Raises:
+        ConfigError: the message names them all, and those that may be meant.
+    """
+    if "rule_to_invoke" in parameters:
+        from sm_profiler.config.explaining import parameter_problems  # keeps the import quick
+
+        if problems := list(parameter_problems(parameters, everywhere=True)):
+            raise ConfigError(f"rule {name}: {', '.join(problems)}")
 
 
 def _is_aws_image(value: object) -> bool:

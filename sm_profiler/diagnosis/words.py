@@ -49,6 +49,8 @@ HEADLINES: Mapping[str, str] = {
     "turns": "The ranks wait for each other {share} of the time, each step for another one: their work {during} differs from step to step.",
     "gc_turns": "Each rank's garbage collector pauses at different steps, and all ranks wait: {share} of the time, of which {extra} would be free if all collected at the same step.",
     "communication": "Collective communication takes {share} of a training step.",
+    "communication_alone": "The ranks exchange gradients ({size}) for {share} of the loop while nothing is computed.",
+    "communication_again": "The ranks exchange gradients ({size}) in each of about {passes} backward passes for an update: this takes {share} of the loop while nothing is computed.",
     "unbalanced": "The GPUs of {node} are used unevenly: {most} is busy {high} % of the time, {least} {low} %.",
     # the machine
     "swapping": "The machine is swapping in {rate}/s while the loop runs; processes stall on memory at least {share} of the time.",
@@ -151,6 +153,7 @@ ADVICE: Mapping[str, str] = {
     "turns_outside": "Find what a single rank does between its steps, each time another one (logging, checkpoints of shards, metrics): do it on all ranks at the same step, or in a background thread.",
     "turns_work": "Give all ranks equal work at the same step: batches by number of tokens instead of samples, lengths bucketed across ranks, packing, padding to the longest of the global batch; and check that no rank computes something extra in turn.",
     "gc_turns": "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
+    "communication_again": "Exchange gradients once for an update: run all backward passes but the last of it inside `with model.no_sync():` (the forward pass, too). Trainers do that if they accumulate the gradients themselves.",
     "communication": "Send less or overlap more: gradient accumulation with no_sync(), bf16 gradients (a DDP communication hook), larger buckets, EFA between nodes, or fewer, larger instances.",
     "unbalanced": "Give each GPU its own process (DistributedDataParallel instead of DataParallel) and check that torchrun starts one process per GPU; otherwise use an instance with fewer GPUs.",
     # the machine

@@ -20,7 +20,7 @@ from sm_profiler.report import Report
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sm_profiler.storage.s3_client import create_api_client, reason_of
+    from sm_profiler.storage.s3 import create_api_client, reason_of
 except ImportError as missing:
     raise SourceError("this destination needs boto3: pip install 'sm-profiler[aws]'") from missing
 

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.printable import one_line, printable
-from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.terminal import OF_ENDS
+from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
 from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
 from sm_profiler.storage import MissingFileError, Storage
@@ -131,7 +130,7 @@ MAX_BYTES = 4_000_000
 
 
 @attrs.define(eq=False)
-class Ledger:
+class SentList:
     """The list next to a job's report: keys of findings that were sent, so that each is sent once.
 
     A process that is killed after sending, but before it has recorded that, sends once more the next time.

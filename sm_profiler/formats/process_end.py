@@ -55,3 +55,9 @@ def bounded_line(text: str) -> str:
     """Return a text as one printable line of at most `MAX_ERROR` characters."""
     line = printable(" ".join(text[:_READ].split()))
     return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"
+
+
+def signal_name(code: int | None) -> str:
+    """Return the signal of an exit code; "" for none."""
+    number = (code or 0) - 128
+    return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""

@@ -192,6 +192,8 @@ class Objects(Recorded):
         tensor_bytes: bytes that tensors gained.
         tensors_in_graphs: how many more tensors keep a graph.
         container: what the container that grew most is called and holds.
+        container_bytes: size of that container without its elements.
+        new_elements_bytes: what the elements hold that it gained, by a sample of them.
         lines: the lines that add to it.
     """
 
@@ -200,6 +202,8 @@ class Objects(Recorded):
     tensor_bytes: int = 0
     tensors_in_graphs: int = 0
     container: str | None = None
+    container_bytes: int = 0
+    new_elements_bytes: int = 0
     lines: tuple[Frame, ...] | None = None
 
 
@@ -368,6 +372,35 @@ class LoaderWorkers(Recorded):
     num_workers: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class EvalMode(Recorded):
+    """A model is switched from training to eval() mode while the loop runs; the event's name is the model's class."""
+
+    phase: ClassVar[str] = event_names.EVAL_MODE
+
+
+@attrs.frozen(kw_only=True)
+class Synchronization(Recorded):
+    """Backward passes in which gradients were exchanged, as DistributedDataParallel times some of them.
+
+    Attributes:
+        passes: number of them up to the last one that was timed.
+        at_us: when that one began, microseconds since the epoch.
+        backward_us, communication_us, overlap_us: mean time of the computation, of the exchange, and of both at once.
+        parameter_bytes: of the model.
+        ranks: number of processes.
+    """
+
+    phase: ClassVar[str] = event_names.SYNCHRONIZATION
+    passes: int = 0
+    at_us: int = 0
+    backward_us: float = 0.0
+    communication_us: float = 0.0
+    overlap_us: float = 0.0
+    parameter_bytes: int = 0
+    ranks: int = 0
+
+
 def place_of(at: AtLine | Stage) -> Frame | None:
     """Return file, line and function; None if any of them is unknown."""
     if at.file is None or at.line is None or at.function is None:
@@ -379,6 +412,6 @@ KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
         Profiling, Save, Log, Compile, Allocator, Operators, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
-        LoaderWorkers,
+        LoaderWorkers, EvalMode, Synchronization,
     )
 }  # fmt: skip

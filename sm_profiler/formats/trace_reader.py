@@ -1,7 +1,7 @@
 """Trace files of every kind: bytes to rows.
 
 A common file holds only whole events (`X`) and metadata (`M`), which are converted by column. Other records are converted
-one by one (`trace_fold`), and text that is not JSON is repaired first (`salvage`). Records exist as Python objects for
+one by one (`trace_records`), and text that is not JSON is repaired first (`salvage`). Records exist as Python objects for
 CHUNK_BYTES of a file at a time, so that a file needs little more memory than its rows.
 """
 
@@ -37,11 +37,11 @@ from sm_profiler.formats.outcome import (
     most_texts,
     objects,
 )
-from sm_profiler.formats.trace_fold import (
+from sm_profiler.formats.trace_records import (
     ABSOLUTE_US,
     BROKEN,
     Announcements,
-    TraceFold,
+    RecordConverter,
     TraceRecord,
     head_of,
 )
@@ -85,19 +85,19 @@ def read_trace(
     if data[:2] == b"\x1f\x8b":
         data, left_out = _unpack(data, tally)
     data = data.removeprefix(BYTE_ORDER_MARK)
-    fold = TraceFold(node, kind, start_us, tally, most_texts(stored))
+    converter = RecordConverter(node, kind, start_us, tally, most_texts(stored))
     if not data.strip():
         tally.mend("empty")
-        return fold.rows(), attrs.evolve(tally.close(0), status=REFUSED)
+        return converter.rows(), attrs.evolve(tally.close(0), status=REFUSED)
     records = _Records(data, min(MAX_RECORDS, most_events(stored)))
-    rows = _by_column(records, fold)
+    rows = _by_column(records, converter)
     if rows is None:
-        rows = _by_record(records, fold)
+        rows = _by_record(records, converter)
     if left_out:
         tally.drop("compressed data unpacks to too much, the rest (estimated)", max(1, round(left_out * records.seen)))
-    if approximate and fold.base_us == start_us and len(rows.start_us):
+    if approximate and converter.base_us == start_us and len(rows.start_us):
         tally.mend("start time unknown: taken from its folder")
-    used = len(rows.start_us) + len(rows.loose_ends) + len(rows.open_events) + fold.announcements.count
+    used = len(rows.start_us) + len(rows.loose_ends) + len(rows.open_events) + converter.announcements.count
     return rows, tally.close(used)
 
 
@@ -215,35 +215,35 @@ def _borders(data: bytes | bytearray, start: int) -> list[tuple[int, int]]:
     return next((found for at in chunks if (found := borders(data, at, at + CHUNK_BYTES))), [])
 
 
-def _by_column(records: _Records, fold: TraceFold) -> TraceRows | None:
+def _by_column(records: _Records, converter: RecordConverter) -> TraceRows | None:
     """Return the rows of a file of whole events and metadata, all of them sound; None for another file."""
     tally = Tally()
-    columns = _Columns(fold)
+    columns = _Columns(converter)
     for chunk in records.lists(tally):
         if tally.dropped or not columns.add(chunk):
             return None
-    fold.set_base(records.base_ns, absolute=records.absolute)
+    converter.set_base(records.base_ns, absolute=records.absolute)
     rows = None if tally.dropped else columns.rows()
     if rows is not None:
-        fold.tally.add(tally)
+        converter.tally.add(tally)
     return rows
 
 
-def _by_record(records: _Records, fold: TraceFold) -> TraceRows:
+def _by_record(records: _Records, converter: RecordConverter) -> TraceRows:
     for chunk in records.lists(Tally()):
-        fold.prepare(chunk)
-    fold.set_base(records.base_ns, absolute=records.absolute)
-    for chunk in records.lists(fold.tally):
-        fold.add(chunk)
-    fold.close()
-    return fold.rows()
+        converter.prepare(chunk)
+    converter.set_base(records.base_ns, absolute=records.absolute)
+    for chunk in records.lists(converter.tally):
+        converter.add(chunk)
+    converter.close()
+    return converter.rows()
 
 
 class _Columns:
     """Columns of a file of whole events and metadata."""
 
-    def __init__(self, fold: TraceFold) -> None:
-        self._fold = fold
+    def __init__(self, converter: RecordConverter) -> None:
+        self._converter = converter
         self._heads, self._arguments = Numbering(), Numbering()
         self._announcements = Announcements()
         self._seen = 0  # heads checked so far
@@ -268,7 +268,7 @@ class _Columns:
         try:
             for row in others.tolist():
                 if not self._announcements.take(
-                    records[row], self._fold.node, may_change=False, may_start=may_start and row < first
+                    records[row], self._converter.node, may_change=False, may_start=may_start and row < first
                 ):
                     return False
         except BROKEN:
@@ -280,12 +280,12 @@ class _Columns:
         self._head.append(head[mask])
         texts = map(bytes, map(_ARGS, events))
         self._argument.append(np.fromiter(map(self._arguments.__getitem__, texts), np.int32, count))
-        return not self._announcements.lost and len(self._heads) + len(self._arguments) <= self._fold.most
+        return not self._announcements.lost and len(self._heads) + len(self._arguments) <= self._converter.most
 
     def rows(self) -> TraceRows | None:
         """Return the rows; None if a time is out of range, or the arguments of an event are not JSON."""
-        fold, announcements = self._fold, self._announcements
-        base_us = fold.base_us if announcements.base_us is None else announcements.base_us
+        converter, announcements = self._converter, self._announcements
+        base_us = converter.base_us if announcements.base_us is None else announcements.base_us
         start, duration = _joined(self._start, np.float64) + base_us, _joined(self._duration, np.float64)
         if not ((start >= 0) & (duration >= 0) & (start + duration < LAST_US)).all():
             return None
@@ -293,11 +293,13 @@ class _Columns:
             numbers, texts = argument_tables(self._arguments)
         except BROKEN:
             return None
-        fold.announcements, fold.base_us = announcements, base_us
+        converter.announcements, converter.base_us = announcements, base_us
         heads = tuple(head_of(name, announcements.phase(pid), pid, tid) for _, name, pid, tid in self._heads)
         head, argument = _joined(self._head, np.int32), _joined(self._argument, np.int32)
         metadata = tuple(announcements.metadata)
-        return TraceRows(start, duration, head, argument, heads, numbers, texts, fold.node, fold.kind, metadata)
+        return TraceRows(
+            start, duration, head, argument, heads, numbers, texts, converter.node, converter.kind, metadata
+        )
 
 
 def _without(records: list[TraceRecord], rows: NDArray[np.intp]) -> list[TraceRecord]:

@@ -6,9 +6,9 @@ import threading
 from typing import ClassVar
 
 from sm_profiler.config import Profile
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.steps import Record
 
 
 class Collector:
@@ -144,7 +144,7 @@ class FrameworkAdapter:
             later: `complete` may still add to the step's record.
         """
 
-    def complete(self, records: list[Record]) -> list[Record]:
+    def complete(self, records: list[Span]) -> list[Span]:
         """Return records as they are written, on the recorder's thread: what was not known in their step is added."""
         return records
 

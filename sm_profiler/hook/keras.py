@@ -25,12 +25,13 @@ from sm_profiler.formats.event_names import (
     RESULTS,
 )
 from sm_profiler.formats.recorded import Epoch, Input
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.frames import definition
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, timed
-from sm_profiler.hook.pytorch.workers import FetchTimes, Span
-from sm_profiler.hook.steps import METER_MAX_NS, Record
+from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes
+from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.timed_calls import LONG_NS, CallbackTimes, CallSum
 
 if TYPE_CHECKING:
@@ -356,7 +357,7 @@ class Inputs(Collector):
         elif session.is_recording:
             tracker.append((DATALOADER_WAIT, kind, start_ns, end_ns, tracker.number + 1, None))
         if self._is_on():
-            self._collect(DATALOADER_ITER, f"{kind}::GetNext", Span(-1, 0, start_ns, end_ns))
+            self._collect(DATALOADER_ITER, f"{kind}::GetNext", Fetch(-1, 0, start_ns, end_ns))
 
     # fetches of PyDatasets
 
@@ -376,7 +377,7 @@ class Inputs(Collector):
     def _fetched(self, start_ns: int, end_ns: int) -> None:
         try:
             if self._is_on():
-                self._collect(DATALOADER_FETCH, DATALOADER_FETCH, Span(self._worker(), 0, start_ns, end_ns))
+                self._collect(DATALOADER_FETCH, DATALOADER_FETCH, Fetch(self._worker(), 0, start_ns, end_ns))
         except Exception as error:  # fail open
             self._session.guard.failed(DATALOADER, error)
 
@@ -397,7 +398,7 @@ class Inputs(Collector):
             else:
                 times = self._enqueuers.get(uid)
                 if times is not None:
-                    times.fetched(index, Span(os.getpid(), os.getpid(), start, end))
+                    times.fetched(index, Fetch(os.getpid(), os.getpid(), start, end))
             return batch
 
         return get_index
@@ -435,12 +436,12 @@ class Inputs(Collector):
     def _is_on(self) -> bool:
         return self._session.schedule.takes_batch(DATALOADER, self._session.tracker)
 
-    def _collect(self, phase: str, name: str, span: Span) -> None:
+    def _collect(self, phase: str, name: str, fetch: Fetch) -> None:
         if self._names.matches(name):
-            args = {"worker_id": span.worker, **self._settings}
-            if span.pid:
-                args["pid"] = span.pid
-            self._session.append((phase, name, span.start_ns, span.end_ns, -1, args))
+            args = {"worker_id": fetch.worker, **self._settings}
+            if fetch.pid:
+                args["pid"] = fetch.pid
+            self._session.append((phase, name, fetch.start_ns, fetch.end_ns, -1, args))
 
 
 def _regex(profile: Profile) -> str:
@@ -478,7 +479,7 @@ class KerasAdapter(FrameworkAdapter):
         self._thread: int | None = None  # that trains
         self._depth = 0  # loops that run, one inside the other
         self._batch = 0  # number of the open step's first batch in its epoch
-        self._held: Record | None = None  # a step whose number of batches is not certain yet
+        self._held: Span | None = None  # a step whose number of batches is not certain yet
         self._epoch: tuple[int, int] | None = None  # number and start of the running epoch
         self._model: Any = None  # whose loop runs
         self._iterations = 0  # of its optimizer, at the start of the epoch
@@ -739,7 +740,7 @@ class KerasAdapter(FrameworkAdapter):
             args = {"batches": (held[5] or {}).get("batches", 1) - missing}
             self.session.tracker.append((*held[:5], args))
 
-    def _finish(self, end_ns: int, *, hold: bool = False) -> Record | None:
+    def _finish(self, end_ns: int, *, hold: bool = False) -> Span | None:
         """End the open step; if `hold` is set, return its record instead of recording it."""
         tracker = self.session.tracker
         if not tracker.is_open:

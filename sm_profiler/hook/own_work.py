@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.recorded import Profiling
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.scheduling import waited_ns
-from sm_profiler.hook.steps import Record
 
 MIN_NS = 50_000  # shorter work is counted and not recorded
 STALL, BACKGROUND, WINDOW = "stall", "background", "window"  # kinds of records
@@ -30,7 +30,7 @@ class OwnWork:
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         clock: Callable[[], int] = perf_counter_ns,
         waited: Callable[[], int] = waited_ns,
     ) -> None:

@@ -19,13 +19,12 @@ from typing import Any, TypeVar
 
 from sm_profiler import threads
 from sm_profiler.formats.event_names import MEMORY, OVERHEAD
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
+from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.scheduling import waited_ns
-from sm_profiler.hook.steps import Record
 
 FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
 MAX_STRETCH = 2.5  # times as long with them: the watch for hangs takes twice that for the pause of a suspended process
@@ -61,12 +60,12 @@ class Recorder:
         on_beat: Callable[[], None],
         flush_seconds: float = FLUSH_SECONDS,
         helpers_ns: Callable[[], int] = lambda: 0,
-        complete: Callable[[list[Record]], list[Record]] = lambda records: records,
+        complete: Callable[[list[Span]], list[Span]] = lambda records: records,
     ) -> None:
         self._complete = complete
         self._helpers_ns = helpers_ns
         self.writer = writer
-        self.records: deque[Record] = deque()
+        self.records: deque[Span] = deque()
         self.events = events
         self.tasks: deque[Callable[[], None]] = deque()
         self.at_end: Callable[[], None] | None = None  # once the file is complete
@@ -228,19 +227,28 @@ class Recorder:
             events = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
             self._in_flight = len(events) + len(records)
-            records = self._limited(DISK_SECONDS, partial(self._complete, records))
-            self._limited(DISK_SECONDS, partial(self._write, events, records))
+            self._write(self.writer.write, events)
+            self._write(self._write_records, records)
             self._in_flight = 0
             if not self._stop.is_set():
                 time.sleep(0.0002)  # lets the training thread have the interpreter
 
-    def _write(self, events: list[TraceEvent], records: list[Record]) -> None:
-        if events:
-            self.writer.write(events)
+    def _write(self, write: Callable[[list[Any]], None], what: list[Any]) -> None:
+        """Write a chunk; if it has something that no file can hold, it is lost and counted."""
+        if not what:
+            return
+        try:
+            self._limited(DISK_SECONDS, partial(write, what))
+        except Exception as error:  # the rest of the queue is recorded
+            self._overflow += len(what)
+            self._guard.failed("recording", error)
+
+    def _write_records(self, records: list[Span]) -> None:
+        records = self._complete(records)
         if records and not self.writer.write_spans(records, self._timebase.offset_ns, self._pid):
             self.writer.write(self._to_events(records))
 
-    def _to_events(self, records: Iterable[Record]) -> list[TraceEvent]:
+    def _to_events(self, records: Iterable[Span]) -> list[TraceEvent]:
         to_us = self._timebase.to_us
         events = []
         for phase, name, start_ns, end_ns, step, more in records:

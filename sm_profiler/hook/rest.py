@@ -1,4 +1,4 @@
-"""Rest: a run of steps whose phases are not recorded, of which nothing is reported but what counts them.
+"""Rest: a run of steps whose phases are not recorded, of which the hook keeps nothing but the times at which they end.
 
 Code that runs once a step runs with cold caches: a few lines at each phase cost 2 to 10 % of steps below a millisecond.
 """
@@ -26,7 +26,7 @@ class Rest:
         optimizer: id of the optimizer that steps once in each step of the loop.
         steps: number of its steps after which the rest ends.
         stream: the loader that the loop reads, or None.
-        awake: called at the end: lets all be reported again.
+        awake: called when the rest ends: from then on, the adapter calls the tracker at each boundary again.
         phase_of: returns the phase that a stack is in, or "" if it is in none.
         gap_ns: usual time from the end of a step, or the arrival of its batch, to its first forward.
         ends: the end of the step before the rest, and those of the optimizer's steps since.

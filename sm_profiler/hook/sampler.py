@@ -19,12 +19,13 @@ from typing import Protocol
 from sm_profiler import threads
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_of
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
-from sm_profiler.hook.steps import Record, StepTracker
+from sm_profiler.hook.steps import StepTracker
 from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 from sm_profiler.settings import SAMPLER_ENABLED
 
@@ -75,7 +76,7 @@ class Sampler(Collector):
 
     def __init__(  # each is a part that tests replace
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         tracker: StepTracker,
         thread: Callable[[], int | None],
         *,

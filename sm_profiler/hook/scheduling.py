@@ -20,9 +20,9 @@ from typing import Any
 from sm_profiler import threads
 from sm_profiler.descriptors import moved_up
 from sm_profiler.formats import recorded
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
-from sm_profiler.hook.steps import Record
 from sm_profiler.limits import Limits
 
 BEATS = 5  # between two events
@@ -36,7 +36,7 @@ class Threads(Collector):
 
     name = "threads"
 
-    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, append: Callable[[Span], None], clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
         self._clock = clock
         self._beats = 0

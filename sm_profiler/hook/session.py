@@ -21,7 +21,7 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, write_record
+from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, write_record
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
@@ -32,7 +32,7 @@ from sm_profiler.hook.own_work import Aside, OwnWork
 from sm_profiler.hook.process_end import complete, how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
-from sm_profiler.hook.steps import Record, StepObserver, StepTracker
+from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.hook.windows import Schedule, Slowdown
 from sm_profiler.limits import memory_total, oom_kills
 
@@ -63,6 +63,7 @@ class Session(StepObserver):
         guard: failures so far.
         sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
+        left_out: events of the script whose arguments cannot be recorded.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
         on_retired: called once a changed configuration has switched the hook off, with that configuration.
         exiting: the process is about to exit.
@@ -80,6 +81,7 @@ class Session(StepObserver):
         self.node = read_resources().node
         self.rank: int | None = None
         self.notes: dict[str, str] = {}
+        self.left_out = 0
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
         self.work = OwnWork(self.append)
@@ -247,6 +249,18 @@ class Session(StepObserver):
         """Let the report explain why a collector has no or partial data."""
         self.notes[collector] = text
 
+    def report_once(self, collector: str, text: str) -> None:
+        """Warn of something in the log and in the report, if nothing was reported of this collector yet."""
+        if collector not in self.notes:
+            self.note(collector, text)
+            self.guard.warn(text)
+
+    def leave_out(self, problem: str) -> None:
+        """Count an event of the script that cannot be recorded."""
+        if not self.closed:
+            self.left_out += 1
+            self.report_once("user events", f"{problem}; such events are left out")
+
     def saw_batch_size(self, size: int) -> None:
         """Report the batch size of a loader that is read with gradients enabled."""
         self._batch_sizes.add(size)
@@ -303,7 +317,7 @@ class Session(StepObserver):
         """Run a task on the recorder's thread: file operations would stall the training thread."""
         self.recorder.tasks.append(task)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Span) -> None:
         """Queue a record; it is dropped unless recording has started, since a process without steps needs no file."""
         if self._recorder is not None:
             self._recorder.records.append(record)
@@ -321,7 +335,7 @@ class Session(StepObserver):
             self._events.append(event)
             self.step_metered()
 
-    def _record_first(self, record: Record) -> None:
+    def _record_first(self, record: Span) -> None:
         """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
         if self.is_helper():
             self.tracker.append = _ignore
@@ -349,6 +363,7 @@ class Session(StepObserver):
             fail_threshold=self.profile.fail_threshold,
             start_us=self._started_us,
             metadata=self.describe,
+            now_us=self.timebase.now_us,
         )
         self._recorder = recorder = Recorder(
             writer,
@@ -369,7 +384,7 @@ class Session(StepObserver):
         multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
 
-    def _complete(self, records: list[Record]) -> list[Record]:
+    def _complete(self, records: list[Span]) -> list[Span]:
         for adapter in self.adapters:
             with self.guarded(adapter.framework):
                 records = adapter.complete(records)
@@ -402,7 +417,7 @@ class Session(StepObserver):
             self._reload_problem = problem
             return
         self._reload_problem = ""
-        for problem in profile.problems:
+        for problem in profile.warnings:
             self.guard.warn(problem)
         self.change_profile(profile)
 
@@ -544,6 +559,8 @@ class Session(StepObserver):
         """Stop recording after an internal error outside any collector; the training continues."""
         self.guard.failed("hook", error)
         self.quiet = True
+        if self._recorder is not None:
+            self.later(self._recorder.writer.finish)  # with the failure in its record: the exported series of steps end
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:
@@ -622,6 +639,7 @@ class Session(StepObserver):
             "clock_error_us": clock and clock.error_us,
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
+            "left_out": self.left_out,
             "disk_error": recorder.writer.error if recorder else "",
             "phases_every": self.tracker.every,
             "collectors": states,
@@ -646,5 +664,5 @@ class Session(StepObserver):
         return False if states and None not in states and self.tracker.train_number > 0 else None
 
 
-def _ignore(_record: Record) -> None:
+def _ignore(_record: Span) -> None:
     """Take a record when nothing is recorded."""

@@ -6,8 +6,9 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,10 @@ from sm_profiler.container import (
     read_resources,
     rooted,
 )
+from sm_profiler.errors import ProfilerError
 from sm_profiler.hook.frames import current_frames, stack_of
 from sm_profiler.hook.guard import pass_on, run_bounded
+from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
 from sm_profiler.settings import CONFIG_PATH
@@ -133,6 +136,21 @@ def _from_s3(uri: str) -> ConfigText:
 
 # The monitor and uploader, for jobs without a managed service that does both.
 
+# Programs that import frameworks and never train: installers and builds, and torch.compile's workers.
+TOOLS = frozenset({"-c", "pip", "setup.py", "_in_process.py", "compile_worker", "collect_env.py"})
+
+
+def may_be_a_tool(arguments: Sequence[str] | None = None) -> bool:
+    """Return whether this process may never train: it is known for other work, or runs a line of code.
+
+    Other processes join their job at once: the system metrics of a start, before the first step, are wanted, and so is
+    the end of a script that crashes in it.
+    """
+    words = getattr(sys, "argv", None) if arguments is None else arguments
+    path = Path(words[0] if words else "")
+    return (path.parent.name if path.name == "__main__.py" else path.name) in TOOLS
+
+
 _joined: list[Registration] = []
 
 
@@ -161,6 +179,12 @@ def accompany(profile: Profile, config: Path | None = None) -> None:
     if not task.destination and unnamed and registration.monitor is not None and not rooted(RESOURCE_CONFIG).exists():
         logger.warning("sm-profiler: the configuration has no S3OutputPath: the profile stays in %s", task.root)
     atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
+
+
+def leaves_at_once() -> None:
+    """Leave the job, as this process ends by `os._exit`."""
+    for registration in _joined:
+        registration.leave_at_once()
 
 
 def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | None = None) -> Task:
@@ -224,9 +248,13 @@ class Standby:
 
     def _run(self) -> None:
         while not self._ended.wait(SECONDS):
-            self._ready = self.changed()
-            if self._ready is None:
+            changed = self.changed()
+            if changed is None:
                 continue
+            _accompany_late(*changed)
+            if not changed[0].hook_on:
+                continue
+            self._ready = changed
             logger.warning("sm-profiler: the configuration changed: the hook starts, and counts steps from here on")
             while not self._ended.wait(AGAIN_SECONDS):
                 self._asked.clear()
@@ -234,7 +262,7 @@ class Standby:
                     self._asked.wait()
 
     def changed(self) -> tuple[Profile, ConfigText] | None:
-        """Return the configuration if it has changed and the hook is on now."""
+        """Return the configuration if it has changed and the profiler is on now."""
         path = self._source.path
         try:
             if path is None or path.stat().st_mtime_ns == self._source.changed:
@@ -243,7 +271,7 @@ class Standby:
             profile = load_profile(self._source.text)
         except (OSError, ValueError):  # half a file; the next look reads it again
             return None
-        return (profile, self._source) if profile.hook_on else None
+        return None if profile.disabled else (profile, self._source)
 
     def _on_main_thread(self, _: Any = None) -> int:
         """Start the hook unless a framework runs, between two instructions of the main thread."""
@@ -255,6 +283,14 @@ class Standby:
             logger.warning("sm-profiler: the hook is off: %s", error)
         self._asked.set()
         return 0
+
+
+def _accompany_late(profile: Profile, source: ConfigText) -> None:
+    """Start the monitor of a job that began without one, since the profiler was disabled."""
+    try:
+        accompany(settle(profile), source.path)
+    except ProfilerError as error:  # no folder; the hook reports it, too
+        logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
 
 
 def in_framework() -> bool:

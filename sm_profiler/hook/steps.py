@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.rest import REST_NS, CallRest, MarkedRest, Rest
-
-# A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
-# (`perf_counter_ns`), number of the step within its mode or -1, further arguments or None.  A plain tuple, because six
-# are created per step.
-Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
-
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
@@ -100,7 +95,7 @@ class StepTracker:
         rests: the observer needs no more of the steps of the settled mode.
     """
 
-    def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
+    def __init__(self, append: Callable[[Span], None], observer: StepObserver | None = None) -> None:
         self._observer = observer or StepObserver()
         self.reports_step_ends = False
         self.reports_forward_ends = False
@@ -118,7 +113,7 @@ class StepTracker:
             return self.number + self.rest.counted
         return self.number if self.mode is ModeKeys.TRAIN else self.counts[ModeKeys.TRAIN] - 1
 
-    def reset(self, append: Callable[[Record], None]) -> None:
+    def reset(self, append: Callable[[Span], None]) -> None:
         """Start over, in a forked child."""
         if self.rest is not None:
             self.rest.awake()
@@ -465,7 +460,12 @@ class StepTracker:
         counts = self.counts
         self.number = number = counts[mode]
         counts[mode] = number + batches
-        self.keep_phases = step % self.every < batches
+        keeps = step % self.every < batches
+        if not (
+            keeps or (gradients and self._with_gradients)
+        ):  # forwards ahead of a step may be a part of it: keep both
+            keeps = self.keep_phases if gradients else (step + 1) % self.every == 0
+        self.keep_phases = keeps
         self.metering = metering = step % METER_EVERY < batches
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
@@ -491,9 +491,9 @@ class StepTracker:
             if self.reports_step_ends:
                 self._observer.step_ended()
 
-    def hold_step(self, end_ns: int) -> Record:
+    def hold_step(self, end_ns: int) -> Span:
         """End the open step, whose number of batches is not certain yet; return its record, which the caller appends."""
-        held: list[Record] = []
+        held: list[Span] = []
         append, self.append = self.append, held.append
         try:
             self.end_step(end_ns)

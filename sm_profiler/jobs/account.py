@@ -14,7 +14,7 @@ from sm_profiler.jobs.listing import Place, find_places
 from sm_profiler.printable import printable
 from sm_profiler.source.job import output_of, refused
 from sm_profiler.storage import Storage, open_storage
-from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, reason_of
+from sm_profiler.storage.s3 import REQUEST_ERRORS, create_client, reason_of
 
 ATTEMPTS = (
     6  # of a request that is throttled or gets no answer; the client itself slows down (botocore's adaptive mode)

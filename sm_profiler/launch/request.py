@@ -20,7 +20,13 @@ from urllib.parse import urlsplit
 
 from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems, shown
 from sm_profiler.debugger import ProfilerConfig
-from sm_profiler.debugger.debugger import DEFAULT_IMAGE, DETAILED, get_rule_container_image_uri, registered_image
+from sm_profiler.debugger.debugger import (
+    DEFAULT_IMAGE,
+    DETAILED,
+    check_parameters,
+    get_rule_container_image_uri,
+    registered_image,
+)
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 from sm_profiler.settings import KMS_KEY
@@ -172,6 +178,7 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
     if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
         _resolve_image(request, region)
     parameters = request.get("RuleParameters") or {}
+    check_parameters(request["RuleConfigurationName"], parameters)
     source = parameters.get("source_s3_uri")
     if isinstance(source, str) and not source.startswith("s3://"):
         if isinstance(wanted := parameters.get("rule_to_invoke"), str):

@@ -7,6 +7,7 @@ job and client.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import math
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from sm_profiler.local.records import MAX_REASON
 from sm_profiler.processes import Helper, receive_message, send_message
 
 TRAINING_GROUP, PROCESSING_GROUP = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
@@ -86,6 +88,30 @@ class LogStream:
             self._size = 0
             self.write(f"{self.dropped} more lines: the local endpoint keeps {MAX_STREAM:,} characters per log stream")
         self.flush()
+
+
+_ERRORS = tuple(
+    name for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, Warning)
+    and not name.startswith("Stop")
+)  # fmt: skip
+
+
+class ErrorLines:
+    """The part of a script's output that AWS's training toolkit quotes: from the first line on that names an error."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, None] = {}
+        self._size = 0
+
+    def add(self, line: str) -> None:
+        """Take a line of the output."""
+        if self._size < MAX_REASON and (self._lines or any(name in line for name in _ERRORS)):
+            self._lines[line.strip(" :\n")] = None
+            self._size += len(line) + 1
+
+    def __str__(self) -> str:
+        return "\n ".join(self._lines)
 
 
 MATCH_S = 0.5  # CPU time that one expression may take on one line

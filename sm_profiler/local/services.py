@@ -19,7 +19,7 @@ import boto3
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.uploader import Uploader, open_destination
-from sm_profiler.storage.s3_client import create_client
+from sm_profiler.storage.s3 import create_client
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's

@@ -37,7 +37,7 @@ from sm_profiler.local.host import (
     service_environment,
     toolkit_environment,
 )
-from sm_profiler.local.output import TRAINING_GROUP, LogStream, MetricMatcher
+from sm_profiler.local.output import TRAINING_GROUP, ErrorLines, LogStream, MetricMatcher
 from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.local.processing import DEFAULT_MAX_RUNTIME_S, RuleRun
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
@@ -164,7 +164,6 @@ POLL_S = 0.2
 HOOK_IS_ADDED = (
     f"sm-profiler: the local endpoint switched the hook on; on SageMaker, add {AUTO.name}=1 to the job's environment"
 )
-KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the start and end of each window
 
 
 class ScriptFailedError(Exception):
@@ -195,6 +194,7 @@ class TrainingRun(threading.Thread):
         self.metrics: MetricMatcher | None = None
         self.closing = threading.Event()
         self.interrupted = threading.Event()  # its machines were taken away
+        self.errors: list[ErrorLines] = []
         self.attempts = 0
         self.trained_s = 0.0  # in earlier attempts
 
@@ -370,6 +370,7 @@ class TrainingRun(threading.Thread):
     def _run_script(self, start: float, limit: float) -> None:
         definitions = self.job.request["AlgorithmSpecification"].get("MetricDefinitions", [])
         self.metrics = MetricMatcher(definitions, self._record_metric, self.streams[0].write)
+        self.errors = [ErrorLines() for _ in self.hosts]
         scripts = []
         for number, program in enumerate(self.programs):
             script = JobProcess(program.command, self.environment(number), program.folder, self._line_handler(number))
@@ -391,6 +392,7 @@ class TrainingRun(threading.Thread):
     def _line_handler(self, number: int) -> Callable[[str], None]:
         def handle(line: str) -> None:
             self.streams[number].write(line)
+            self.errors[number].add(line)
             if self.metrics is not None:
                 self.metrics.search(line)
 
@@ -401,13 +403,19 @@ class TrainingRun(threading.Thread):
             self.job.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": now()}
 
     def _failure_reason(self, number: int, code: int) -> str:
-        failure = self.hosts[number].path(FAILURE)
+        """Return the service's reason: the failure file, which is often missing, and the container's exit code.
+
+        Where the endpoint replaces AWS's training toolkit, the file is the toolkit's, whose own exit code is 1.
+        """
+        text = ""
         with contextlib.suppress(OSError):
-            if text := failure.read_text("utf-8", "replace").strip():
-                return f"AlgorithmError: {text}, {describe_exit(code)}"
-        lines = [line for line in self.streams[number].tail if not line.startswith(KINETO_NOISE)]
-        tail = "\n".join(lines[-8:])
-        return f"AlgorithmError: {describe_exit(code)} on {self.hosts[number].name}\n{tail}".rstrip()
+            text = self.hosts[number].path(FAILURE).read_text("utf-8", "replace").strip()
+        if not text and not self.job.request["AlgorithmSpecification"].get("ContainerEntrypoint"):
+            of_script, quoted = SIGNALLED - code if code > SIGNALLED else code, self.errors[number]
+            command = " ".join(self.programs[number].command)
+            text = f'ExecuteUserScriptError:\nExitCode {of_script}\nErrorMessage "{quoted}"\nCommand "{command}"'
+            code = 1
+        return f"AlgorithmError: {text}, exit code: {code}"
 
     def _check_stop(self, start: float, limit: float) -> None:
         ending = ""

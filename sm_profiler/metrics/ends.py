@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from sm_profiler.formats.process_end import (
     STOPPED,
     UNKNOWN,
     bounded_line,
+    signal_name,
 )
 from sm_profiler.formatting import duration, plural
 from sm_profiler.metrics.attempts import process_name
@@ -40,7 +40,7 @@ _STEPLESS_S = 30.0  # without a step of a rank that goes on; ranks of a healthy 
 _DAY_S = 86400.0
 _SHOWN_RANKS = 4
 _MOST_RANKS = 1_000_000
-_CODE = re.compile(r"exit ?code:? ?(\d{1,3})\b", re.IGNORECASE)
+_CODE = re.compile(r"exit ?code:? ?(-?\d{1,3})\b", re.IGNORECASE)  # -9 of a process ended by a signal
 _NO_MEMORY = re.compile(r"out ?of ?memory|exit ?code:? ?137\b", re.IGNORECASE)
 # Errors of ranks whose peer is gone.
 _OF_A_PEER = re.compile(
@@ -184,9 +184,10 @@ class JobEnd:
         """Its end in one sentence; "" for a job that is complete without a failed process, or of which nothing is known."""
         last = "" if self.silent_s is None else f"its last sign of life was {_long(self.silent_s)} before this report"
         after = f" after {_steps(self.step, counted=self.counted)}" if self.step is not None else ""
+        by_signal = signal_name(self.exit_code)
         code = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
         by = " by Ctrl-C" if self.error == "KeyboardInterrupt" else f": {self.error}" if self.error else ""
-        ended = f"was ended by {self._signal}" if self._signal else f"ended{code}" if code else "failed"
+        ended = f"was ended by {by_signal}" if by_signal else f"ended{code}" if code else "failed"
         failed = next((one for one in self.ranks if one.state in FAILED), None)
         text = {
             COMPLETED: f"The job completed, but a process of it failed: {_in_sentence(failed.sentence)}"
@@ -217,11 +218,6 @@ class JobEnd:
             f"{'Rank' if one else 'Ranks'} {shown}{more} recorded nothing: {'it' if one else 'they'} may have ended before "
             "the others."
         )
-
-    @property
-    def _signal(self) -> str:
-        number = (self.exit_code or 0) - 128
-        return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""
 
     @property
     def _what(self) -> str:
@@ -302,7 +298,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         if status == "Failed":
             reason = bounded_line(_text(facts.description.get("FailureReason")))
             found = _CODE.search(reason)
-            code = int(found[1]) if found else code
+            code = _exit_code(int(found[1])) if found else code
             state = OUT_OF_MEMORY if _NO_MEMORY.search(reason) else state
             error = error or reason
         if code is None and first is not None:
@@ -341,6 +337,10 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         facts.silent_s if state == UNKNOWN or (state == KILLED and facts.left_open) else None,
         unrecorded,
     )
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def _lost_seconds(state: str, ranks: Sequence[RankEnd], facts: EndFacts) -> float:

@@ -14,6 +14,7 @@ from sm_profiler.formats.recorded import Frame
 from sm_profiler.formatting import clean, is_library
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.attempts import process_name
+from sm_profiler.metrics.ends import rank_ends
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.record_fold import Record, read_args
 
@@ -31,6 +32,7 @@ WAITS = (
 RANKS = "the other ranks"
 OF_A_LOOP = (RANKS, "a loader's worker", "a queue")  # a loop waits for these; what follows a loop waits for the others
 MAX_STACKS, MAX_CHILDREN = 512, 128  # in report.json
+GONE_S = 30.0  # after its end, the other ranks still wait for a rank
 MAX_TEXT = 200_000  # characters of an argument in a timeline
 SHOWN = ("state", "waited", "cpu", "same", "error")  # arguments of the event besides the stacks
 
@@ -211,11 +213,25 @@ def find_hang(metrics: JobMetrics) -> Hang | None:
     stopped = [one for one in found if one is not None]
     if not stopped:
         return None
+    if waiting := [one.record.start + one.record.seconds for one in stopped if one.waits_for_ranks]:
+        ended = _ended(metrics)
+        stopped = [one for one in stopped if ended.get(one.name, max(waiting)) > max(waiting) - GONE_S]
     common = Counter(one.line for one in stopped)
     stopped.sort(key=lambda one: (one.waits_for_ranks, common[one.line], one.record.step, one.name))
     names = {one.name for one in stopped}
     gone = tuple(rank.name for rank in metrics.ranks if rank.name not in names) if stopped[0].waits_for_ranks else ()
     return Hang(tuple(stopped), gone)
+
+
+def _ended(metrics: JobMetrics) -> dict[str, float]:
+    """Return when processes ended, in seconds since the epoch."""
+    found = {one.name: one.at for one in rank_ends(metrics.metadata, {}) if one.state}
+    records = metrics.recorded(recorded.Hang)
+    for name in records.seconds:
+        last = max(records.of(name), key=lambda record: record.end)
+        if last.args.state == "ended":
+            found.setdefault(name, last.end)
+    return found
 
 
 def _stopped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import Profiling
+from sm_profiler.formats.recorded import EvalMode, Profiling
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -19,11 +20,11 @@ from sm_profiler.metrics.attempts import (
     ended_attempts,
     evaluation_seconds,
     find_attempts,
+    gpus_of_others,
     join_successors,
     process_name,
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks
-from sm_profiler.metrics.gpus_of_others import gpus_of_others
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, rename_processes
 from sm_profiler.metrics.sample_fold import Samples
@@ -45,15 +46,15 @@ from sm_profiler.metrics.step_fold import (
 )
 from sm_profiler.metrics.step_sample import Judged, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
+from sm_profiler.source.job import Launched
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class Rank:
     """One training process; all times in seconds.
 
     Attributes:
         name: `algo-1-0`.
-        node: `algo-1`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
         slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
@@ -70,11 +71,11 @@ class Rank:
         declared: phases that the script declared, name → time.
         stretches: start and end of each stretch of such steps.
         forward_only: steps of evaluation that were recorded as training steps, as those without torch.no_grad() are.
+        within_steps: forwards without gradients that were recorded as steps of evaluation, and are part of training steps.
         judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
     """
 
     name: str
-    node: str
     steps: StepRows
     start: float
     end: float
@@ -94,6 +95,12 @@ class Rank:
     judged: Judged | None = None
     stretches: tuple[tuple[float, float], ...] = ()
     forward_only: int = 0
+    within_steps: int = 0
+
+    @property
+    def node(self) -> str:
+        """`algo-1`."""
+        return self.name.rpartition("-")[0] or self.name
 
     @property
     def scale(self) -> float:
@@ -162,7 +169,7 @@ class GpuMetrics:
     memory_max: float
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class JobMetrics:
     """Metrics of one job. Times are seconds since the epoch.
 
@@ -354,12 +361,25 @@ def measure_rank(  # each argument is a source of times
     collected = min(float(judged.seconds(GC).sum()), loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     return Rank(
-        name, name.rpartition("-")[0] or name, rows, start, end, slices,
-        collected, min(float(judged.gc_in_wait.sum() / 1e6), collected),
-        float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
-        iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
+        name=name,
+        steps=rows,
+        start=start,
+        end=end,
+        slices=slices,
+        gc=collected,
+        gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
+        communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
+        attempts=attempts,
+        has_waits=has_waits,
+        waits_seen=waits_seen,
+        on_device=device is not None,
+        iterations=iterations,
+        stalls=find_stalls(iterations),
+        left_out=kept.left_out,
+        excluded=kept.seconds + own,
+        declared=_named(slices, declared_us or {}),
         stretches=kept.stretches,
-    )  # fmt: skip
+    )
 
 
 def measure_sampled_rank(  # each argument is a source of times
@@ -395,11 +415,24 @@ def measure_sampled_rank(  # each argument is a source of times
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     seen = totals.waits if has_waits else totals.loads
     return Rank(
-        name, name.rpartition("-")[0] or name, rows, start, end, slices, collected, min(totals.gc_in_wait / 1e6, collected),
-        float(totals.parts[column(COMMUNICATION)] / 1e6), attrs.evolve(attempts, breaks=found.breaks), has_waits,
-        seen / max(found.train, 1), device is not None, iterations, of_all(find_stalls(iterations), iterations, found), 0, own,
-        _named(slices, declared_us or {}), found,
-    )  # fmt: skip
+        name=name,
+        steps=rows,
+        start=start,
+        end=end,
+        slices=slices,
+        gc=collected,
+        gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
+        communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
+        attempts=attrs.evolve(attempts, breaks=found.breaks),
+        has_waits=has_waits,
+        waits_seen=seen / max(found.train, 1),
+        on_device=device is not None,
+        iterations=iterations,
+        stalls=of_all(find_stalls(iterations), iterations, found),
+        excluded=own,
+        declared=_named(slices, declared_us or {}),
+        judged=found,
+    )
 
 
 def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
@@ -532,32 +565,43 @@ def measure_job(  # most are optional parts
     facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    summary, processes = join_successors(summary.with_evaluation(), metadata)
+    records = records or {}
+    switched: Records[EvalMode] = records.get(EvalMode.phase, Records())
+    switches = Counter(one.process for one in switched.longest)
+    times = switched.count / max(len(switched.longest), 1)  # of which not all are kept
+    summary, processes = join_successors(
+        summary.by_role({process: count * times for process, count in switches.items()}), metadata
+    )
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
     if ending.aftermath_s is not None:
         summary = summary.until(ending.aftermath_s * 1e6)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
-    records = rename_processes(records or {}, names)
+    records = rename_processes(records, names)
     profiling: Records[Profiling] = records.get(Profiling.phase, Records())
 
     def measured(process: str, rows: StepRows) -> Rank:
-        further = (
-            summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
-            disturbed_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
-        )  # fmt: skip
-        sampled = summary.judged.get(process)
-        return (
-            measure_rank(process, rows, *further)
-            if sampled is None
-            else measure_sampled_rank(process, sampled, *further)
-        )
+        attempts = find_attempts(process, rows, processes, summary.pids.get(process, 1))
+        further: dict[str, Any] = {
+            "disturbed": disturbed_spans(profiling.of(process)),
+            "declared_us": summary.declared_us.get(process),
+            "collected_us": summary.collected_us.get(process),
+        }
+        if (sampled := summary.judged.get(process)) is not None:
+            return measure_sampled_rank(process, sampled, summary.loop[process], attempts, **further)
+        return measure_rank(process, rows, summary.loop[process], attempts, **further)
 
     ranks = tuple(
-        attrs.evolve(measured(process, rows), forward_only=summary.forward_only.get(process, 0))
+        attrs.evolve(
+            measured(process, rows),
+            forward_only=summary.forward_only.get(process, 0),
+            within_steps=summary.within_steps.get(process, 0),
+        )
         for process, rows in each_process(summary)
     )
+    asked = {rank.name for rank in ranks if rank.within_steps > np.count_nonzero(~rank.train)}
+    samples = (samples or Samples()).within_steps(asked)
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
@@ -569,20 +613,62 @@ def measure_job(  # most are optional parts
     memories = system.of("gpu_memory")
     gpus = tuple(
         GpuMetrics(
-            node, device, data.mean_within(*warm), data.idle_within(*warm),
-            memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
-            memories[node, device].highest if (node, device) in memories else float("nan"),
+            node=node,
+            name=device,
+            mean=data.mean_within(*warm),
+            idle=data.idle_within(*warm),
+            memory=memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
+            memory_max=memories[node, device].highest if (node, device) in memories else float("nan"),
         )
         for (node, device), data in system.of("gpu").items()
-    )  # fmt: skip
+    )
     overheads = [
         summary.overhead_us[rank.name] / 1e6 / (rank.loop + rank.excluded)
         for rank in ranks
         if rank.name in summary.overhead_us and rank.loop > 0
     ]
     return JobMetrics(
-        name, start, end, ending.state == RUNNING, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
-        max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {}, others, _samples_per_step(metadata),
-        ending,
-    )  # fmt: skip
+        name=name,
+        start=start,
+        end=end,
+        running=ending.state == RUNNING,
+        nodes=tuple(nodes),
+        ranks=ranks,
+        gpus=gpus,
+        system=system,
+        loader=_loader(summary.loader, metadata),
+        overhead=max(overheads, default=None),
+        instance_type=instance_type,
+        metadata=metadata,
+        memory=memory or {},
+        batch_size=_batch_size(metadata),
+        records=records,
+        samples=samples,
+        usage=usage or {},
+        description=description or {},
+        functions=functions,
+        types_by_node=types_by_node or {},
+        others_gpus=others,
+        samples_per_step=_samples_per_step(metadata),
+        ending=ending,
+    )
+
+
+def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
+    """Return why a job without steps has none, "" if that is unknown, and what to do."""
+    if metrics.description:
+        return Launched.of(metrics.description).why_no_steps()
+    return "", (
+        "Record steps and phases: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1 in the container, with "
+        "ProfilingParameters in the configuration. If that was so, no process made a step that is known: a process that only "
+        "imports a framework makes none, and other loops mark each step with get_hook().step()."
+    )
+
+
+def how_to_record(metrics: JobMetrics) -> str:
+    """Return what to do in a few words."""
+    if metrics.description:
+        return why_no_steps(metrics)[1]
+    if metrics.ending.launched:
+        return "no process made a training step."
+    return "start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1; if it was set, no process made a step."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -20,6 +20,7 @@ from sm_profiler.metrics.record_fold import RecordFold
 from sm_profiler.metrics.sample_fold import SampleFold
 from sm_profiler.metrics.step_fold import StepFold, StepSummary
 from sm_profiler.metrics.system_fold import SystemFold, SystemSeries, UsageFold
+from sm_profiler.rules.profiler_report import ProfilerReport
 from sm_profiler.source.open_files import closes_in
 from sm_profiler.source.opening import job_name
 
@@ -106,6 +107,17 @@ class MetricFolds:
             types_by_node={} if job.instance_type else types,
             facts=_facts(source, job, description or {}, _last(steps, system) if metadata else None),
         )
+
+
+def new_folds(parameters: Mapping[str, object], compat: Literal["service"] | None = None) -> list[Any]:
+    """Return all that a report folds, without any data: the rules, then the folds of `MetricFolds`.
+
+    Args:
+        parameters: of the rules, as `run_rules` takes them.
+        compat: "service" for the managed service's numbers; such folds cannot be merged.
+    """
+    values: dict[str, Any] = dict(parameters)
+    return [ProfilerReport(compat=compat, **values), *MetricFolds().all()]
 
 
 def _last(steps: StepSummary, system: SystemSeries) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import attrs
 import msgspec
@@ -68,6 +68,7 @@ class _Args(msgspec.Struct):
     waited_ms: list[float] = []
 
 
+_MODULES = "torch.nn."  # start of the functions of a forward pass
 _DECODER = msgspec.json.Decoder(_Args)
 _Key = tuple[str, bool, str, tuple[Place, ...]]
 
@@ -91,6 +92,16 @@ class Samples:
     def source(self, place: Place) -> str:
         """Return the text of a line, or "" if it is unknown."""
         return self.sources.get((place.file, place.line), "")
+
+    def within_steps(self, processes: Collection[str]) -> Samples:
+        """Return the samples with those of evaluation in some processes as samples of training steps."""
+
+        def inside(one: Sampled) -> Sampled:
+            if one.phase != "evaluation" or one.process not in processes:
+                return one
+            return attrs.evolve(one, phase="forward" if one.leaf.startswith(_MODULES) else "between")
+
+        return attrs.evolve(self, stacks=tuple(map(inside, self.stacks))) if processes else self
 
 
 @attrs.frozen

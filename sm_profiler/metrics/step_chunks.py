@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask
 from sm_profiler.metrics import parts
-from sm_profiler.metrics.covered import Covered, contains_any, not_covered_before, without_inner
-from sm_profiler.metrics.parts import PartTable
+from sm_profiler.metrics.parts import Covered, PartTable, contains_any, not_covered_before, without_inner
 from sm_profiler.metrics.step_rows import (
     COMMUNICATION,
     DECLARED,

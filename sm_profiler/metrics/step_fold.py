@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import EventColumns, Ints, Mask
+from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.formatting import natural_key
-from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.roles import forward_only, joined_to_next, judged_by_role, within_steps
 from sm_profiler.metrics.step_chunks import Chunk, chunks_of, exact, joined, pairs_of
 from sm_profiler.metrics.step_rows import (
     COMMUNICATION,
@@ -83,20 +83,30 @@ class StepSummary:
     collected_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → part → garbage collections
     judged: dict[str, Judged] = attrs.field(factory=dict)  # processes of which only some steps were kept
     forward_only: dict[str, int] = attrs.field(factory=dict)  # process → recorded as training steps, and none
+    within_steps: dict[str, int] = attrs.field(factory=dict)  # process → recorded as evaluation, and part of a step
 
-    def with_evaluation(self) -> StepSummary:
-        """Return the steps of which those that only have a forward pass, several in a row, are evaluation.
+    def by_role(self, switches: Mapping[str, float]) -> StepSummary:
+        """Return the steps by what they are for: forwards without gradients may be part of a training step, and the reverse.
 
-        An evaluation without torch.no_grad() looks like training steps to the hook. A process of which some steps were kept
-        stays as it is.
+        Args:
+            switches: process → how often a model was switched from training to eval() mode.
         """
-        steps, counts = dict(self.steps), {}
+        steps, counts, joined, sampled = dict(self.steps), {}, {}, dict(self.judged)
         for name, rows in self.steps.items():
-            only = _forward_only(rows)
-            if name not in self.judged and only.any():
+            if name in sampled:
+                before = sampled[name]
+                sampled[name] = judged_by_role(before, switches.get(name, 0.0))
+                joined[name] = before.steps - sampled[name].steps
+                continue
+            inside = within_steps(rows, switches.get(name, 0.0))
+            if inside.any():
+                steps[name], joined[name] = joined_to_next(rows, inside), int(inside.sum())
+                continue
+            only = forward_only(rows)
+            if only.any():
                 counts[name] = int(only.sum())
                 steps[name] = attrs.evolve(rows, mode=np.where(only, EVAL, rows.mode).astype(rows.mode.dtype))
-        return attrs.evolve(self, steps=steps, forward_only=counts)
+        return attrs.evolve(self, steps=steps, judged=sampled, forward_only=counts, within_steps=joined)
 
     def until(self, at_us: float) -> StepSummary:
         """Return the steps that ended by a moment; a process without any, or of which some steps were kept, stays as it is."""
@@ -233,30 +243,15 @@ class StepFold:
             if len(chunk.rows)
         }
         return StepSummary(
-            steps,
-            {node: (joined[node].first_us, joined[node].last_us) for node in steps},
-            LoaderSettings(*self._loader[1:]),
-            dict(sorted(self._overhead.items())),
-            {node: len(pids) for node, pids in sorted(self._pids.items())},
-            {node: joined[node].declared for node in steps if joined[node].declared},
-            {node: joined[node].collected for node in steps if joined[node].collected},
-            found,
+            steps=steps,
+            loop={node: (joined[node].first_us, joined[node].last_us) for node in steps},
+            loader=LoaderSettings(*self._loader[1:]),
+            overhead_us=dict(sorted(self._overhead.items())),
+            pids={node: len(pids) for node, pids in sorted(self._pids.items())},
+            declared_us={node: joined[node].declared for node in steps if joined[node].declared},
+            collected_us={node: joined[node].collected for node in steps if joined[node].collected},
+            judged=found,
         )
-
-
-def _forward_only(rows: StepRows) -> Mask:
-    """Return the training steps that have a forward pass and nothing else, several in a row.
-
-    None if most of the steps that learn follow one of them: then they are a part of what is learned, as those whose losses
-    are added up before one backward pass.
-    """
-    train = rows.mode == TRAIN
-    ahead = train & (rows.seconds("forward") > 0)
-    learns = ahead & np.any([rows.seconds(key) > 0 for key in ("backward", "optimizer")], axis=0)
-    only = ahead & ~learns
-    several = only & (np.append(only[1:], False) | np.append(False, only[:-1]))
-    after_another = int((learns[1:] & learns[:-1]).sum())
-    return several if after_another > thresholds.IN_TURNS * learns.sum() else np.zeros(len(rows), np.bool_)
 
 
 def each_process(found: StepSummary) -> Iterator[tuple[str, StepRows]]:

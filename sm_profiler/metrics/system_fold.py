@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import attrs
 import numpy as np
@@ -23,6 +23,9 @@ from sm_profiler.identity import (
 )
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.memory_fold import SampleFold
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @attrs.frozen(eq=False)
@@ -81,6 +84,9 @@ class UsageFold(SampleFold):
 
 
 BUCKETS = 1200  # a wide screen shows about as many points
+USE_BUCKETS = 96  # of each device: half as many at least, once the job is as long as that
+STEPS = 1024  # of a per cent
+MAX_USED = 4096  # devices of a kind
 MAX_VALUE = 1e18  # larger ones are damage, and their sums would overflow
 MAX_SECONDS = 1e11  # since the epoch
 MAX_DEVICES = 1024  # per node and metric; the others share the series of OTHER_DEVICES
@@ -97,23 +103,95 @@ class SystemWindow(Protocol):
         """System metrics of the window, each in one window only."""
 
 
+_STATISTICS: dict[str, tuple[float, np.ufunc]] = {  # name → value without samples, and how two buckets join
+    "count": (0, np.add),
+    "total": (0, np.add),
+    "low": (np.inf, np.minimum),
+    "high": (-np.inf, np.maximum),
+    "idle": (0, np.add),
+}
+
+
 @attrs.define(eq=False)
-class Buckets:
-    """One metric over time in buckets of equal width.
+class _Timed:
+    """Statistics over time in buckets of equal width; the last axis of each array is time.
 
     Attributes:
         first: number of the first bucket, in units of `width` since the epoch.
-        width: seconds a bucket; doubles when BUCKETS are not enough.
+        width: seconds a bucket; doubles when LIMIT buckets are not enough.
+    """
+
+    LIMIT: ClassVar[int]
+    NAMES: ClassVar[tuple[str, ...]]
+
+    first: int = 0
+    width: int = 1
+    count: Floats = attrs.field(factory=lambda: np.zeros(0))
+    total: Floats = attrs.field(factory=lambda: np.zeros(0))
+
+    def _make_room(self, earliest: float, latest: float) -> None:
+        buckets = self.count.shape[-1]
+        if not buckets:
+            self.first = int(earliest // self.width)
+        while True:
+            low = min(self.first, int(earliest // self.width))
+            high = max(self.first + self.count.shape[-1], int(latest // self.width) + 1)
+            if high - low <= self.LIMIT:
+                break
+            self.halve()
+        self._pad(self.first - low, high - self.first - self.count.shape[-1])
+        self.first = low
+
+    def _pad(self, before: int, after: int) -> None:
+        if before or after:
+            for name in self.NAMES:
+                old = getattr(self, name)
+                width = [(0, 0)] * (old.ndim - 1) + [(before, after)]
+                setattr(self, name, np.pad(old, width, constant_values=_STATISTICS[name][0]))
+
+    def halve(self) -> None:
+        """Double the width of the buckets."""
+        odd = self.first % 2
+        self._pad(odd, (self.count.shape[-1] + odd) % 2)
+        self.first //= 2
+        self.width *= 2
+        for name in self.NAMES:
+            old = getattr(self, name)
+            setattr(self, name, _STATISTICS[name][1](old[..., 0::2], old[..., 1::2]))
+
+    def merge(self, other: Self) -> None:
+        """Add the samples of other buckets."""
+        if not other.count.shape[-1]:
+            return
+        copy = attrs.evolve(other)
+        while copy.width < self.width:
+            copy.halve()
+        while self.width < copy.width:
+            self.halve()
+        edge = copy.first + copy.count.shape[-1] - 1
+        self._make_room(copy.first * copy.width, edge * copy.width)
+        while copy.width < self.width:
+            copy.halve()
+        here = slice(copy.first - self.first, copy.first - self.first + copy.count.shape[-1])
+        for name in self.NAMES:
+            mine = getattr(self, name)
+            mine[..., here] = _STATISTICS[name][1](mine[..., here], getattr(copy, name))
+
+
+@attrs.define(eq=False)
+class Buckets(_Timed):
+    """One metric over time.
+
+    Attributes:
         count: samples.
         total: their sum.
         low, high: the smallest and the largest value.
         idle: samples below thresholds.SAMPLE_IDLE.
     """
 
-    first: int = 0
-    width: int = 1
-    count: Floats = attrs.field(factory=lambda: np.zeros(0))
-    total: Floats = attrs.field(factory=lambda: np.zeros(0))
+    LIMIT = BUCKETS
+    NAMES = tuple(_STATISTICS)
+
     low: Floats = attrs.field(factory=lambda: np.zeros(0))
     high: Floats = attrs.field(factory=lambda: np.zeros(0))
     idle: Floats = attrs.field(factory=lambda: np.zeros(0))
@@ -131,62 +209,6 @@ class Buckets:
         np.minimum.at(self.low, at, values)
         np.maximum.at(self.high, at, values)
         np.add.at(self.idle, at, values < thresholds.SAMPLE_IDLE)
-
-    def _make_room(self, earliest: float, latest: float) -> None:
-        if not len(self.count):
-            self.first = int(earliest // self.width)
-        while True:
-            low = min(self.first, int(earliest // self.width))
-            high = max(self.first + len(self.count), int(latest // self.width) + 1)
-            if high - low <= BUCKETS:
-                break
-            self.halve()
-        before, after = self.first - low, high - self.first - len(self.count)
-        if before or after:
-            for name, filler in (
-                ("count", 0),
-                ("total", 0),
-                ("low", np.inf),
-                ("high", -np.inf),
-                ("idle", 0),
-            ):
-                old = getattr(self, name)
-                grown = np.full(before + len(old) + after, filler, np.float64)
-                grown[before : before + len(old)] = old
-                setattr(self, name, grown)
-            self.first = low
-
-    def halve(self) -> None:
-        """Double the width of the buckets."""
-        odd = self.first % 2
-        self.first //= 2
-        self.width *= 2
-        for name, filler, join in (
-            ("count", 0, np.add), ("total", 0, np.add), ("low", np.inf, np.minimum),
-            ("high", -np.inf, np.maximum), ("idle", 0, np.add),
-        ):  # fmt: skip
-            old = getattr(self, name)
-            old = np.pad(old, (odd, (len(old) + odd) % 2), constant_values=filler)
-            setattr(self, name, join(old[0::2], old[1::2]))
-
-    def merge(self, other: Buckets) -> None:
-        """Add the samples of other buckets."""
-        if not len(other.count):
-            return
-        copy = attrs.evolve(other)
-        while copy.width < self.width:
-            copy.halve()
-        while self.width < copy.width:
-            self.halve()
-        edge = copy.first + len(copy.count) - 1
-        self._make_room(copy.first * copy.width, edge * copy.width)
-        while copy.width < self.width:
-            copy.halve()
-        here = slice(copy.first - self.first, copy.first - self.first + len(copy.count))
-        for name, join in (
-            ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add),
-        ):  # fmt: skip
-            getattr(self, name)[here] = join(getattr(self, name)[here], getattr(copy, name))
 
     @property
     def seconds(self) -> Floats:
@@ -219,6 +241,76 @@ class Buckets:
         """Return the share of the samples of a time span that were idle; NaN without samples."""
         rows = self.within(start_s, end_s)
         return float(self.idle[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+
+
+@attrs.define(eq=False)
+class Use(_Timed):
+    """Use of each device of a kind over time, in a size that does not depend on the job's length.
+
+    Attributes:
+        count, total: number and sum of samples, a row a device; the sum in 1/STEPS of a per cent, so that its digits do
+            not depend on the order of the samples.
+        rows: node and name of each device → its row.
+        is_cut: there were more than MAX_USED, and the later are left out.
+    """
+
+    LIMIT = USE_BUCKETS
+    NAMES = ("count", "total")
+
+    count: Floats = attrs.field(factory=lambda: np.zeros((0, 0)))
+    total: Floats = attrs.field(factory=lambda: np.zeros((0, 0)))
+    rows: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    is_cut: bool = False
+
+    def add(self, node: str, names: Category, seconds: Floats, values: Floats) -> None:
+        """Add samples, in per cent, of the devices of a node."""
+        row_of = np.full(len(names.values), -1)
+        for code in np.unique(names.codes).tolist():
+            row_of[code] = self._row((node, names.values[code]))
+        rows = row_of[names.codes]
+        good = (rows >= 0) & (values >= 0) & (values <= 100) & (seconds > 0) & (seconds <= MAX_SECONDS)
+        if not good.any():
+            return
+        rows, seconds, values = rows[good], seconds[good], np.round(values[good] * STEPS)
+        self._make_room(float(seconds.min()), float(seconds.max()))
+        cells = rows * self.count.shape[1] + (seconds // self.width).astype(np.int64) - self.first
+        self.count += np.bincount(cells, minlength=self.count.size).reshape(self.count.shape)
+        self.total += np.bincount(cells, values, self.total.size).reshape(self.total.shape)
+
+    def _row(self, device: tuple[str, str]) -> int:
+        """Return a device's row, -1 if there are too many."""
+        if device not in self.rows:
+            if len(self.rows) >= MAX_USED:
+                self.is_cut = True
+                return -1
+            self.rows[device] = len(self.rows)
+            if len(self.rows) > len(self.count):
+                more = ((0, max(len(self.count), 8)), (0, 0))
+                self.count, self.total = np.pad(self.count, more), np.pad(self.total, more)
+        return self.rows[device]
+
+    def merge(self, other: Self) -> None:
+        """Add the samples of other devices or other times."""
+        rows = {self._row(device): row for device, row in other.rows.items()}
+        rows.pop(-1, None)
+        self.is_cut = self.is_cut or other.is_cut
+        copy = attrs.evolve(other)
+        for name in self.NAMES:
+            ordered = np.zeros((len(self.count), other.count.shape[1]))
+            ordered[list(rows)] = getattr(other, name)[list(rows.values())]
+            setattr(copy, name, ordered)
+        super().merge(copy)
+
+    def ordered(self) -> list[tuple[str, str]]:
+        """Return the devices by node and number."""
+        return sorted(self.rows, key=lambda row: (natural_key(row[0]), natural_key(row[1])))
+
+    def means(self, devices: Sequence[tuple[str, str]]) -> Floats:
+        """Return the mean use of some devices in each bucket, NaN without samples."""
+        which = [self.rows[device] for device in devices]
+        count, total = self.count[which], self.total[which]
+        with np.errstate(invalid="ignore"):
+            return np.where(count > 0, total / np.maximum(count, 1) / STEPS, np.nan)
 
 
 # dimension or name in the files → metric
@@ -255,6 +347,7 @@ PER_DEVICE = (
     "gpu_tensor", "gpu_single", "gpu_double", "gpu_bandwidth",
 )  # fmt: skip
 CPU_FAMILY = ("cpu", "io_wait")
+WITH_USE = ("cpu", "gpu")
 
 
 @attrs.frozen(eq=False)
@@ -267,6 +360,7 @@ class SystemSeries:
         first_s, last_s: first and last sample; NaN without samples.
         rows: number of measurements.
         owners: node → who used it, as `identity` returns it, with MACHINE and INSTANCE_TYPE; empty if not recorded.
+        use: `cpu` and `gpu` → the use of each core and GPU.
     """
 
     series: dict[tuple[str, str, str], Buckets]
@@ -275,6 +369,7 @@ class SystemSeries:
     last_s: float
     rows: int
     owners: dict[str, dict[str, str]] = attrs.field(factory=dict)
+    use: dict[str, Use] = attrs.field(factory=dict)
 
     def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
         """Return the buckets of one metric by (node, device)."""
@@ -307,6 +402,7 @@ class SystemFold:
         self._devices: dict[tuple[str, str], int] = {}
         self._cores: dict[str, set[str]] = {}
         self._owners: dict[str, dict[str, str]] = {}
+        self._use = {metric: Use() for metric in WITH_USE}
         self._first, self._last, self._rows = np.inf, -np.inf, 0
 
     def update(self, window: SystemWindow) -> None:
@@ -346,6 +442,8 @@ class SystemFold:
         for number in np.flatnonzero(np.bincount(codes)):
             metric = _METRIC_NAMES[number]
             rows = metrics[codes == number]
+            if metric in WITH_USE:
+                self._use[metric].add(node, rows.name, rows.timestamp, rows.value)
             if metric in PER_DEVICE:
                 for device, mine in rows.name.groups():
                     self._bucket(node, metric, device).add(rows.timestamp[mine], rows.value[mine])
@@ -380,6 +478,8 @@ class SystemFold:
         """Add the metrics of a fold of other minutes or nodes."""
         for key, data in other._series.items():
             self._bucket(*key).merge(data)
+        for metric, use in other._use.items():
+            self._use[metric].merge(use)
         for node, names in other._cores.items():
             self._cores.setdefault(node, set()).update(names)
         for node, owner in other._owners.items():
@@ -398,6 +498,7 @@ class SystemFold:
             float(self._last) if self._rows else none,
             self._rows,
             {node: dict(self._owners[node]) for node in sorted(self._owners, key=natural_key)},
+            self._use,
         )
 
 

@@ -23,6 +23,9 @@ MIN_STEPS = T(
 IN_TURNS = T(
     0.5, "of the training steps follow another one; where fewer do, what follows an evaluation is the usual step"
 )
+FORWARDS_IN_STEP = T(4, "forwards without gradients, as of an agent that acts four times for each step that it learns")
+STEPS_IN_TURN = T(2, "training steps, as of the two networks of a GAN; what comes more rarely is an evaluation")
+NEARLY_ALL = T(0.9, "of the turns; the others end an epoch or an episode")
 SAMPLE_IDLE = T(10.0, "percent; a GPU sample below it counts as idle, as in the rules' gpu_threshold")
 SLOWED = T(1.1, "times the usual step; a window that slows steps by more would shift the shares of their parts")
 GPU_LAG_S = T(1.0, "second that NVML's use of a GPU looks back over")

@@ -2,14 +2,13 @@
 
     python -m sm_profiler.monitor.agent LOCK_FD TASK_JSON
 
-`sm_profiler.monitor.start` starts it with the node's lock held. It watches the job's processes: the kernel signals the end
-of its parent at once, and the others are checked once a second.
+`sm_profiler.monitor.start` starts it with the node's lock held. It watches the job's processes: the end of the
+first is noticed at once, and the others are checked once a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -24,10 +23,22 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler._version import __version__
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM, is_ignored
+from sm_profiler.formats.layout import (
+    END_MARKERS,
+    FRAMEWORK,
+    IGNORED_FOLDER,
+    SYSTEM,
+    TRACE_FOLDER,
+    is_ignored,
+    source_name,
+)
+from sm_profiler.formats.process_end import END, END_STEP, END_US, KILLED, OUT_OF_MEMORY
 from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
+from sm_profiler.formats.trace_writer import write_record
+from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
 from sm_profiler.monitor.left_profile import mark_end
@@ -37,6 +48,7 @@ from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sample
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
+from sm_profiler.processes import Detached
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
@@ -198,7 +210,6 @@ class SwitchedOff:
         return self.stop.wait(timeout) or self.profile.is_off()
 
 
-PR_SET_PDEATHSIG = 1
 CHECK_SECONDS = 1.0
 RECONNECT_SECONDS = 10.0
 RESTART_SECONDS = 5.0
@@ -247,6 +258,7 @@ class Agent:
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
     _reported_left: bool = attrs.field(default=False, init=False)
+    _oom_kills: int | None = attrs.field(factory=oom_kills, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.profile = LiveProfile(self.task.config, self.task.hook)
@@ -338,12 +350,19 @@ class Agent:
             if living - seen:
                 # Launchers restart ranks: processes that were dead before do not decide how the job ends.
                 self.registry.forget(dead)
+                for pid in living - seen if not seen else ():
+                    threading.Thread(target=self._wake_at_end, args=(pid,), daemon=True).start()
             seen, dead = seen | living, self.registry.dead()
             if self.clock() - recovered >= RECOVER_SECONDS:  # a rank that is gone is shown while the others wait for it
                 recover_traces(self.root, self.task.node, stopped=False)
                 recovered = self.clock()
             self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
+
+    def _wake_at_end(self, pid: int) -> None:
+        """Check the job's processes as soon as one of the first of them ends."""
+        Detached(pid).wait()
+        self.wake.set()
 
     def _seconds_left(self) -> float:
         if self.terminated:
@@ -381,6 +400,7 @@ class Agent:
             living = self.registry.living()
             if not living:
                 self._recover(deadline)
+                self._record_vanished()
             complete = self._drain(deadline)
             if not (self.terminated and living) or self.clock() >= deadline:
                 return complete
@@ -394,6 +414,18 @@ class Agent:
         while are_traces_held(self.root, self.task.node) and self.clock() < until:
             self.sleep(CLOSING_POLL_SECONDS)
             recover_traces(self.root, self.task.node, stopped=self.terminated)
+
+    def _record_vanished(self) -> None:
+        """Write how processes ended of a job of which nothing else is recorded, as of a crash while it starts."""
+        gone = self.registry.vanished()
+        if not gone or self.terminated or not self.task.hook or (self.root / TRACE_FOLDER).exists():
+            return
+        state = KILLED if oom_kills() == self._oom_kills else OUT_OF_MEMORY
+        for pid in gone:
+            record = {"version": __version__, "node": self.task.node, "pid": pid, END: state}
+            now_us = time.time_ns() // 1000
+            with contextlib.suppress(OSError):
+                write_record(self.root, source_name(pid, self.task.node), {**record, END_US: now_us, END_STEP: 0})
 
     def _drain(self, deadline: float) -> bool:
         if not self.task.destination:
@@ -426,8 +458,10 @@ class Agent:
                     return False
                 if not self.terminated:
                     self.registry.forget(self.registry.dead())
+                self.lock.sign_off()
                 self.lock.release()
         except OSError:
+            self.lock.sign_off()
             self.lock.release()
         return True
 
@@ -503,10 +537,6 @@ def main(arguments: list[str]) -> None:
     agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # the kernel signals the end of the thread that started this process
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     agent.run()
     agent.exits.close()
     if board is not None:

@@ -36,6 +36,7 @@ _STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", "[^}]{0,80}
 _ANY_STEP = re.compile(rb'"name": "Step:ModeKeys\.(TRAIN|EVAL|PREDICT)", ')  # not the record that names the phase
 _BASE = re.compile(rb'"start_time_since_epoch_in_micros": (\d{1,18})')
 _PROCESS = re.compile(rb'"name": "sm_profiler/process", [^\n]{0,400}?"rank": (\d{1,6}|null)')
+_OFF = re.compile(rb'"name": "sm_profiler/process", (?:[^\n]*?("hook": "failed: ))?')
 _BATCH = re.compile(
     rb'"name": "sm_profiler/process", [^\n]{0,4000}?"phases_every": (\d{1,9})[^\n]{0,2000}?"batch_size": (\d{1,9}|null)'
 )
@@ -75,6 +76,7 @@ class _Process:
     waits: dict[int, int] = attrs.field(factory=dict)  # second → microseconds
     has_waits: bool = False
     hanging: bool = False
+    off: bool = False  # an internal error has switched the hook off: it counts no more steps
 
     def step(self, start_us: int) -> None:
         second = start_us // 1_000_000
@@ -121,17 +123,23 @@ class StepCounter:
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def count(self) -> Mapping[str, Progress]:
-        """Return the progress by rank, "" for processes without a rank; a job without a process has 0 steps."""
+        """Return the progress by rank, "" for processes without a rank; a job without a process has 0 steps.
+
+        A rank has none whose hook an internal error has switched off: it must not look like one that has stopped.
+        """
         with self._lock:
             for path, source in self._files():
                 with contextlib.suppress(OSError):
                     self._search(path, self._processes.setdefault(source, _Process()))
             found: dict[str, Progress] = {}
             now = self.now()
+            off = {process.rank for process in self._processes.values() if process.off}
             for process in self._processes.values():
+                if process.rank in off:
+                    continue
                 rank = process.rank if process.rank in found or len(found) < MAX_RANKS else ""
                 _add(found.setdefault(rank, Progress()), process, now)
-            return found or {"": Progress()}
+            return found or ({} if off else {"": Progress()})
 
     def _files(self) -> list[tuple[Path, str]]:
         """Return this node's trace files and their sources, without following links."""
@@ -186,6 +194,8 @@ def _whole_lines(data: bytes) -> bytes:
 def _read_process(data: bytes, process: _Process) -> None:
     if found := _PROCESS.search(data):
         process.rank = "" if found[1] == b"null" else found[1].decode()
+    for found in _OFF.finditer(data):
+        process.off = found[1] is not None
     if found := _BATCH.search(data):
         process.every = int(found[1])
         process.batch = None if found[2] == b"null" else int(found[2])

@@ -21,9 +21,10 @@ from sm_profiler.formats.process_end import (
     STOP_SIGNALS,
     STOPPED,
     UNKNOWN,
+    signal_name,
 )
-from sm_profiler.monitor.node_state import start_time
 from sm_profiler.monitor.place import release
+from sm_profiler.processes import start_time
 from sm_profiler.storage import LocalStorage
 
 STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data
@@ -70,7 +71,10 @@ class RunState:
     @property
     def outcome(self) -> str:
         """Description of the end of the run."""
-        return "ended without an exit code" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+        if self.exit_code is None:
+            return "ended without an exit code"
+        by = signal_name(self.exit_code)
+        return f"was ended by {by}" if by else f"ended with exit code {self.exit_code}"
 
 
 def write_state(

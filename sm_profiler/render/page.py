@@ -21,15 +21,16 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import clean, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import COLOURS
-from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.render import gpu_section, ledger_view
 from sm_profiler.render.blocks import Section
 from sm_profiler.render.charts import LINE_COLOURS
 from sm_profiler.render.flame import graphs
+from sm_profiler.render.heat_map import heat_section
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, pictures, stacks_view
+from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 
@@ -56,7 +57,7 @@ def render_html(report: Report) -> str:
 
 def page_parts(report: Report) -> dict[str, Markup]:
     """Return the parts of the page in their order, each a fragment of HTML under the key of its section; "" if it is empty."""
-    sections = _sections(report)
+    sections, heat = _sections(report), heat_section(report.metrics.system.use, report.metrics.start)
     content = {
         "verdict": _part(
             "verdict",
@@ -71,6 +72,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),
         "also": _part("also", also=[finding_view(finding) for finding in report.verdict.also]),
         "timeline": _part("timeline", timeline=timeline(report.metrics)),
+        "heat": section_part(heat) if heat else Markup(),
         "code": _part("code", flames=graphs(report.metrics.samples)),
         "sections": _part("sections", sections=sections),
     }
@@ -98,7 +100,8 @@ def _sections(report: Report) -> list[Section]:
     ledger = [ledger_view.section(report.ledger, report.left_out_alarm)] if report.ledger else []
     if ledger and not report.rules and not report.metrics.ranks:
         return ledger
-    return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken, report.verdict))]
+    sections = build_sections(report.metrics, report.rules, report.broken, report.verdict, report.ledger)
+    return [*of_traces, *ledger, *folded(sections)]
 
 
 def render_page(

@@ -13,14 +13,13 @@ from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.parts import COLOURS
-from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import printable
 from sm_profiler.render import ledger_view
 from sm_profiler.render.flame import at_line, part_of
-from sm_profiler.render.gain_text import gain_of_finding
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
 from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.words import gain_of_finding, readable_processes
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -173,7 +172,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
     slices = _job_slices(report) or [
         (piece.share, piece.part.colour, piece.part.letter, f"{piece.label.lower()} {piece.value}" if piece.is_named else "")
-        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata))
+        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata), totals=report.ledger)
     ] or [
         (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
         for part, share in gpu_parts(report.gpu_traces)

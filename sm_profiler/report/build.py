@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Literal
@@ -17,18 +17,17 @@ from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, 
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.verdict import decide, priced
-from sm_profiler.folding.engine import Slice, error_line, run_sliced
+from sm_profiler.folding.engine import Slice, error_line, run_folds, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
-from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
+from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds, new_folds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.metrics.scaling.kept import put_away
-from sm_profiler.metrics.scaling.part import new_folds
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
-from sm_profiler.rules import Following, RuleResults, run_rules
+from sm_profiler.rules import RuleResults
 from sm_profiler.source.opening import job_name
 
 __all__ = [
@@ -52,8 +51,6 @@ def build_report(  # most are optional parts
     parameters: Mapping[str, object] | None = None,
     compat: Literal["service"] | None = None,
     job: JobInfo | None = None,
-    follow: bool | Following = False,
-    on_report: Callable[[Report], object] | None = None,
     executor: str | Executor | None = None,
 ) -> Report:
     """Judge a job.
@@ -63,8 +60,6 @@ def build_report(  # most are optional parts
         parameters: parameters of the rules: `{"<RuleName>_<parameter>": value}`.
         compat: "service" to compute the rules' results as the managed service did.
         job: name, instance type, prices.
-        follow: read until the job is over.
-        on_report: while following, called with a report each time all new data has been read.
         executor: fold parts of the job in other processes: `local[:N]`, `dask:local[:N]`, `dask:tcp://HOST:PORT`, or an
             executor of `concurrent.futures` whose workers have sm-profiler installed. The report has the same digits.
 
@@ -72,54 +67,42 @@ def build_report(  # most are optional parts
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
-    if not follow and compat is None:
-        return _built_from_slices(source, parameters or {}, job or JobInfo(), executor)
-    folds, job = MetricFolds(), job or JobInfo()
-    fresh: list[RuleResults] = []
-    following = Following() if follow is True else follow
-    if following and on_report is not None:
-        original = following.caught_up
-
-        def caught_up() -> None:
-            if fresh:
-                now = attrs.evolve(job, finished=source.finished) if job.finished is None else job
-                on_report(assemble(source, fresh.pop(), folds, now, windows=False))
-            original()
-
-        following = attrs.evolve(following, caught_up=caught_up)
-    results = run_rules(
-        source,
-        parameters=parameters,
-        compat=compat,
-        extra_folds=folds.all(),
-        follow=following,
-        on_window=(lambda _, found: fresh.__setitem__(slice(None), [found])) if following else None,
-    )
-    return assemble(source, results, folds, job)
-
-
-def _built_from_slices(
-    source: Any, parameters: Mapping[str, object], job: JobInfo, executor: str | Executor | None
-) -> Report:
-    """Judge a job that is over: from the state that is kept with it, or slice by slice, with an executor's workers if any."""
-    if not parameters and (whole := kept.load(source)) is not None:
-        with suppress(Exception):  # the rows are read then
-            report = report_of_folds(source, whole, job)
-            if not report.broken:
-                return report
-        source.rewind()
-    interval_us = new_folds(parameters)[0].parameters.scan_interval_us
-    whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us) if executor else None
-    if whole is None:
-        whole = run_sliced(
-            source,
-            lambda: new_folds(parameters),
-            interval_us=interval_us,
-            put_away=put_away,
-        )
-    if not parameters:
+    values, job = parameters or {}, job or JobInfo()
+    may_keep = not values and compat is None
+    if may_keep and (report := _of_kept_state(source, job)) is not None:
+        return report
+    whole = _folded(source, values, compat, executor)
+    if may_keep:
         kept.keep(source, whole)
     return report_of_folds(source, whole, job)
+
+
+def _of_kept_state(source: Any, job: JobInfo) -> Report | None:
+    """Return the report of the folds that are kept with a profile; None, with all rows to be read, without a usable state."""
+    whole = kept.load(source)
+    if whole is None:
+        return None
+    with suppress(Exception):  # the rows are read then
+        report = report_of_folds(source, whole, job)
+        if not report.broken:
+            return report
+    source.rewind()
+    return None
+
+
+def _folded(
+    source: Any, parameters: Mapping[str, object], compat: Literal["service"] | None, executor: str | Executor | None
+) -> Slice:
+    """Fold a job: hour by hour, in this process or in an executor's; in one piece if the rules cannot be merged."""
+    folds = new_folds(parameters, compat)
+    interval_us = folds[0].parameters.scan_interval_us
+    if compat is not None:
+        return Slice(folds, run_folds(source, folds, interval_us=interval_us))
+    if executor:
+        whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us)
+        if whole is not None:
+            return whole
+    return run_sliced(source, lambda: new_folds(parameters), interval_us=interval_us, put_away=put_away)
 
 
 def report_of_folds(source: Any, whole: Slice, job: JobInfo, *, windows: bool = True) -> Report:
@@ -302,6 +285,8 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             ] += 1
         if entry.get("dropped"):
             lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
+        if entry.get("left_out"):
+            lines[f"{entry['left_out']:,} events of the script were left out: their arguments cannot be recorded"] += 1
         if entry.get("clock_error_us"):
             lines[f"clocks agree within {float(entry['clock_error_us']) / 1e3:.3g} ms"] += 1
     return tuple(line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items()))

@@ -13,16 +13,17 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.ledger import LoopTable, loop_table, row_keys
+from sm_profiler.diagnosis.profile.ledger import row_keys
+from sm_profiler.diagnosis.profile.loop import Loop, loop_of_parts
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.printable import printable
-from sm_profiler.render.gain_text import factors
 from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import Link, render_page
+from sm_profiler.render.words import factors
 from sm_profiler.report.report_json import plain
 
 if TYPE_CHECKING:
@@ -103,10 +104,10 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
 
 def compute_seconds(metrics: JobMetrics) -> float | None:
     """Return the mean seconds of a training step without waiting for data; None if unknown."""
-    table = loop_table(Case(metrics, {}).ranks)
+    table = loop_of_parts(Case(metrics, {}).ranks)
     if table is None:
         return None
-    return float((table.training - table.of("wait")).sum()) / table.steps or None
+    return float((table.training - table.of_activity("wait")).sum()) / table.steps or None
 
 
 def _point(value: float) -> Interval:
@@ -253,7 +254,7 @@ def compare(before: Report, after: Report) -> Comparison:
     """
     metrics = before.metrics, after.metrics
     contexts = Case(metrics[0], {}), Case(metrics[1], {})
-    tables = loop_table(contexts[0].ranks), loop_table(contexts[1].ranks)
+    tables = loop_of_parts(contexts[0].ranks), loop_of_parts(contexts[1].ranks)
     names = metrics[0].name, metrics[1].name
     verdicts = before.verdict.kind.value, after.verdict.kind.value
     others = contexts[0].shared_wait, contexts[1].shared_wait
@@ -276,7 +277,7 @@ def compare(before: Report, after: Report) -> Comparison:
         )
         return attrs.evolve(few, sentence=sentence)
     keys = _common_keys(contexts)
-    evaluated = any(table.of("evaluation").any() for table in known)
+    evaluated = any(table.of_activity("evaluation").any() for table in known)
     draw = np.random.default_rng(SEED)
     each = [
         _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
@@ -326,14 +327,14 @@ class _Time:
     rounds: Floats
 
 
-def _times(table: LoopTable, keys: Sequence[str], samples: float | None, draw: np.random.Generator) -> dict[str, _Time]:
+def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.random.Generator) -> dict[str, _Time]:
     """Return the time of a step or sample: of the loop, the step and each part.
 
     Evaluations are drawn among themselves, since their number does not depend on chance.
     """
     scale = 1 / table.steps / (samples or 1.0)
     found = {}
-    for key, rows in ({parts.WHOLE: table.training} | {key: table.of(key) for key in keys}).items():
+    for key, rows in ({parts.WHOLE: table.training} | {key: table.of_activity(key) for key in keys}).items():
         drawn = rows[rows > 0] if key == "evaluation" else rows
         rounds = _means(drawn, _blocks(len(drawn), draw)) * len(drawn) if len(drawn) else np.zeros(ROUNDS)
         found[key] = _Time(float(rows.sum()) * scale, rounds * scale)

@@ -22,7 +22,7 @@ from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import render_page
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
-from sm_profiler.report.traces import verdict_on
+from sm_profiler.report.recordings import verdict_on
 
 STEP = "step"
 MIN_STEPS = 3  # of each side; two have no spread to speak of

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from sm_profiler.rules.load_balancing import LoadBalancing
     from sm_profiler.rules.max_initialization_time import MaxInitializationTime
     from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
-    from sm_profiler.rules.profiler_report import RULES, ProfilerReport, run_rules
+    from sm_profiler.rules.profiler_report import ProfilerReport, run_rules
+    from sm_profiler.rules.registry import RULES
     from sm_profiler.rules.results import RuleResult, RuleResults, write_rule_reports
     from sm_profiler.rules.rule import NoMoreProfilerData, Rule, RuleEvaluationConditionMet, invoke_rule
     from sm_profiler.rules.step_outlier import StepOutlier
@@ -66,7 +67,8 @@ else:  # numpy is loaded by what needs it
             "load_balancing": ["LoadBalancing"],
             "max_initialization_time": ["MaxInitializationTime"],
             "overall": ["OverallFrameworkMetrics", "OverallSystemUsage"],
-            "profiler_report": ["ProfilerReport", "RULES", "run_rules"],
+            "profiler_report": ["ProfilerReport", "run_rules"],
+            "registry": ["RULES"],
             "results": ["RuleResult", "RuleResults", "write_rule_reports"],
             "rule": ["NoMoreProfilerData", "Rule", "RuleEvaluationConditionMet", "invoke_rule"],
             "step_outlier": ["StepOutlier"],

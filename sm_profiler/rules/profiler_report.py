@@ -1,142 +1,21 @@
-"""ProfilerReport: runs all other rules, those of other packages included, each isolated from the errors of the others."""
+"""ProfilerReport: runs all other rules of the registry, each isolated from the errors of the others."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import attrs
 
-from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding.engine import Fold, Following, SourceLike, Stored, error_line, loaded, merge_part, run_folds
 from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
-from sm_profiler.printable import logger_for, printable
+from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
-from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
-from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.dataloader import Dataloader
-from sm_profiler.rules.differences import Compat
-from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
-from sm_profiler.rules.load_balancing import LoadBalancing
-from sm_profiler.rules.max_initialization_time import MaxInitializationTime
-from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
+from sm_profiler.rules.base import BuiltinRule, Compat
+from sm_profiler.rules.registry import all_rules
 from sm_profiler.rules.results import RuleResult, RuleResults
-from sm_profiler.rules.step_outlier import StepOutlier
-
-_NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
-
-
-@attrs.frozen
-class _Details:
-    found: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(self.found)
-
-
-class PluginRule(BuiltinRule):
-    """A rule of another package.
-
-    Its object's attributes are this rule's `state`, so that states of all rules are stored, sent and copied in one way.
-    """
-
-    kind: ClassVar[type[Any]]
-
-    @classmethod
-    def parameter_names(cls) -> set[str]:
-        """Return the names of the constructor's parameters."""
-        return set(inspect.signature(cls.kind).parameters)
-
-    @classmethod
-    def check_parameters(cls, values: Mapping[str, object], compat: str | None = None) -> None:
-        """Compare the names of parameters with those of the constructor."""
-        del compat
-        known = inspect.signature(cls.kind).parameters
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
-        unknown = [name for name in values if name not in known]
-        if unknown and not takes_any:
-            offered = ", ".join(sorted(known)) or "none"
-            raise ConfigError(f"{cls.name()} has no parameter {unknown[0]!r}; it has: {offered}")
-
-    def read_parameters(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Check the names of parameters; the constructor reads their values."""
-        self.check_parameters(values)
-        return dict(values)
-
-    def shown_parameters(self) -> dict[str, object]:
-        """Return the parameters that were given."""
-        return dict(self.parameters)
-
-    def start(self) -> None:
-        """Create the object."""
-        try:
-            self.state: dict[str, Any] = vars(self.kind(**self.parameters))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.name()}: {error}") from error
-
-    @property
-    def _own(self) -> Any:
-        own = object.__new__(self.kind)
-        own.__dict__ = self.state
-        return own
-
-    def evaluate(self, window: EvaluationWindow) -> bool:
-        """Pass the window on."""
-        return bool(self._own.update(window))
-
-    def absorb(self, other: PluginRule) -> None:
-        """Merge the objects."""
-        self._own.merge(other._own)
-
-    def result(self) -> RuleResult:
-        """Return the object's result."""
-        found = self._own.result()
-        triggered, violations, datapoints = (int(found.get(name, 0)) for name in _NUMBERS)
-        return self._result(triggered, violations, datapoints, _Details(dict(found.get("Details") or {})))
-
-
-def plugin_rules(taken: frozenset[str]) -> tuple[type[BuiltinRule], ...]:
-    """Return the rules of other packages.
-
-    Args:
-        taken: names of the built-in rules, in lower case.
-    """
-    rules: list[type[BuiltinRule]] = []
-    for name, kind in plugins.load(plugins.RULES, taken).items():
-        if isinstance(kind, type) and name.isidentifier() and "_" not in name:
-            rules.append(type(name, (PluginRule,), {"kind": kind, "__doc__": kind.__doc__}))
-        else:
-            logger_for("sm_profiler").warning(
-                "sm-profiler: the extension %s is left out: a rule is a class, and its name has letters and digits",
-                name,
-            )
-    return tuple(rules)
-
-
-# In the order in which ProfilerReport runs them.
-RULES: tuple[type[BuiltinRule], ...] = (
-    CPUBottleneck,
-    IOBottleneck,
-    LowGPUUtilization,
-    StepOutlier,
-    GPUMemoryIncrease,
-    BatchSize,
-    MaxInitializationTime,
-    LoadBalancing,
-    OverallSystemUsage,
-    Dataloader,
-    OverallFrameworkMetrics,
-)
-
-
-@cache
-def all_rules(compat: Compat = None) -> tuple[type[BuiltinRule], ...]:
-    """Return the rules that a report runs: the built-in ones, then those of other packages, which the service had not."""
-    return (*RULES, *(plugin_rules(frozenset(rule.name().lower() for rule in RULES)) if compat is None else ()))
-
 
 IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
 INTERVAL = "scan_interval_us"
@@ -204,18 +83,6 @@ def of_report(rule: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@attrs.frozen
-class ReportDetails:
-    """Times that each rule was triggered, and the rules that broke."""
-
-    triggered: dict[str, int]
-    broken: dict[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        return {**self.triggered, "broken": dict(self.broken)} if self.broken else dict(self.triggered)
-
-
 class ProfilerReport(BuiltinRule):
     """Runs all other rules; its condition is met if that of any of them is.
 
@@ -237,12 +104,18 @@ class ProfilerReport(BuiltinRule):
     def start(self) -> None:
         """Create every rule."""
         given = self.parameters.of_rules
-        self.rules: dict[str, Any] = {
-            rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in all_rules(self.compat)
-        }
+        self.rules: dict[str, Any] = {}
         self.broken: dict[str, str] = {}
         self.first_met: dict[str, int] = {}
         self.windows = 0
+        for rule in all_rules(self.compat):
+            name = rule.name()
+            try:
+                self.rules[name] = rule(compat=self.compat, **given.get(name, {}))
+            except ConfigError:
+                raise
+            except Exception as error:  # of another package
+                self.broken[name] = error_line(error)
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Pass the window to every rule; return True if it meets the condition of one."""
@@ -296,8 +169,11 @@ class ProfilerReport(BuiltinRule):
         """Return the number of rules that fired."""
         results = self.results()
         fired = len(results.fired)
-        triggered = {name: result.triggered for name, result in results.results.items()}
-        return self._result(fired, fired, len(triggered), ReportDetails(triggered, results.broken))
+        details: dict[str, Any] = {name: result.triggered for name, result in results.results.items()}
+        count = len(details)
+        if results.broken:
+            details["broken"] = results.broken
+        return self._result(fired, fired, count, details)
 
 
 def run_rules(  # all but the source are options

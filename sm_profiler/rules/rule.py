@@ -67,7 +67,7 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
         log.warning("%s: not stopping %r: its name does not start with %r", rule_name, job, prefix)
         return
     try:
-        from sm_profiler.storage.s3_client import create_api_client  # loads boto3, and only here
+        from sm_profiler.storage.s3 import create_api_client  # loads boto3, and only here
 
         create_api_client("sagemaker").stop_training_job(TrainingJobName=job)
     except Exception as error:  # a failing action must not end the evaluation
@@ -81,9 +81,9 @@ def _send(protocol: str, endpoint: str, rule_name: str) -> None:
     subject = f"SMDebugRule:{rule_name} fired"
     attribute = PROTOCOLS[protocol]
     try:
-        from sm_profiler.storage.s3_client import create_api_client  # loads boto3, and only here
+        from sm_profiler.storage.s3 import create_api_client  # loads boto3, and only here
 
-        sns = create_api_client("sns", region=os.environ.get("AWS_REGION") or None)
+        sns = create_api_client("sns")
         topic = sns.create_topic(Name=TOPIC)["TopicArn"]
         _subscribe(sns, topic, protocol, endpoint)
         sns.publish(

@@ -201,7 +201,8 @@ def _parameters_in(environ: Mapping[str, str], configured: Mapping[str, str]) ->
     The environment of a shell has many other variables: only names of parameters count, and a variable that resembles one
     is logged.
     """
-    from sm_profiler.rules.profiler_report import INTERVAL, all_rules  # loads numpy; this module does not
+    from sm_profiler.rules.profiler_report import INTERVAL  # loads numpy; this module does not
+    from sm_profiler.rules.registry import all_rules
 
     rules = {rule.name().lower(): rule for rule in all_rules()}
     own = {INTERVAL, *RUNNER_PARAMETERS}

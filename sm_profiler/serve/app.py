@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,7 +94,7 @@ class Window:
         kept = {key: value for key, value in found.items() if key not in _PLACE} if isinstance(found, dict) else {}
         parameters[wire] = json.dumps({"StartStep": self.start, "NumSteps": self.steps, **kept})
         changed = {**request, "ProfilingParameters": parameters}
-        problems = [problem for problem in load_profile(json.dumps(changed)).problems if wire in problem]
+        problems = [problem for problem in load_profile(json.dumps(changed)).warnings if wire in problem]
         if problems:
             raise ConfigError(problems[0])
         return changed
@@ -142,11 +141,9 @@ class JobTarget:
         from botocore.exceptions import BotoCoreError, ClientError  # a third of a second
 
         from sm_profiler.source.job import describe
-        from sm_profiler.storage.s3_client import create_api_client, reason_of
+        from sm_profiler.storage.s3 import create_api_client, reason_of
 
-        client = self.client or create_api_client(
-            "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
-        )
+        client = self.client or create_api_client("sagemaker", region=self.region)
         job = describe(self.name, client=client)
         if job.get("TrainingJobStatus") != "InProgress":
             raise SourceError(f"{self.name} is not running")

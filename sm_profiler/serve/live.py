@@ -26,6 +26,7 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.jobs.finding import local_folder
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module, trim_heap, wait_for, wait_for_starter
+from sm_profiler.render.page import page_parts
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.pages import log_part
 from sm_profiler.serve.reading import (
@@ -38,7 +39,7 @@ from sm_profiler.serve.reading import (
     is_over,
     resume_check_of,
 )
-from sm_profiler.serve.snapshot import Page, Part, Snapshot, as_page, drawn, in_brief, load, packed_or_none, save
+from sm_profiler.serve.snapshot import Page, Part, Snapshot, as_page, in_brief, load, packed_or_none, save
 from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import LocalStorage
 
@@ -177,7 +178,8 @@ class LiveJob:
             if self._by_process:
                 self._failures = 0
                 return
-            self._read()
+            self._show_early = self._clock() + FIRST_S
+            self._dirty = self._reader.read(self._progress) or self._dirty
             caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
             if self._dirty and (caught_up or self._clock() >= self._next_report):
                 self._publish_report()
@@ -207,17 +209,6 @@ class LiveJob:
             return check()
         except (ProfilerError, OSError):
             return False
-
-    def _read(self) -> None:
-        """Read what is new; of a job in Parquet, show all but the heat map before that is read."""
-        self._show_early = self._clock() + FIRST_S
-        if self._reader.read(self._progress):
-            self._dirty = True
-        if self._reader.lacks_heat:
-            if not self._is_saved_copy:
-                self._publish_report(state="reading")
-            self._reader.read_heat()
-            self._dirty = True
 
     def _read_by_process(self) -> None:
         """Have a process read the job unless that was done, and show what it writes; a job that is not over is then read here."""
@@ -285,7 +276,8 @@ class LiveJob:
     def _publish_report(self, state: str = "") -> None:
         with _report_lock:
             begun = self._clock()  # the wait for other jobs is no work
-            report, rendered = drawn(self._reader)
+            report = self._reader.report()
+            rendered = {key: str(html) for key, html in page_parts(report).items()}
         if self._log.streams:
             rendered["log"] = log_part(self._log.streams)
         now = self._clock()

@@ -1,4 +1,7 @@
-"""Reading of a job as its files appear: each new file is read once, and a report of all data so far costs little."""
+"""Reading of a job as its files appear: each new file is read once, and a report of all data so far costs little.
+
+The live page and the live terminal follow a job with it, and so does `report --follow`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import contextlib
 import copy
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow
+from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow, service_limit_us
 from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
 from sm_profiler.jobs.finding import has_end_marker, local_folder
@@ -26,7 +29,6 @@ from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
-from sm_profiler.serve.heat_map import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError, job_name
@@ -53,11 +55,6 @@ class _WithOpenFiles:
     def metadata(self) -> list[dict[str, Any]]:
         """Metadata records of both."""
         return self._source.metadata() + (self._opened.metadata() if self._opened else [])
-
-
-def new_state() -> Slice:
-    """Return the folds of a job without data: the rules, those of the report, and the heat map's."""
-    return Slice([ProfilerReport(), *MetricFolds().all(), HeatFold()])
 
 
 def goes_on(folder: Path) -> bool:
@@ -126,21 +123,24 @@ class JobReader:
 
     Attributes:
         where: as `open_source` takes it.
+        strict: make every lost record an error.
+        job: what the profile does not contain; its name is that of the folder by default.
+        parameters, compat: of the rules, as `run_rules` takes them.
         over: the job has ended and all of its files have been read.
         files: number of files that are read.
         outcome: how the run ended; "" if that is not known.
-        heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
-        lacks_heat: all but the use of cores and GPUs came from a kept state; `read_heat` reads the rest.
     """
 
     where: str
+    strict: bool = False
+    job: JobInfo = attrs.field(factory=JobInfo)
+    parameters: Mapping[str, object] = attrs.field(factory=dict)
+    compat: Literal["service"] | None = None
     over: bool = False
     files: int = 0
     outcome: str = ""
     is_intact: bool = True
-    lacks_heat: bool = False
-    heat: HeatFold = attrs.field(factory=HeatFold)
     _source: ProfileSource | None = None
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
@@ -176,14 +176,16 @@ class JobReader:
         stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
         if stopped and state is not None:
             self.outcome = state.outcome
+        newly_begun = False
         if self._source is None:
             try:
-                self._source = open_source(self.where, progress=False, left_open=False)
+                self._source = open_source(self.where, strict=self.strict, progress=False, left_open=False)
             except NoProfilerDataError as error:
                 if stopped or error.final:
                     raise
                 return self._changed_open_files()
-            self._begin(self._source, kept.load(self._source))
+            self._begin(self._source, None if self.parameters or self.compat else kept.load(self._source))
+            newly_begun = self._is_whole
         elif self._source.refresh() and self._is_whole:
             self._source.rewind()  # there are more rows than the kept state is of
             self._begin(self._source, None)
@@ -195,19 +197,26 @@ class JobReader:
             self.files = len(self._source.files)
         newly_over = finished and not self.over
         self.over = finished
-        return self._changed_open_files() or found or newly_over or self.lacks_heat
+        return self._changed_open_files() or found or newly_over or newly_begun
 
     def _begin(self, source: ProfileSource, whole: Slice | None) -> None:
         """Start with the state that is kept with a profile in Parquet, without any data if that is None."""
-        self._is_whole = self.lacks_heat = whole is not None
-        self._state = new_state() if whole is None else Slice([*whole.folds, HeatFold()], whole.broken)
-        self._cutter = WindowCutter(source.first_timestamp_us, ProfilerReport().parameters.scan_interval_us)
+        self._is_whole = whole is not None
+        empty, self._cutter = self._empty(source)
+        self._state = whole or empty
         if whole is not None:
             self.files = len(source.files)
+
+    def _empty(self, source: ProfileSource) -> tuple[Slice, WindowCutter]:
+        """Return the folds of a job without data (the rules and those of the report), and what cuts its windows."""
+        rules = ProfilerReport(compat=self.compat, **dict(self.parameters))
+        cutter = WindowCutter(source.first_timestamp_us, rules.parameters.scan_interval_us)
+        return Slice([rules, *MetricFolds().all()]), cutter
 
     def _fold(self, source: ProfileSource, progress: Callable[[], object], *, finished: bool) -> bool:
         """Fold the new data, and return whether there was any."""
         found = self.is_intact = False
+        self._cutter.service_limit_us = service_limit_us(source, self._cutter.length_us)
         for count, batch in enumerate(source.batches(unsettled=finished), 1):
             found = True
             self._cutter.add(batch)
@@ -225,13 +234,6 @@ class JobReader:
         self.is_intact = True
         return found
 
-    def read_heat(self) -> None:
-        """Read the use of cores and GPUs of a job whose other data came from a kept state; what cannot be read is left out."""
-        self.lacks_heat = False  # also if it cannot be read, which would be so again: the rest is shown without it
-        if self._source is not None:
-            self._state.folds[-1] = heat_of(self._source)
-            trim_heap()
-
     def _join_steps(self) -> None:
         """Keep the steps in few pieces: with a piece for each process and minute, each report would take longer than the last."""
         self._unjoined += 1
@@ -248,7 +250,7 @@ class JobReader:
             if self._source is None:
                 if opened is None:
                     raise NoProfilerDataError("no whole record yet")
-                state, cutter = new_state(), WindowCutter(opened.first_timestamp_us)
+                state, cutter = self._empty(opened)
             else:
                 state, cutter = copy.deepcopy((self._state, self._cutter))
             for batch in opened.batches(unsettled=True) if opened else ():
@@ -256,8 +258,8 @@ class JobReader:
             for window in cutter.rest():
                 state.update(window)
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
-            report = report_of_folds(source, state, JobInfo(name=self.name, finished=self.over), windows=self.over)
-            self.heat = state.folds[-1]
+            job = attrs.evolve(self.job, name=self.job.name or self.name, finished=self.over)
+            report = report_of_folds(source, state, job, windows=self.over)
             del state, cutter
             trim_heap()  # of the copy
             return report

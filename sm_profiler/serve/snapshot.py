@@ -18,25 +18,11 @@ from sm_profiler.jobs.finding import local_folder
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.processes import trim_heap
-from sm_profiler.render.page import page_parts, section_part
-from sm_profiler.serve.heat_map import heat_section
-from sm_profiler.serve.reading import JobReader
 from sm_profiler.source.cache import OwnFolder
 
 SPARK_POINTS = 60
 MAX_BYTES = 32 << 20  # of a page, uncompressed
 _PAGES = OwnFolder("sm-profiler-pages", ".page", file_bytes=MAX_BYTES, files=200, total_bytes=1 << 30)
-
-
-def drawn(reader: JobReader) -> tuple[Report, dict[str, str]]:
-    """Return the report of what a reader has read so far, and its parts as HTML, with the heat map after the timeline."""
-    report, parts = reader.report(), dict[str, str]()
-    for key, html in page_parts(report).items():
-        parts[key] = str(html)
-        if key == "timeline":
-            section = heat_section(reader.heat, report.metrics.start)
-            parts["heat"] = str(section_part(section)) if section else ""
-    return report, parts
 
 
 def in_brief(report: Report) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import OpenEvent
 from sm_profiler.settings import CACHE
 from sm_profiler.source.item_table import Item
-from sm_profiler.source.streams import Streams
 
 _KINDS = {"<f8": "float64", "<i8": "int64", "<i4": "int32", "|i1": "int8"}
 

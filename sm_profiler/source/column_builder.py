@@ -12,11 +12,11 @@ from sm_profiler.formats.columns import Category, EventColumns, Numbering, Syste
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.packed import Packed, gather
 from sm_profiler.formats.system_reader import SystemRows
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import EventAssembler, LooseEnd, OpenEvent, SystemAssembler, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.parse import Rows
-from sm_profiler.source.streams import Streams
 
 _MOST = 1 << 26  # rows to expect at first: a damaged file may promise any number
 _Codes = NDArray[np.int32]

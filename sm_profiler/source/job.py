@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -216,7 +215,7 @@ def _short(text: str) -> str:
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from sm_profiler.storage.s3_client import create_api_client, error_codes, reason_of, unknown_region
+    from sm_profiler.storage.s3 import create_api_client, error_codes, reason_of, unknown_region
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
@@ -372,7 +371,7 @@ def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[st
     }
     found: list[str] = []
     try:
-        client = client or create_api_client("logs", region=region or os.environ.get("AWS_REGION") or None)
+        client = client or create_api_client("logs", region=region or None)
         for _ in range(LOG_PAGES):
             page = client.filter_log_events(**request)
             # some servers that speak this API ignore the prefix

@@ -23,9 +23,8 @@ from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYST
 from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
 from sm_profiler.storage import FileInfo, LocalStorage
-from sm_profiler.storage.local import open_regular, real_path
+from sm_profiler.storage.base import open_regular, real_path
 
-MAX_PREVIEW_BYTES = 256 << 20
 MAX_COPIED_BYTES = 4 << 30
 CLOSE_SECONDS = 60.0  # after which a trace file is closed by default
 UNTOUCHED_S = 60.0  # on a file system without locks, or without the monitor's lock: writers flush every second
@@ -51,21 +50,6 @@ def closes_in(base: Path) -> float | None:
         if text.isdecimal() and len(text) < _NS_DIGITS:
             begun.append(int(text) / 1e9)
     return max(min(begun) + CLOSE_SECONDS - time.time(), 0.0) if begun else None
-
-
-def copy_with_open_files(folder: Path, to: Path) -> bool:
-    """Copy a small profile, with the files that are still written under readable names; return whether it has data."""
-    base = profile_folder(folder)
-    sizes = {}
-    for kind in ("system", "framework"):
-        with contextlib.suppress(SourceError):  # reported when it is read
-            for file in LocalStorage(base).list(f"{kind}/"):
-                path = base / file.key
-                sizes[path] = file.size if ".json" in path.name and not path.is_symlink() else 0
-    if not any(sizes.values()) or sum(sizes.values()) > MAX_PREVIEW_BYTES:
-        return False
-    copy_readable(base, [path for path, size in sizes.items() if size], to)
-    return True
 
 
 def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool = False) -> None:

@@ -1,21 +1,23 @@
-"""Opening of a profiler output by folder, s3:// URI or name of a training job."""
+"""Opening of a profiler output by folder, s3:// URI or name of a training job, or of some of its files by other processes."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import FRAMEWORK, SYSTEM, parse_path
+from sm_profiler.formats.layout import FRAMEWORK, METADATA_SUFFIX, SYSTEM, parse_path
+from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.source.open_files import with_left_files
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
-from sm_profiler.storage import LocalStorage, Storage, open_storage
+from sm_profiler.storage import FileInfo, LocalStorage, Storage, open_storage
 
 ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
@@ -152,7 +154,7 @@ def open_source(  # independent choices
         raise not_a_folder(storage.uri if where is storage else str(where))
     other = where_instead(os.fspath(where), storage, client) if isinstance(where, (str, os.PathLike)) else ""
     raise NoProfilerDataError(
-        f"{storage.uri} does not contain a profile: {other or 'there are no files under system/ or framework/'}"
+        f"{storage.uri} does not contain a profile: {other or _how_it_ended(storage) or 'there are no files under system/ or framework/'}"
     )
 
 
@@ -233,9 +235,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     )
 
     try:
-        job = describe(
-            name, region=region or os.environ.get("AWS_REGION") or None
-        )  # boto3 reads AWS_DEFAULT_REGION only
+        job = describe(name, region=region or None)
     except SourceError as error:
         if not region and hasattr(error.__cause__, "response"):  # a folder may have been meant
             raise SourceError(f"{name} is not a folder, and {error}") from error.__cause__
@@ -259,6 +259,12 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     raise NoProfilerDataError(
         missing_profile(job, name, places, region=region, problem=problem), final=final
     ) from problem
+
+
+def _how_it_ended(storage: Storage) -> str:
+    """Return how a run ended that recorded nothing; "" if that is not known."""
+    run = read_state(storage.root) if isinstance(storage, LocalStorage) else None
+    return f"the script {run.outcome} before anything was recorded" if run is not None and run.is_over else ""
 
 
 def profile_around(where: str, client: Any = None) -> str:
@@ -313,3 +319,67 @@ def where_instead(where: str, storage: Storage, client: Any = None) -> str:
         return f"there is one below it: name {printable(found[0])}"
     many = f"more than {_SHOWN}" if len(found) > _SHOWN else str(len(found))
     return f"there are {many} below it: name one of {', '.join(map(printable, found[:_SHOWN]))}"
+
+
+Listed = tuple[str, int, float, str]  # key, size, mtime, etag
+
+
+class ListedStorage:
+    """A storage of which only some files are seen."""
+
+    digest = contents = None  # what is kept for all files is not for some
+
+    def __init__(self, base: Storage, infos: Iterable[FileInfo]) -> None:
+        self._base, self._infos = base, sorted(infos, key=lambda info: info.key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
+        """Yield these files."""
+        for info in self._infos:
+            if info.key.startswith(prefix) and info.key > (start_after or ""):
+                yield info
+
+
+def place_of(source: ProfileSource) -> tuple[str, str | None]:
+    """Return the location that other processes open, and the job of a profile in Parquet.
+
+    Raises:
+        SourceError: other processes cannot open it.
+    """
+    storage: Any = source.storage
+    job = getattr(storage, "job", None)
+    return shared_location(storage.base if job is not None else storage), job
+
+
+def shared_location(storage: Storage) -> str:
+    """Return the location of a storage that other processes open.
+
+    Raises:
+        SourceError: other processes cannot open it.
+    """
+    if isinstance(storage, LocalStorage):
+        return os.path.abspath(storage.uri)  # links stay as they are named
+    if not str(storage.uri).startswith("s3://"):
+        raise SourceError(f"{storage.uri} cannot be opened by other processes: use a folder or an s3:// URI")
+    return storage.uri
+
+
+def listed(source: ProfileSource, infos: Iterable[FileInfo]) -> list[Listed]:
+    """Return files as data, with those with the times of detailed traces."""
+    beside = [info for info in source.other_files if info.key.endswith(METADATA_SUFFIX)]
+    return [(info.key, info.size, info.mtime, info.etag) for info in (*infos, *beside)]
+
+
+def open_listed(uri: str, job: str | None, files: Iterable[Listed]) -> ProfileSource:
+    """Open some files of a profile, in the process that reads them.
+
+    Raises:
+        SourceError: the location cannot be reached.
+    """
+    base: Any = open_storage(uri) if job is None else open_parquet(open_storage(uri), job)
+    if job is not None:
+        base.load()
+    infos = [FileInfo(key, size, mtime, etag) for key, size, mtime, etag in files]
+    return ProfileSource(ListedStorage(base, infos), Options(cache=False, processes=1, progress=False))

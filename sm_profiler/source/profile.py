@@ -17,6 +17,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
@@ -24,7 +25,6 @@ from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import Item, OrderedItems
 from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
-from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 PATIENCE_S = 1.0

@@ -7,8 +7,7 @@ from typing import Any
 
 from sm_profiler.errors import SourceError
 from sm_profiler.settings import KMS_KEY, REQUESTER_PAYS
-from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, Storage, read_all
-from sm_profiler.storage.local import LocalStorage
+from sm_profiler.storage.base import AccessDeniedError, FileInfo, LocalStorage, MissingFileError, Storage, read_all
 
 __all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all"]
 

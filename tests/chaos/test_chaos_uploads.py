@@ -10,7 +10,7 @@ from chaos_s3 import FAULTS
 
 from sm_profiler.monitor import uploader as uploader_module
 from sm_profiler.monitor.uploader import Uploader, open_destination
-from sm_profiler.storage import s3_client
+from sm_profiler.storage import s3
 
 PREFIX = "job/profiler-output/"
 URI = "s3://profiles/job/profiler-output"
@@ -20,7 +20,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(s3_client, "READ_SECONDS", 1)
+    monkeypatch.setattr(s3, "READ_SECONDS", 1)
     monkeypatch.setattr(uploader_module, "FIRST_PAUSE_S", 0.05)
 
 

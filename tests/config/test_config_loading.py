@@ -148,7 +148,26 @@ def test_accepts_numbers_as_strings_and_booleans():
 def test_unknown_keys_are_reported_and_ignored():
     profile = one('{"StartStep": 5, "Colour": "red", }')
     assert "detailed" in profile.collectors
-    assert profile.problems == ["DetailedProfilingConfig.Colour: unknown, ignored"]
+    assert profile.problems == []
+    assert profile.warnings == ["unknown keys of the configuration are ignored: DetailedProfilingConfig.Colour"]
+
+
+def test_all_unknown_keys_are_named_in_one_line_with_what_may_be_meant():
+    """Those at the top level and among the parameters were ignored without a word."""
+    parameters = {"LocalPaht": "/x", "PythonProfilingConfig": '{"StartStpe": 5, }', "SMPFile": 1}
+    profile = load_profile(
+        {"S3OutputPat": "s3://b", "StartStep": 3, "LocalPath": "/y", "ProfilingParameters": parameters}
+    )
+    (line,) = profile.warnings
+    assert line == (
+        "unknown keys of the configuration are ignored: PythonProfilingConfig.StartStpe (did you mean StartStep?), "
+        "S3OutputPat (did you mean S3OutputPath?), StartStep, LocalPath (it belongs in ProfilingParameters), "
+        "ProfilingParameters.LocalPaht (did you mean LocalPath?), ProfilingParameters.SMPFile"
+    )
+    assert load_profile(FULL).warnings == []
+    assert load_profile({"TrainingJobName": "j", "RoleArn": "r"}).unknown == {}
+    many = load_profile({"S3OutputPath": "s3://b", **dict.fromkeys(map(str, range(1000)))})
+    assert many.warnings[0].endswith("9 and 990 more")
 
 
 @pytest.mark.parametrize(
@@ -203,8 +222,9 @@ def test_rejects_numbers_beyond_64_bits_and_other_digits(number):
 def test_problems_have_no_control_characters():
     red = "\x1b[31m"
     profile = load_profile({red: 1, "ProfilingParameters": {"DetailedProfilingConfig": {red: red}, "LocalPath": [red]}})
-    assert len(profile.problems) == 2
-    assert all(problem.isprintable() for problem in profile.problems)
+    assert len(profile.problems) == 1
+    assert len(profile.unknown) == 2
+    assert all(problem.isprintable() for problem in profile.warnings)
 
 
 def test_accepts_an_infinite_close_interval():

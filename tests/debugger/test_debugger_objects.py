@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -28,6 +29,7 @@ from sm_profiler.debugger import (
     rule_configs,
 )
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch import to_request
 from sm_profiler.settings import settings_path
 
 # the SDK v2 advertises version 3 when it is imported, and warnings are errors here
@@ -359,3 +361,42 @@ print("fine")
 def test_works_as_a_substitute_in_sys_modules(when):
     shown = subprocess.run([sys.executable, "-c", ALIASED, when], capture_output=True, text=True, check=False)
     assert shown.stdout.strip().endswith("fine"), shown.stderr[-2000:]
+
+
+def of_image(parameters):
+    return ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10, rule_parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rule_to_invoke": "CPUBottleneck", "treshold": 1}, "unknown parameter treshold; did you mean threshold?"),
+        ({"rule_to_invoke": "Dataloader", "x": 1}, "x; it has min_threshold, max_threshold, scan_interval_us"),
+        (
+            {"rule_to_invoke": "ProfilerReport", "CPUBotleneck_threshold": 1},
+            "unknown parameter CPUBotleneck_threshold; did you mean CPUBottleneck_threshold?",
+        ),
+        ({"rule_to_invoke": "ProfilerReport", "cpubottleneck_patients": 1}, "did you mean CPUBottleneck_patience?"),
+    ],
+)
+def test_a_misspelt_parameter_of_a_built_in_rule_is_refused_before_a_job_is_paid_for(parameters, message):
+    """The rule job failed minutes later, next to a training that went on."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        of_image(parameters)
+    by_hand = ProfilerRule("mine", "image:1", None, None, None, None, parameters)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        to_request(None, [by_hand], region="eu-west-1")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rule_to_invoke": "CPUBottleneck", "CPUBottleneck_threshold": 1, "rule_timeout_secs": 5, "HTTP_PROXY": "x"},
+        {"rule_to_invoke": "ProfilerReport", "cpubottleneck_threshold": 1, "opt_out_telemetry": True},
+        {"rule_to_invoke": "ProfilerReport", "MemoryMargin_limit": 1},  # of another package
+        {"rule_to_invoke": "MemoryMargin", "limit": 1},
+        {"rule_to_invoke": "StepOutlier", "source_s3_uri": "s3://b/r.py", "anything": 1},
+    ],
+)
+def test_parameters_that_an_image_may_have_are_accepted(parameters):
+    assert of_image(parameters).rule_parameters == parameters

@@ -13,7 +13,7 @@ import pytest
 from sm_profiler.diagnosis import read_table
 from sm_profiler.diagnosis.table import reading as tables
 from sm_profiler.errors import SourceError
-from sm_profiler.report.tables import report_table
+from sm_profiler.report.recordings import report_table
 
 PEAK = Path(__file__).parents[1] / "fuzz"
 READ = """

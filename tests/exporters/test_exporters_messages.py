@@ -19,7 +19,7 @@ from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.exporters import aws as on_aws
 from sm_profiler.exporters import webhook
-from sm_profiler.exporters.destination import KINDS, Ledger, message_of, open_destination
+from sm_profiler.exporters.destination import KINDS, SentList, message_of, open_destination
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
 from tests.support.jobs import make_job
@@ -259,10 +259,10 @@ def test_the_example_dashboard_is_valid_and_names_our_metrics(aws):
 
 
 def test_a_finding_is_sent_once(report, tmp_path):
-    ledger = Ledger(LocalStorage(tmp_path))
-    assert not ledger.has(report, "webhook:https://secret")
-    ledger.record(report, "webhook:https://secret")
-    again = Ledger(LocalStorage(tmp_path))
+    sent = SentList(LocalStorage(tmp_path))
+    assert not sent.has(report, "webhook:https://secret")
+    sent.record(report, "webhook:https://secret")
+    again = SentList(LocalStorage(tmp_path))
     assert again.has(report, "webhook:https://secret")
     assert not again.has(report, "eventbridge")
     assert not again.has(report_from(training(400), name="my-job"), "webhook:https://secret")
@@ -270,11 +270,11 @@ def test_a_finding_is_sent_once(report, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sent": 3}', "[" * 100_000])
-def test_a_damaged_ledger_sends_nothing_in_silence(report, tmp_path, text):
+def test_a_damaged_list_sends_nothing_in_silence(report, tmp_path, text):
     (tmp_path / "sent.json").write_text(text)
-    ledger = Ledger(LocalStorage(tmp_path))
+    sent = SentList(LocalStorage(tmp_path))
     try:
-        assert not ledger.has(report, "eventbridge")
+        assert not sent.has(report, "eventbridge")
     except SourceError as error:
         assert "sent.json is damaged" in str(error)  # either is fine, a crash is not
 

@@ -18,7 +18,7 @@ from sm_profiler.fleet.wording import summary
 from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, Account
 from sm_profiler.storage import LocalStorage, open_storage
-from sm_profiler.storage.s3_client import unknown_region
+from sm_profiler.storage.s3 import unknown_region
 from tests.support.fleets import START_S, finding, report_json
 
 REGION = "us-east-1"

@@ -18,7 +18,7 @@ from sm_profiler.fleet.page import render_html
 from sm_profiler.fleet.wording import summary
 from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
-from sm_profiler.formats.trace_fold import validated
+from sm_profiler.formats.trace_records import validated
 from sm_profiler.hook import clock
 from sm_profiler.identity import MAX_LABELS, identity, machine_of
 from sm_profiler.metrics.system_fold import MAX_OWNERS, SystemFold

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sm_profiler.formats import trace_fold, trace_reader
+from sm_profiler.formats import trace_reader, trace_records
 from sm_profiler.formats.outcome import Tally, clean, most_events, most_texts, objects
 from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
@@ -81,7 +81,7 @@ def test_counts_records_beyond_the_limit(monkeypatch):
 
 
 def test_counts_metadata_and_open_events_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr(trace_fold, "MAX_UNJOINED", 100)
+    monkeypatch.setattr(trace_records, "MAX_UNJOINED", 100)
     event = b'{"ph":"X","name":"a","pid":1,"ts":1,"dur":1}'
     own = b'{"ph":"M","name":"sm_profiler/process","args":{"rank":1}}'
     rows, outcome = read_trace(b"[" + b",".join([own] * 1500 + [event]) + b"]", "n", "k")

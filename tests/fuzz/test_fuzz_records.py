@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.trace_fold import COLLECTORS, validated
-from sm_profiler.formats.trace_fold import NUMBERS as NUMBERS_OF_PROCESS
-from sm_profiler.formats.trace_fold import TEXTS as TEXTS_OF_PROCESS
+from sm_profiler.formats.trace_records import COLLECTORS, validated
+from sm_profiler.formats.trace_records import NUMBERS as NUMBERS_OF_PROCESS
+from sm_profiler.formats.trace_records import TEXTS as TEXTS_OF_PROCESS
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
 from sm_profiler.report.write import to_json

@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.report import Class
-from sm_profiler.report.traces import report_traces
+from sm_profiler.report.recordings import report_traces
 
 TRACES = Path(__file__).parents[1] / "data" / "gpu_traces_h100"
 

@@ -12,7 +12,7 @@ from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.gpu_traces.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
-from sm_profiler.report.traces import report_traces
+from sm_profiler.report.recordings import report_traces
 from tests.support.gpu_events import CASES, STEP_US, busy, call, communicating, copying, event, kernel, training, write
 
 V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}

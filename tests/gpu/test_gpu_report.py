@@ -11,7 +11,7 @@ from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
 from sm_profiler.gpu_traces.measure import measure
 from sm_profiler.report import Class, terminal_summary, write_report
-from sm_profiler.report.traces import report_traces
+from sm_profiler.report.recordings import report_traces
 from tests.support.gpu_events import (
     CASES,
     STEP_US,
@@ -137,7 +137,7 @@ def test_verdicts_on_real_traces(name, expected):
 def test_a_report_needs_no_pandas(tmp_path):
     code = (
         "import sys\nsys.modules['pandas'] = sys.modules['pyarrow'] = None\n"
-        "from sm_profiler.report.traces import report_traces\nfrom sm_profiler.report.write import write_report\n"
+        "from sm_profiler.report.recordings import report_traces\nfrom sm_profiler.report.write import write_report\n"
         "write_report(report_traces(sys.argv[1]), sys.argv[2])"
     )
     subprocess.run([sys.executable, "-c", code, str(REAL / "sampled2"), str(tmp_path)], check=True)

@@ -9,7 +9,7 @@ import pytest
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
 from sm_profiler.report import Class
-from sm_profiler.report.traces import holds_only_traces, report_traces
+from sm_profiler.report.recordings import holds_only_traces, report_traces
 from tests.support.gpu_events import call, event, kernel
 
 REAL = Path(__file__).parents[1] / "data" / "gpu_traces"

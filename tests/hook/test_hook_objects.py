@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,13 @@ class Sample:
 
     def __init__(self):
         self.values = [1]
+
+
+class Transition:
+    """An object with an array."""
+
+    def __init__(self, state):
+        self.state = state
 
 
 def test_names_what_grows(monkeypatch):
@@ -43,10 +51,29 @@ def test_names_what_grows(monkeypatch):
     history.clear()
     assert phase == OBJECTS
     assert end > start
-    assert args["container"] == f"list history in {__name__}: 100 → 560 elements of Tensor"
+    text = f"list history in {__name__}: 100 → 560 elements of Tensor; the new ones hold about "
+    assert args["container"].startswith(text)
+    assert 40_000_000 <= args["new_elements_bytes"] <= 100_000_000  # 60 tensors of 1 MB, and 400 small objects
+    assert args["container_bytes"] >= 560 * 8
     assert 400 <= args["types"][f"{__name__}.Sample"] <= 410
     assert 60_000_000 <= args["tensor_bytes"] <= 61_000_000
     assert args["tensors_in_graphs"] == 60
+
+
+@pytest.mark.parametrize(
+    ("elements", "least", "most"),
+    [
+        ([bytes(1000) for _ in range(500)], 500_000, 550_000),
+        ([{"state": np.zeros(1000)} for _ in range(500)], 4_000_000, 4_500_000),
+        ([Transition(np.zeros(1000)) for _ in range(500)], 4_000_000, 4_500_000),
+        ([bytes(1_000_000)] * 500, 1_000_000, 1_001_000),  # a single object
+        (list(range(10_000, 10_500)), 10_000, 20_000),
+    ],
+)
+def test_estimates_what_new_elements_hold(elements, least, most):
+    """A container that grew was named without its bytes."""
+    assert least <= memory.held_by_newest([None] * 100 + elements, 500) <= most
+    assert least <= memory.held_by_newest(dict(enumerate(elements)), 500) <= most
 
 
 def test_counts_rarely_and_not_in_huge_processes(monkeypatch):

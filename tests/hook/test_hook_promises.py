@@ -108,15 +108,19 @@ assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
     assert (done.returncode, printed) == (0, [])
 
 
+MISTYPED = '{"DisableProfiler": true, "DisableProfile": true}'
+
+
 @pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("variables", "lines"),
     [
-        ({"SM_PROFILER_AUTO": "1"}, 1), ({"SM_PROFILER_AUTO": "1", "RANK": "0"}, 1), ({"SM_PROFILER_AUTO": "1", "RANK": "3"}, 0),
-        ({}, 0), ({"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "{}"}, 0),
+        ({"SM_PROFILER_AUTO": "1"}, 1), ({"SM_PROFILER_CONFIG": MISTYPED}, 1), ({"SM_PROFILER_AUTO": "1", "RANK": "0"}, 1),
+        ({"SM_PROFILER_AUTO": "1", "RANK": "3"}, 0), ({}, 0), ({"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": "{}"}, 0),
+        ({"SM_PROFILER_CONFIG": MISTYPED, "RANK": "3"}, 0),
     ],
 )  # fmt: skip
-def test_a_job_without_a_configuration_reports_it_once(tmp_path, variables, lines):
+def test_a_job_reports_a_wrong_or_missing_configuration_once(tmp_path, variables, lines):
     """Not in its workers, and not in the processes that it starts."""
     again = "from sm_profiler.hook.auto import arm; arm(); import torch"
     script = tmp_path / "train.py"
@@ -131,7 +135,8 @@ def test_a_job_without_a_configuration_reports_it_once(tmp_path, variables, line
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment(**more)
     )
-    assert done.stderr.count("no configuration was found") == lines, done.stderr
+    wrong = ("no configuration was found", "DisableProfile (did you mean DisableProfiler?)")
+    assert sum(map(done.stderr.count, wrong)) == lines, done.stderr
 
 
 def test_arming_loads_nothing():

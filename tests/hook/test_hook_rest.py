@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from sm_profiler.config import load_profile
-from sm_profiler.formats.event_names import BACKWARD, DATALOADER_ITER, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import (
+    BACKWARD,
+    DATALOADER_ITER,
+    DATALOADER_WAIT,
+    EVAL_MODE,
+    FORWARD,
+    OPTIMIZER,
+    SYNCHRONIZATION,
+)
 from sm_profiler.hook import entry, steps
 from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.hang import HangWatch
@@ -205,6 +213,39 @@ def test_an_evaluation_without_a_loader_ends_the_rest(loop):
     loop.run(64, 3)
     assert loop.numbers(EVAL) == [0, 1, 2, 3]
     assert loop.numbers(TRAIN)[-3:] == list(range(REGULAR + 4, REGULAR + 7))
+
+
+def test_only_a_switch_to_eval_mode_in_the_loop_is_recorded(loop):
+    teacher = torch.nn.Linear(2, 2).eval()
+    loop.records.clear()
+    for _ in range(3):
+        teacher.eval()
+        loop.step()
+    assert loop.found(EVAL_MODE) == []
+    loop.model.eval()
+    loop.model.eval()
+    assert [record[1] for record in loop.found(EVAL_MODE)] == ["Linear"]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_forward_ahead_of_a_step_is_recorded_with_it(loop, before):
+    for _ in range(before):
+        loop.step()
+    loop.tracker.every = 4
+    for _ in range(12):
+        with torch.no_grad():
+            loop.model(torch.ones(1, 2))
+        loop.step()
+    kept, phases = {EVAL: [], TRAIN: []}, 0
+    loop.tracker.end_step()
+    for record in loop.records:  # a step's record comes after those of its phases
+        if record[0] in kept:
+            kept[record[0]].append(phases > 0)
+            phases = -1
+        phases += 1
+    ahead, learned = kept[EVAL], kept[TRAIN][-12:]
+    assert 3 <= sum(learned) <= 7
+    assert ahead == learned
 
 
 def test_what_the_script_asks_for_ends_the_rest(loop):
@@ -513,3 +554,20 @@ def test_a_marked_rest_ends_before_the_next_step_that_is_observed_and_after_a_se
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)
     assert not rest.begins(11 + REST_NS)
+
+
+def test_the_times_of_data_parallel_are_read_now_and_then(loop, tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", world_size=1, rank=0)
+    try:
+        loop.model = torch.nn.parallel.DistributedDataParallel(loop.model)
+        loop.session.find("pytorch").forwards.discover()
+        for _ in range(80):
+            loop.step()
+        found = [record[5] for record in loop.found(SYNCHRONIZATION)]
+        assert 2 <= len(found) <= 4
+        assert found[0]["passes"] == 10
+        assert found[0]["communication_us"] > 0
+        assert found[0]["ranks"] == 1
+    finally:
+        distributed.destroy_process_group()

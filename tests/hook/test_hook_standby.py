@@ -71,6 +71,33 @@ def test_framework_metrics_are_switched_on_in_a_running_job(quick, off, tmp_path
     until(lambda: "sm-profiler standby" not in threads.running().values())
 
 
+@pytest.mark.parametrize("parameters", [True, False])
+def test_a_job_that_begins_disabled_gets_a_monitor_when_it_is_switched_on(parameters, tmp_path):
+    """Its system metrics were missing to the end."""
+    path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
+    path.write_text(json.dumps({"DisableProfiler": True}))
+    given = {"LocalPath": str(folder)} if parameters else {}
+    script = f"""
+import json, os, sys, time
+from pathlib import Path
+from sm_profiler.hook import entry, settings
+settings.SECONDS = 0.05
+assert entry.install() is None and not settings._joined
+time.sleep(0.1)
+Path({str(path)!r}).write_text({json.dumps({"ProfilingIntervalInMilliseconds": 100, "ProfilingParameters": given})!r})
+end = time.monotonic() + {PATIENCE}
+while not list(Path({str(tmp_path)!r}).rglob("*.algo-1.json.tmp")):
+    assert time.monotonic() < end
+    time.sleep(0.05)
+"""
+    more = {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": str(path), "SM_PROFILER_ROOT": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(**more), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("system/incremental/*/*.algo-1.json"))
+
+
 def test_a_configuration_that_stays_off_or_is_broken_starts_nothing(tmp_path):
     path = tmp_path / "profilerconfig.json"
     write(path, OFF[0])

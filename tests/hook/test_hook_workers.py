@@ -12,7 +12,7 @@ import torch
 
 from sm_profiler.formats.recorded import LoaderWorkers
 from sm_profiler.hook.pytorch.loader import DataLoaderCollector
-from sm_profiler.hook.pytorch.workers import FetchTimes, Incoming, Outgoing, Span, watched
+from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes, Incoming, Outgoing, watched
 from tests.support.hook import environment
 from tests.support.profiles import events
 
@@ -136,11 +136,11 @@ def test_the_regex_selects_events(tmp_path):
 def test_a_slot_holds_the_latest_batch_only():
     times = FetchTimes(4)
     assert times.fetch_of(0) is None
-    times.fetched(1, Span(0, 11, 100, 200))
+    times.fetched(1, Fetch(0, 11, 100, 200))
     times.pinned(1, 300, 400)
-    times.fetched(5, Span(1, 12, 500, 600))
+    times.fetched(5, Fetch(1, 12, 500, 600))
     assert times.fetch_of(1) is None
-    assert times.fetch_of(5) == Span(1, 12, 500, 600)
+    assert times.fetch_of(5) == Fetch(1, 12, 500, 600)
     assert (times.pin_of(1), times.pin_of(5)) == ((300, 400), None)
 
 

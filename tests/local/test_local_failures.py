@@ -17,17 +17,26 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_failure_reason_has_exit_code_and_last_lines(bench):
-    job = bench.run("import sys\nprint('the disk is on fire')\nsys.exit(7)\n")
+def test_failure_reason_is_that_of_the_training_toolkit(bench):
+    """It quoted the last lines that the script had printed."""
+    job = bench.run("import sys\nprint('epoch 3: loss 0.1')\nsys.exit(7)\n")
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Failed", "Failed")
-    assert "AlgorithmError: exit code 7" in job["FailureReason"]
-    assert "the disk is on fire" in job["FailureReason"]
+    start, _, command = job["FailureReason"].partition('Command "')
+    assert start == 'AlgorithmError: ExecuteUserScriptError:\nExitCode 7\nErrorMessage ""\n'
+    assert command.endswith('train.py", exit code: 1')
 
 
-def test_failure_reason_leaves_out_lines_of_torch_profiler(bench):
-    noise = "USDT:2026-11-22 02:52:58 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start"
-    job = bench.run(f"import sys\nprint('the reason')\nfor _ in range(9):\n    print({noise!r})\nsys.exit(7)\n")
-    assert job["FailureReason"].endswith("\nthe reason")
+def test_failure_reason_quotes_the_output_from_the_first_error_on(bench):
+    job = bench.run("print('epoch 3: loss 0.1')\nraise ValueError('no such column')\n")
+    quoted = "\"raise ValueError('no such column')\n ValueError: no such column\""
+    assert f"\nExitCode 1\nErrorMessage {quoted}\nCommand " in job["FailureReason"]
+
+
+def test_failure_reason_of_a_container_without_a_failure_file_is_its_exit_code(bench):
+    request = bench.request("")
+    algorithm = {**request["AlgorithmSpecification"], "ContainerEntrypoint": ["/bin/sh", "-c", "echo on fire; exit 7"]}
+    bench.sagemaker.create_training_job(**{**request, "AlgorithmSpecification": algorithm})
+    assert bench.wait(request["TrainingJobName"])["FailureReason"] == "AlgorithmError: , exit code: 7"
 
 
 def test_failure_reason_is_the_failure_file(bench):
@@ -38,17 +47,17 @@ Path(os.environ["SM_OUTPUT_DIR"], "failure").write_text("no such column: price")
 raise SystemExit(1)
 """
     job = bench.run(script)
-    assert job["FailureReason"].startswith("AlgorithmError: no such column: price")
+    assert job["FailureReason"] == "AlgorithmError: no such column: price, exit code: 1"
 
 
 def test_failure_reason_is_truncated_to_the_api_limit(bench):
-    job = bench.run("raise SystemExit('x' * 5000)")
+    job = bench.run("raise ValueError('x' * 5000)")
     assert len(job["FailureReason"]) == 1024
 
 
 def test_failure_reason_names_the_signal(bench):
     job = bench.run("import os\nos.kill(os.getpid(), 9)\n")
-    assert "SIGKILL" in job["FailureReason"]
+    assert "ExitCode -9" in job["FailureReason"]
 
 
 def test_missing_source_code_fails_the_job(bench):
@@ -158,7 +167,7 @@ def test_failing_host_ends_the_others(bench):
     script = "import os, sys, time\nos.environ['SM_CURRENT_HOST'] == 'algo-2' and sys.exit(5)\ntime.sleep(100)\n"
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
     job = bench.run(script, ResourceConfig=resources)
-    assert "exit code 5 on algo-2" in job["FailureReason"]
+    assert "\nExitCode 5\n" in job["FailureReason"]
 
 
 def test_runtime_limit_stops_the_job(bench):

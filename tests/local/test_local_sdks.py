@@ -43,7 +43,7 @@ def test_sdk_v3_trains_waits_and_reads_back(bench, repository, tmp_path):
     arguments = ["--learning-rate", "0.1", "--epochs", "3"]
     assert json.loads(bench.archive(found["model"])["model.json"]) == ["hello", arguments]
     assert (found["profiling"], found["interval"]) == ("Enabled", 500)
-    assert "exit code 4" in found["message"]
+    assert "exit code: 4" in found["message"]
     name = found["model"].split("/")[-3]
     assert "trained by v3" in bench.lines(name)
 

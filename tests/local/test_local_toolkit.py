@@ -199,7 +199,7 @@ def test_toolkit_reports_failures_and_is_stopped(started):
     assert "ExecuteUserScriptError" in job["FailureReason"]
     assert "ValueError" in job["FailureReason"]
     assert "of the script" in job["FailureReason"]
-    assert "exit code 1" in job["FailureReason"]
+    assert job["FailureReason"].endswith("exit code: 1")
     name = started.start(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('stopping', flush=True), sys.exit(0)))\n"
         "print('waits', flush=True)\ntime.sleep(600)\n"

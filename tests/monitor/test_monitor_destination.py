@@ -11,7 +11,7 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.storage import MissingFileError
 from sm_profiler.storage import s3 as s3_storage
-from sm_profiler.storage.s3_client import create_client
+from sm_profiler.storage.s3 import create_client
 
 URI = "s3://profiles/out/job-1/profiler-output"
 MINUTE = "system/incremental/2026112111/1795261080.algo-1.json"
@@ -137,7 +137,7 @@ def test_rejects_destinations_outside_s3(uri):
 
 def test_missing_boto3_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
-    for name in ("sm_profiler.storage.s3", "sm_profiler.storage.s3_client"):
+    for name in ("sm_profiler.storage.s3", "sm_profiler.storage.s3"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ProfilerError, match=r"sm-profiler\[aws\]") as caught:
         open_destination(URI)

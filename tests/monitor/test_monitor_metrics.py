@@ -183,6 +183,28 @@ def test_files_of_a_real_writer_are_counted_while_they_are_open(tmp_path):
     assert counter.count()["3"].steps["train"] == 51
 
 
+def test_a_rank_whose_hook_is_off_has_no_series(tmp_path):
+    """An alert reported that the training had stopped."""
+    states, counter = [{}, {}], StepCounter(tmp_path, "algo-1")
+    writers = [
+        TraceWriter(tmp_path, f"{rank}-algo-1", metadata=lambda rank=rank: {"rank": rank, "collectors": states[rank]})
+        for rank in range(2)
+    ]
+    step = [TraceEvent(STEP_TRAIN, STEP_TRAIN, 1_790_000_000_000_000, 75_000)]
+    for writer in writers:
+        writer.write(step)
+    assert counter.count().keys() == {"0", "1"}
+    states[0] = {"hook": "failed: ValueError: x"}
+    writers[0].finish()
+    assert counter.count().keys() == {"1"}
+    states[1] = {"hook": "failed: ValueError: x"}
+    writers[1].finish()
+    assert counter.count() == {}
+    states[0] = {"python": "failed: ValueError: x"}  # the rank has started again
+    writers[0].write(step)
+    assert counter.count().keys() == {"0"}
+
+
 def test_a_job_that_has_not_reached_its_first_step_has_a_series(tmp_path):
     board = Board("algo-1", Clock(), StepCounter(tmp_path, "algo-1"))
     found = families(render(board.values()))

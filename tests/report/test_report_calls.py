@@ -301,6 +301,18 @@ def test_names_a_slow_callback_with_its_line_and_gain():
     assert Class.SYNC_BOUND not in {finding.kind for finding in verdict.also}
 
 
+def test_the_duration_of_a_callback_is_that_of_the_calls_that_do_something():
+    """It was the mean of all calls, most of which return at once."""
+    rows = training(400, outside=0.0002, every=40, stall=0.1)
+    name, args = "Spectrum.on_train_batch_end", {**LINE, "calls": 1}
+    ends = [(row[2] + row[3], row[5]) for row in rows if row[0].startswith("Step:")]
+    rows += [(event_names.CALLBACK, name, at + 1e-5, 0.1, "algo-1-0", step, args) for at, step in ends[::40]]
+    rows.append((event_names.CALLBACK, name, ends[-1][0], 4e-4, "algo-1-0", 399, {**LINE, "calls": 390}))
+    main = verdict_of(rows).main
+    assert main.kind is Class.SLOW_CALLBACK
+    assert "10 of 400 calls of on_train_batch_end, 100 ms each" in main.headline
+
+
 def test_a_callback_that_saves_is_checkpointing():
     verdict = verdict_of(with_callbacks(400, 0.004, saved=0.9))
     assert verdict.kind is Class.CHECKPOINTING

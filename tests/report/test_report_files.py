@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from sm_profiler.cli import main
 from sm_profiler.diagnosis.model import Location
-from sm_profiler.formats.trace_fold import COLLECTORS, NUMBERS, TEXTS
+from sm_profiler.formats.trace_records import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_export import export_timeline
-from sm_profiler.rules import RULES, Following
+from sm_profiler.rules import RULES
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, training
@@ -162,39 +162,6 @@ def test_reports_unreadable_records(tmp_path):
     assert report.quality.lost >= 1
     assert report.quality.rows[0].path.endswith(file.name)
     assert "1 record lost" in report.quality.sentence
-
-
-def test_following_updates_the_report_until_the_job_ends(tmp_path):
-    make_job(tmp_path / "whole", "--minutes", "4", "--scenario", "cpu-only", "--no-end-marker")
-    files = sorted(path for path in (tmp_path / "whole").rglob("*.json"))
-    late = [path for path in files if int(path.name.split("_")[0].split(".")[0][:10]) >= 1_700_000_000 + 120]
-    assert late
-    assert len(late) < len(files)
-    for path in files:
-        if path not in late:
-            to = tmp_path / "job" / path.relative_to(tmp_path / "whole")
-            to.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(to)
-    seen = []
-
-    def arrive(_seconds):
-        if late:
-            for path in late:
-                to = tmp_path / "job" / path.relative_to(tmp_path / "whole")
-                to.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(to)
-            late.clear()
-        else:
-            for part in ("system", "framework"):
-                (tmp_path / "job" / part / "training_job_end.ts").touch()
-
-    source = open_source(tmp_path / "job", cache=False)
-    report = build_report(source, follow=Following(sleep=arrive), on_report=seen.append)
-    assert len(seen) == 2
-    assert seen[0].metrics.running
-    assert seen[0].metrics.end < seen[1].metrics.end
-    assert not report.metrics.running
-    assert report.metrics.duration == pytest.approx(240, abs=3)
 
 
 @pytest.mark.parametrize("odd", ['"x"', "[[1]]", '{"a": {"b": []}}', "true", "1" + "0" * 400, "-5", "0.5", "null"])

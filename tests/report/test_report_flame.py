@@ -11,9 +11,9 @@ import pytest
 
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.render.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
-from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.report.write import render_notebook
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, sampled, training
 from tests.support.stored import assert_as_stored, words_of

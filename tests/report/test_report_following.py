@@ -11,13 +11,15 @@ import time
 import pytest
 
 from sm_profiler.cli import main
-from sm_profiler.cli.report import Follower
+from sm_profiler.cli.command import newest_run
+from sm_profiler.cli.report import follow
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import STATE_FILE, read_state, remove_state, write_state
 from sm_profiler.report import build_report
+from sm_profiler.serve.reading import JobReader
 from sm_profiler.source import open_source
-from sm_profiler.source.open_files import copy_with_open_files
+from sm_profiler.source.open_files import open_files
 from tests.support.jobs import make_job
 
 
@@ -32,23 +34,31 @@ def job(tmp_path):
     return without_end(make_job(tmp_path / "job", "--minutes", "2", "--no-end-marker"))
 
 
+def followed(folder, sleep=pytest.fail, out=None, **clock):
+    return follow(JobReader(str(folder)), out, sleep=sleep, **clock)
+
+
 def test_waits_until_an_empty_folder_contains_data(job, tmp_path, capsys):
     folder = tmp_path / "early"
     folder.mkdir()
-    follower = Follower(str(folder), sleep=lambda _: shutil.copytree(job, folder, dirs_exist_ok=True))
-    assert follower.open().files
+
+    def arrive(_seconds):
+        shutil.copytree(job, folder, dirs_exist_ok=True)
+        write_state(folder, 0)
+
+    assert followed(folder, arrive).metrics.ranks
     assert "waiting for the first complete data" in capsys.readouterr().err
 
 
 def test_does_not_wait_for_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(SourceError, match="is not a folder"):
-        Follower(str(tmp_path / "typo" / "x"), sleep=pytest.fail).open()
+        followed(tmp_path / "typo" / "x")
 
 
 def test_does_not_wait_for_a_run_that_ended_without_data(tmp_path):
     write_state(tmp_path, 3)
     with pytest.raises(SourceError, match="ended with exit code 3"):
-        Follower(str(tmp_path), sleep=pytest.fail).open()
+        followed(tmp_path)
 
 
 @pytest.mark.first(1)
@@ -68,7 +78,8 @@ def test_ends_with_the_run_without_an_end_marker(job, tmp_path, capsys, how):
     assert (tmp_path / "out" / "report.json").exists()
 
 
-def test_a_preliminary_report_uses_open_files(job, tmp_path):
+def opened(job):
+    """Rename the files of a job as if they were still written."""
     for path in list(job.rglob("*.json")):
         if path.parent.parent.name == "incremental":
             path.rename(path.parent.parent / f"{path.name}.tmp")
@@ -77,40 +88,50 @@ def test_a_preliminary_report_uses_open_files(job, tmp_path):
             path.rename(
                 path.parent.parent / f"{source}_{os.getpid()}_{path.stat().st_ino}_{path.stat().st_mtime_ns}.json.tmp"
             )
-    found = []
-    follower = Follower(str(job), preview=lambda source: found.append(build_report(source)))
-    follower.waiting()
-    (report,) = found
-    assert report.metrics.ranks
-    assert report.metrics.system.rows
-    follower.waiting()
-    assert len(found) == 1  # not again within seconds
+    return job
 
 
-def test_copies_no_links_and_nothing_large(job, tmp_path, monkeypatch):
-    (job / "system" / "secret.json").symlink_to("/etc/hostname")
-    assert copy_with_open_files(job, tmp_path / "copy")
-    assert not (tmp_path / "copy" / "system" / "secret.json").exists()
-    monkeypatch.setattr("sm_profiler.source.open_files.MAX_PREVIEW_BYTES", 10)
-    assert not copy_with_open_files(job, tmp_path / "second")
+def test_a_preliminary_report_uses_open_files(job, tmp_path, capsys):
+    write_state(opened(job))
+    pauses, seen = [], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            seen.append(json.loads((tmp_path / "out" / "report.json").read_text()))
+            for path in (path for path in job.rglob("*.tmp") if path.stat().st_size):
+                path.write_bytes(path.read_bytes())  # changed, but too soon for another report
+        else:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        followed(job, sleep, str(tmp_path / "out"), clock=lambda: float(len(pauses)))
+    assert seen[0]["verdict"]["class"] == "COMPUTE_BOUND"
+    assert capsys.readouterr().err.count("preliminary report") == 1
 
 
-def test_follows_the_run_that_is_not_over(job, tmp_path, capsys):
+def test_no_link_is_followed(job, tmp_path):
+    (tmp_path / "secret").write_text("[]")
+    write_state(opened(job))
+    (job / "system" / "secret.json.tmp").symlink_to(tmp_path / "secret")
+    assert all(path.name != "secret.json.tmp" for path in open_files(job))
+
+
+def test_follows_the_run_that_is_not_over(job, tmp_path):
     runs = tmp_path / "runs"
     shutil.copytree(job, runs / "old")
     write_state(runs / "new")
-    follower = []
-
-    def sleep(_seconds):
-        follower.append(1)
-        shutil.copytree(job, runs / "new", dirs_exist_ok=True)
-
-    from sm_profiler.cli.command import newest_run
-
     assert newest_run(str(runs)) == str(runs / "old")
     assert newest_run(str(runs), running=True) == str(runs / "new")
-    assert Follower(str(runs / "new"), sleep=sleep).open().files
-    assert follower
+
+
+@pytest.mark.parametrize("compat", [None, "service"])
+def test_ends_with_the_report_of_the_whole_job(job, compat):
+    whole = build_report(open_source(job, cache=False), compat=compat)
+    write_state(job, 0)
+    found = follow(JobReader(str(job), compat=compat), None, sleep=pytest.fail)
+    assert found.rules == whole.rules
+    assert found.verdict == whole.verdict
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "1", "started": 1, "exit_code": null}', "[" * 100_000])

@@ -16,14 +16,14 @@ from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Verdi
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.causes import CAUSES
 from sm_profiler.diagnosis.profile.inputs import Workers, left_after
-from sm_profiler.diagnosis.profile.ledger import EVALUATION, loop_table, row_keys
+from sm_profiler.diagnosis.profile.ledger import EVALUATION
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Saving
+from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.step_fold import LoaderSettings
-from sm_profiler.render.gain_text import gain_sentence
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.words import gain_sentence
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import plain
 from tests.support.reports import gpu_samples, in_step, jitter, metrics_of, ranked, report_from, training
@@ -375,11 +375,11 @@ def test_damaged_times_give_finite_gains():
 def test_table_divides_each_row_completely():
     rows = training(60) + training(20, mode="EVAL", at=2.0) + training(60, at=3.0, number=60)
     metrics = metrics_of(rows)
-    table = loop_table(metrics.ranks)
+    table = loop_of_parts(metrics.ranks)
     ends = metrics.ranks[0].steps.end[metrics.ranks[0].train] / 1e6
     assert table.total == pytest.approx(ends[-1] - ends[int(thresholds.WARM_UP_STEPS) - 1], rel=1e-6)
-    assert table.seconds.shape == (len(row_keys()), table.steps + 1)
-    assert table.of(EVALUATION).sum() == pytest.approx(20 * STEP, abs=0.02)
+    assert len(table.length) == table.steps + 1
+    assert table.of_activity(EVALUATION).sum() == pytest.approx(20 * STEP, abs=0.02)
 
 
 def test_steps_that_the_profiler_slowed_are_no_gain():
@@ -398,7 +398,7 @@ def test_steps_that_the_profiler_slowed_are_no_gain():
         {"kind": "window", "slower": 50.0},
     )
     report = report_from([*rows, window])
-    table = loop_table(report.metrics.ranks)
+    table = loop_of_parts(report.metrics.ranks)
     assert report.metrics.ranks[0].left_out == 20
     assert table.length.max() < 0.05
     assert table.steps == pytest.approx(196, abs=2)

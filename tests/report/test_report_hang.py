@@ -108,6 +108,16 @@ def test_a_rank_that_ended_is_named():
     assert main.where[0].line == 40
 
 
+def test_a_rank_that_stopped_and_ended_is_not_elsewhere():
+    """It was shown at the line at which it had waited before it ended, while the others waited on."""
+    ended = stop(None, node="algo-1-1", state="ended", seconds=15.0, error="TimeoutError")
+    main = judged(stop(COLLECTIVE), stop(SLEEPS, node="algo-1-1", seconds=12.0), ended, ranks=2)
+    assert "algo-1-1 ended, and algo-1-0 has waited for it" in main.headline
+    late = stop(None, node="algo-1-1", state="ended", seconds=55.0, error="TimeoutError")
+    main = judged(stop(COLLECTIVE), stop(SLEEPS, node="algo-1-1", seconds=12.0), late, ranks=2)
+    assert "algo-1-1 has been at train.py:30" in main.headline
+
+
 def test_ranks_in_different_collectives_are_both_named():
     main = judged(stop(COLLECTIVE), stop(BACKWARD, node="algo-1-1"), ranks=2)
     assert "algo-1-0 at train.py:40, algo-1-1 at train.py:41" in main.headline

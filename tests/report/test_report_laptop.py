@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
-from sm_profiler.metrics.process_names import readable_processes
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.words import readable_processes
 from sm_profiler.report.report_json import to_json
 from tests.support.reports import report_from, training
 from tests.support.stored import assert_as_stored, words_of

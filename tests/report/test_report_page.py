@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.render.page import json_for_script, render_html
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
-from sm_profiler.report.traces import report_traces
+from sm_profiler.report.recordings import report_traces
 from sm_profiler.source import open_source
 from tests.support.browser import page_of
 from tests.support.jobs import make_job

@@ -5,9 +5,10 @@ import tempfile
 import pytest
 
 from sm_profiler.folding.engine import Slice, SliceTree, Stored, run_sliced, windows
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling import kept as put_away
-from sm_profiler.metrics.scaling.part import encode_slice, new_folds
+from sm_profiler.metrics.scaling.part import encode_slice
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
 

@@ -13,6 +13,7 @@ from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
 from sm_profiler.folding import engine
 from sm_profiler.metrics import step_fold, step_sample
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec, folding, part
 from sm_profiler.metrics.scaling import part as plan
 from sm_profiler.metrics.scaling.part import plan_parts
@@ -20,7 +21,7 @@ from sm_profiler.report import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.item_table import ItemTable
-from sm_profiler.source.listed import open_listed
+from sm_profiler.source.opening import open_listed
 from sm_profiler.storage import LocalStorage
 from tests.support.executors import ShuffledExecutor
 from tests.support.jobs import shared_job
@@ -381,7 +382,7 @@ def test_states_are_data_and_not_code():
     for bad in (
         ["o", "os:system", {}, None],
         ["o", "sm_profiler.cli.main:main", {}, None],
-        ["o", "sm_profiler.storage.local:LocalStorage", {"root": "/"}, None],
+        ["o", "sm_profiler.storage.base:LocalStorage", {"root": "/"}, None],
         ["o", "sm_profiler.diagnosis.model:Report", {}, None],
         ["z"],
         ["r", "|O", [1], b"12345678"],
@@ -393,7 +394,7 @@ def test_states_are_data_and_not_code():
         with pytest.raises(ValueError, match="not a state"):
             codec.decode(codec.msgspec.msgpack.encode(bad))
     for name in (
-        "sm_profiler.storage.local:LocalStorage",
+        "sm_profiler.storage.base:LocalStorage",
         "sm_profiler.rules.runner:main",
         "sm_profiler.rules:nothing",
     ):
@@ -432,5 +433,5 @@ def test_local_processes_and_one_that_is_killed(monkeypatch):
         executor.shutdown()
     assert killed
     assert whole is not None
-    expected = engine.run_sliced(open_source(job), lambda: part.new_folds({}))
+    expected = engine.run_sliced(open_source(job), lambda: new_folds({}))
     assert part.encode_slice(whole) == part.encode_slice(expected)

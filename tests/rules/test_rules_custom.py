@@ -272,7 +272,7 @@ class TestActions:
             def stop_training_job(**request):
                 calls.append(request)
 
-        monkeypatch.setattr("sm_profiler.storage.s3_client.create_api_client", lambda _: SageMaker)
+        monkeypatch.setattr("sm_profiler.storage.s3.create_api_client", lambda _: SageMaker)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         Actions(text, "Mine").invoke()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.formats.event_objects import system_events, trace_events
 from sm_profiler.rules import ProfilerReport, run_rules, windows
-from sm_profiler.rules.grouping import node_of
+from sm_profiler.rules.base import node_of
 from tests.support.rules import MemoryBatch, MemorySource, as_json, differences, make_job, read
 
 EAGER = {

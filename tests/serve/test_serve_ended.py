@@ -15,8 +15,8 @@ from sm_profiler.folding.engine import LATE_S
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison
+from sm_profiler.report.recordings import report_traces
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.traces import report_traces
 from sm_profiler.serve import live as live_module
 from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.live import LiveJob

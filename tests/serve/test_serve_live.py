@@ -8,13 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from sm_profiler.compact import compact
-from sm_profiler.errors import SourceError
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report import build_report
 from sm_profiler.serve import live as live_module
-from sm_profiler.serve import snapshot
 from sm_profiler.serve.app import LOOK_S, job_row
 from sm_profiler.serve.jobs import Found, find_shown
 from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
@@ -162,7 +160,7 @@ def test_a_job_whose_folder_is_removed_is_not_shown_as_running(job, tmp_path):
 
 def test_an_internal_error_stays_with_its_job(job, monkeypatch):
     live = LiveJob(str(job))
-    monkeypatch.setattr("sm_profiler.serve.snapshot.page_parts", lambda _: 1 / 0)
+    monkeypatch.setattr("sm_profiler.serve.live.page_parts", lambda _: 1 / 0)
     live.poll()
     assert live.snapshot.state == "unreadable"
     assert "ZeroDivisionError" in live.snapshot.note
@@ -178,7 +176,7 @@ def test_only_changed_parts_are_sent_again(job, tmp_path):
     live = LiveJob(str(folder), clock=iter(range(0, 10**6, 100)).__next__)
     live.poll()
     first = live.snapshot
-    assert [key for key in first.parts_since(0) if key != "heat"] == [
+    assert list(first.parts_since(0)) == [
         key for key, html in page_parts(first.report).items() if html or key in first.parts
     ]
     end(folder)
@@ -272,29 +270,17 @@ def reported_in_parquet(folder, columns):
 
 
 def test_a_job_in_parquet_is_shown_from_the_state_that_is_kept(job, in_parquet, monkeypatch):
-    """Rows are read for the heat map only, after all else is on the page, and none of the training's."""
-    shown, read = [], []
-    live = LiveJob(in_parquet)
-    original = ParquetStorage.pieces
-
-    def pieces(storage, items, **options):
-        if items:
-            shown.append(live.snapshot)
-            read.extend(items)
-        return original(storage, items, **options)
-
-    monkeypatch.setattr(ParquetStorage, "pieces", pieces)
+    """No rows are read."""
+    monkeypatch.setattr(
+        ParquetStorage, "pieces", lambda _, items, **__: pytest.fail("rows are read") if items else iter(())
+    )
+    live, whole = LiveJob(in_parquet), LiveJob(str(job))
     live.poll()
-    (first,) = shown
-    assert (first.state, live.snapshot.state) == ("reading", "ended")
-    assert all(item.is_system for item in read)
-    whole = LiveJob(str(job))
     whole.poll()
-    assert first.report.verdict.main.headline == whole.snapshot.report.verdict.main.headline
-    assert not first.parts["heat"].html
+    assert live.snapshot.state == "ended"
+    assert live.snapshot.report.verdict.main.headline == whole.snapshot.report.verdict.main.headline
     assert live.snapshot.parts["heat"].html == whole.snapshot.parts["heat"].html
-    assert live.snapshot.files == first.files == whole.snapshot.files
-    assert live.snapshot.parts["timeline"] is first.parts["timeline"]
+    assert live.snapshot.files == whole.snapshot.files
 
 
 def test_a_saved_page_stays_until_all_is_read(in_parquet, monkeypatch):
@@ -313,7 +299,6 @@ def test_rows_beyond_the_kept_state_are_counted(in_parquet, monkeypatch):
     before = steps(reader.report())
     monkeypatch.setattr(reader._source, "refresh", lambda: 1)
     assert reader.read()
-    assert not reader.lacks_heat
     assert steps(reader.report()) == before > 0
 
 
@@ -323,8 +308,6 @@ def test_a_job_in_parquet_without_an_end_is_shown_too(job, tmp_path):
     copy_files(job, folder, data_files(job))
     reader = JobReader(reported_in_parquet(folder, tmp_path / "columns"))
     assert reader.read()
-    assert reader.lacks_heat
-    reader.read_heat()
     assert not reader.read()
     assert not reader.over
 
@@ -351,7 +334,7 @@ def test_a_file_is_on_the_page_within_two_seconds_while_others_come_all_the_time
     monkeypatch.setattr(JobReader, "read", lambda *_: reads.append(now[0]) or True)
     monkeypatch.setattr(JobReader, "report", make)
     monkeypatch.setattr(live, "_publish_report", published)
-    monkeypatch.setattr("sm_profiler.serve.snapshot.page_parts", lambda _: {})
+    monkeypatch.setattr("sm_profiler.serve.live.page_parts", lambda _: {})
     while now[0] < 60:
         live.poll()
         now[0] += live._pause_s()
@@ -383,7 +366,7 @@ def test_the_wait_for_the_reports_of_other_jobs_is_no_work_of_this_one(job, monk
 
 def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
     jobs = [LiveJob(str(make_job(tmp_path / name, "--minutes", "1"))) for name in "abc"]
-    at_once, most, original = [0], [0], snapshot.page_parts
+    at_once, most, original = [0], [0], page_parts
 
     def counted(report):
         at_once[0] += 1
@@ -392,7 +375,7 @@ def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
         at_once[0] -= 1
         return parts
 
-    monkeypatch.setattr(snapshot, "page_parts", counted)
+    monkeypatch.setattr(live_module, "page_parts", counted)
     with live_module._report_lock:
         threads = [threading.Thread(target=job.poll) for job in jobs]
         for thread in threads:
@@ -401,19 +384,3 @@ def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
         thread.join(60)
     assert all(job.snapshot.report for job in jobs)
     assert most == [1]
-
-
-def test_a_job_in_parquet_whose_system_rows_cannot_be_read_is_shown_without_the_heat_map(in_parquet, monkeypatch):
-    def damaged(storage, items, **_):
-        if items:
-            raise SourceError("the file is damaged")
-        return iter(())
-
-    monkeypatch.setattr(ParquetStorage, "pieces", damaged)
-    live = LiveJob(in_parquet)
-    live.poll()
-    assert (live.snapshot.state, live.snapshot.note) == ("unreadable", "the file is damaged")
-    live.poll()
-    assert live.snapshot.state == "ended"
-    assert steps(live.snapshot.report) > 0
-    assert not live.snapshot.parts["heat"].html

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats import layout
+from sm_profiler.formats import layout, trace_records
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
-from sm_profiler.source import open_source, parse, streams
+from sm_profiler.source import open_source, parse
 from sm_profiler.source import parse as memory
 from sm_profiler.source.profile import Options, ProfileSource
-from sm_profiler.storage import AccessDeniedError, LocalStorage, local
+from sm_profiler.storage import AccessDeniedError, LocalStorage, base
 
 LINE = b'{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization","Value":1,"NodeId":"algo-1","Timestamp":%d}\n'
 MINUTE = 1_700_000_040
@@ -168,7 +168,7 @@ def test_one_denied_file_is_counted(job):
 def test_unreadable_local_files_are_counted(job, tmp_path, processes, monkeypatch):
     copy = shutil.copytree(job, tmp_path / "copy")
     path = min(copy.rglob("*pythontimeline.json"))
-    real = local.open_regular
+    real = base.open_regular
 
     def denied(wanted):
         if wanted.name == path.name:
@@ -176,7 +176,7 @@ def test_unreadable_local_files_are_counted(job, tmp_path, processes, monkeypatc
         return real(wanted)
 
     path.chmod(0)
-    monkeypatch.setattr(local, "open_regular", denied)  # root may read any file
+    monkeypatch.setattr(base, "open_regular", denied)  # root may read any file
     monkeypatch.setattr(parse, "ALONE_BYTES", 1 << 40)
     source = open_source(copy, cache=False, processes=processes)
     assert len(source.events()) > 0
@@ -207,8 +207,8 @@ def test_a_file_may_take_a_share_of_the_memory(monkeypatch):
 
 
 def test_open_events_of_a_stream_are_bounded(monkeypatch):
-    monkeypatch.setattr(streams, "MAX_UNJOINED", 10)
-    open_streams = streams.Streams()
+    monkeypatch.setattr(trace_records, "MAX_UNJOINED", 10)
+    open_streams = trace_records.Streams()
     lost = 0
     for file in range(5):
         key = [(f"phase {file} {at}", 0) for at in range(6)]

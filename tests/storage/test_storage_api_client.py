@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.cli.main import main
 from sm_profiler.deploy import deploy_image, start_rules
 from sm_profiler.errors import ProfilerError
 from sm_profiler.rules.rule import Actions
 from sm_profiler.source.job import describe
-from sm_profiler.storage import s3_client
-from sm_profiler.storage.s3_client import ATTEMPTS, create_api_client
+from sm_profiler.storage import s3
+from sm_profiler.storage.s3 import API_ATTEMPTS, create_api_client
 
 PACKAGE = Path(__file__).parents[2] / "sm_profiler"
 
@@ -25,7 +26,7 @@ def silent(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(s3, "READ_SECONDS", 0.1)
     accepted = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -46,8 +47,8 @@ def silent(monkeypatch):
 
 def test_the_policy_is_that_of_the_s3_clients():
     config = create_api_client("sagemaker", region="eu-west-1").meta.config
-    assert (config.connect_timeout, config.read_timeout) == (s3_client.CONNECT_SECONDS, s3_client.READ_SECONDS)
-    assert config.retries["total_max_attempts"] == ATTEMPTS
+    assert (config.connect_timeout, config.read_timeout) == (s3.CONNECT_SECONDS, s3.READ_SECONDS)
+    assert config.retries["total_max_attempts"] == API_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_an_endpoint_that_never_answers_ends_in_one_line_after_a_few_attempts(si
     with pytest.raises(ProfilerError, match=r"[Tt]imeout") as caught:
         call()
     assert "\n" not in str(caught.value)
-    assert len(silent) == ATTEMPTS
+    assert len(silent) == API_ATTEMPTS
 
 
 def test_a_rule_cannot_hang_in_stopping_its_job(silent, monkeypatch, caplog):
@@ -72,10 +73,45 @@ def test_a_rule_cannot_hang_in_stopping_its_job(silent, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "sm_profiler.rules"):
         Actions('{"name": "StopTraining"}', "Mine").invoke()
     assert "cannot stop the training job my-job" in caplog.text
-    assert len(silent) == ATTEMPTS
+    assert len(silent) == API_ATTEMPTS
 
 
 def test_clients_are_created_in_one_place():
     created = re.compile(r"boto3\.client\(|self\.session\.client\(")
     found = [path.name for path in PACKAGE.rglob("*.py") if created.search(path.read_text("utf-8"))]
     assert found == []
+
+
+@pytest.mark.parametrize("name", ["AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"])
+def test_an_empty_variable_counts_as_not_set(monkeypatch, tmp_path, name):
+    """botocore took an empty region for a name: `Invalid endpoint: https://s3..amazonaws.com`, or an AttributeError."""
+    for each in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(each, raising=False)
+    (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(s3.boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setenv(name, "")
+    assert create_api_client("sagemaker").meta.region_name == "eu-north-1"
+    assert s3.create_client().meta.region_name == "eu-north-1"
+    assert s3.environment_session().region_name == "eu-north-1"
+
+
+def test_empty_regions_are_no_region(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_REGION", "")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "")
+    for words, said in [
+        (["report", "my-job"], "set a region (AWS_REGION)"),
+        (["compare", "my-job", "my-job-2"], "set a region (AWS_REGION)"),
+        (["fleet", "account:"], "You must specify a region"),
+        (["rules", "start", "--job", "my-job", "--image", "x", "--role", "arn:aws:iam::123456789012:role/x"], "region"),
+    ]:
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_aws_region_is_that_of_all_clients(monkeypatch):
+    """boto3 reads AWS_DEFAULT_REGION only."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    assert s3.create_client().meta.region_name == create_api_client("sns").meta.region_name == "eu-north-1"

@@ -8,9 +8,8 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, base, open_storage, read_all, s3, s3_client
-from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
-from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws, reason_of
+from sm_profiler.storage import MissingFileError, base, open_storage, read_all, s3
+from sm_profiler.storage.s3 import ATTEMPTS, CONNECT_SECONDS, READ_SECONDS, S3Storage, create_client, is_aws, reason_of
 
 
 @pytest.fixture
@@ -297,7 +296,7 @@ def test_readers_have_timeouts_and_leave_retries_to_the_storage(endpoint):
 
 
 def test_an_endpoint_that_accepts_and_never_answers_ends_in_one_line(endpoint, monkeypatch, pauses):
-    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         began = time.monotonic()

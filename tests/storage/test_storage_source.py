@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
-from sm_profiler.report.traces import holds_only_traces
+from sm_profiler.report.recordings import holds_only_traces
 from sm_profiler.source import open_source
 from sm_profiler.source.cache import wait_for_copies
 from sm_profiler.source.job import describe, profiler_output, stored_profile

@@ -1,4 +1,4 @@
-"""Marks the steps of tiny_trainer."""
+"""Marks the steps of tiny_trainer, and records its saves."""
 
 from time import perf_counter_ns
 
@@ -13,20 +13,30 @@ class TinyTrainerAdapter(FrameworkAdapter):
 
     def __init__(self, session):
         self.session = session
-        self._patches = Patches(session.fail)  # takes all errors of _begins and _ends: none may stop the training
+        self._patches = Patches(session.fail)  # takes all errors of the methods below: none may stop the training
 
     def install(self):
-        self._patches.around(tiny_trainer.Trainer, "train_step", self._begins, self._ends)
+        self._patches.around(tiny_trainer.Trainer, "train_step", self._step_begins, self._step_ends)
+        self._patches.around(tiny_trainer.Trainer, "save", self._save_begins, self._save_ends)
 
     def remove(self):
         self._patches.remove()
+        self.session.tracker.release(self.framework)
 
-    def _begins(self, _trainer, _batch):
+    def _step_begins(self, _trainer, _batch):
         tracker = self.session.tracker
-        if tracker.claim(self.framework):
-            self.session.lead(self)
+        if self.session.quiet or tracker.owner not in ("", self.framework) or not tracker.claim(self.framework):
+            return None  # the script, or another framework, marks the steps
+        self.session.lead(self)
         tracker.begin_step(perf_counter_ns(), gradients=True)
-        return True
+        return True  # None calls no `_step_ends`
 
-    def _ends(self, _begun, _result, _error):
-        self.session.tracker.end_step(perf_counter_ns())
+    def _step_ends(self, _begun, _result, _error):
+        if self.session.tracker.owner == self.framework:
+            self.session.tracker.end_step(perf_counter_ns())
+
+    def _save_begins(self, _trainer, _number):
+        return None if self.session.quiet else perf_counter_ns()
+
+    def _save_ends(self, start_ns, _result, _error):
+        self.session.append_span("save of tiny_trainer", start_ns, perf_counter_ns())

@@ -34,11 +34,11 @@ from sm_profiler.diagnosis.profile.occurrences import (
     time_in_calls,
 )
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
-from sm_profiler.formats.recorded import Callback, Compile, Log, Save
+from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.covered import Covered
 from sm_profiler.metrics.job_metrics import Rank
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import GC, TRAIN
 
@@ -151,7 +151,7 @@ def callbacks(case: Case) -> Found | None:
     if rank is None:
         return _seen_callback(case, saves)
     own = calls_by_name(spent)[0]
-    of_all, each = own.seconds / max(spent.seconds, 1e-9), own.seconds / own.count
+    of_all, each = own.seconds / max(spent.seconds, 1e-9), own.seconds / own.working
     totals = totals_of(case.metrics)
     # what has a name by itself, such as evaluating and compiling, is no part of the callback in the ledger either
     alone = min(totals.share(CALLBACKS), spent.share) if totals is not None else spent.share
@@ -160,12 +160,13 @@ def callbacks(case: Case) -> Found | None:
     evidence = (
         Evidence("time in the training loop spent in this callback", round(share, 4), unit="share"),
         Evidence(f"calls of {event}", own.count, None, rank.name),
+        *([Evidence("calls that do all the work", own.working, None, rank.name)] if own.working < own.count else []),
         Evidence("duration of a call", round(each * 1e3, 4), None, rank.name, "ms"),
     )
     words = {
         "name": name,
         "share": percent(share),
-        "calls": f"{own.count:,}",
+        "calls": f"{own.working:,} of {own.count:,}" if own.working < own.count else f"{own.count:,}",
         "event": event,
         "each": duration(each),
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
@@ -334,8 +335,16 @@ def evaluation(case: Case) -> Found | None:
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
-        saves=saves, where=lines_of_phase(case.metrics, "evaluation"),
+        saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
+        where=lines_of_phase(case.metrics, "evaluation"),
     )  # fmt: skip
+
+
+def _is_evaluation(rank: Rank, case: Case) -> bool:
+    """Return whether forwards without gradients are proven to evaluate: they read batches, or the model is in eval() mode."""
+    rows = rank.steps[~rank.train]
+    acts = bool((rows.seconds("forward") > 0).any()) and not bool((rows.seconds("wait") > 0).any())
+    return not acts or bool(case.metrics.recorded(EvalMode).of(rank.name))
 
 
 def _compiling_for_evaluation(rank: Rank, case: Case) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -20,8 +20,8 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
-from sm_profiler.metrics.covered import Covered, without_inner
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.parts import Covered, without_inner
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import TRAIN
@@ -47,8 +47,8 @@ RECORDED: dict[type[AtLine], tuple[str, tuple[str, ...]]] = {
     Callback: (CALLBACKS, _BESIDE),
     Compile: (COMPILING, _INSIDE),
 }
-# What samples beside the phases show of code that no record times: the innermost function of a library, then the text of
-# the script's line for functions without a frame of their own.
+# Code outside the phases that the hook does not time, by its stack samples: the innermost function of a library, then the
+# text of the script's line, for functions that have no frame.
 _LEAVES = (
     (SAVING, re.compile(r"^(PIL\.(Image|ImageFile|\w+ImagePlugin)\.(Image\.)?(save|_save|_encode\w*|_write\w*|_crc32|_safe_\w+)|torch\.serialization|"
                         r"safetensors|h5py|numpy\.lib\.\w*npyio|matplotlib\.(figure|backends)\.|imageio|soundfile|pyarrow\.\w*write)")),
@@ -441,48 +441,6 @@ AFTER = np.iinfo(np.int64).max  # in place of the number of a step: the row afte
 
 
 @attrs.frozen(eq=False)
-class LoopTable:
-    """The loop after its warm-up, averaged over ranks.
-
-    A row lasts from the end of a training step to the end of the next, with any evaluation between them. A last row
-    holds what follows the last training step.
-
-    Attributes:
-        index: number of the training step that ends each row, ascending; AFTER for the last row.
-        seconds: shape (parts, rows), in the order of `row_keys()`; never negative.
-        loop: seconds of the whole loop with its warm-up.
-    """
-
-    index: Ints
-    seconds: Floats
-    loop: float
-
-    @property
-    def steps(self) -> int:
-        """Training steps among the rows."""
-        return len(self.index) - 1
-
-    def of(self, key: str) -> Floats:
-        """Return the seconds of one part."""
-        return np.asarray(self.seconds[row_keys().index(key)])
-
-    @property
-    def length(self) -> Floats:
-        """Seconds of each row."""
-        return np.asarray(self.seconds.sum(axis=0))
-
-    @property
-    def training(self) -> Floats:
-        """Seconds of each row without evaluation."""
-        return self.length - self.of(EVALUATION)
-
-    @property
-    def total(self) -> float:
-        """Seconds of all rows."""
-        return float(self.seconds.sum())
-
-
-@attrs.frozen(eq=False)
 class RankRows:
     """The rows of one rank.
 
@@ -497,36 +455,21 @@ class RankRows:
     seconds: Floats
 
 
-def loop_table(ranks: Sequence[Rank]) -> LoopTable | None:
-    """Return the table of some ranks; None with too few training steps."""
-    found = [rows_of_rank(rank) for rank in ranks if len(rank.iterations) >= thresholds.MIN_STEPS and rank.loop > 0]
-    if not found:
-        return None
-    common = reduce(np.intersect1d, [rows.index for rows in found])
-    if len(common) <= thresholds.MIN_STEPS:
-        return None
-    whole = np.zeros((len(row_keys()), len(common)))
-    for rows in found:
-        whole += rows.seconds[:, np.searchsorted(rows.index, common)] / len(found)
-    if whole.sum() <= 0:
-        return None
-    return LoopTable(common, whole, float(np.mean([rank.loop for rank in ranks if rank.loop > 0])))
-
-
 def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     """Return the rows of one rank, by default without those of the warm-up."""
     keys, iterations = row_keys(), rank.iterations
     rows = np.flatnonzero(rank.train)
     ends = np.nan_to_num(rank.steps.end / 1e6)
-    length = np.maximum(np.diff(ends[rows]), 0.0)
-    length[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    length, usual_s = np.maximum(np.diff(ends[rows]), 0.0), float(np.median(iterations.length))
     whole_step = np.zeros(len(length), np.bool_)
     whole_step[iterations.place - 1] = True
-    evaluated = ~whole_step & (np.diff(rows) > 1)
-    table, measured = _recorded(rank, length)
+    evaluated = np.diff(rows) > 1
+    training = np.where(evaluated, np.minimum(length, usual_s), length)
+    training[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    length = np.where(evaluated, np.maximum(length, training), training)
+    table, measured = _recorded(rank, training)
     total = float(table.sum())
     usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-    training = np.where(evaluated, np.minimum(length, float(np.median(iterations.length))), length)
     table[:, ~measured] = usual[:, None] * training[~measured]
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged

@@ -11,10 +11,12 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
-from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER
-from sm_profiler.diagnosis.table.whatif import Interval
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
+from sm_profiler.diagnosis.model import Interval
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.job_metrics import Rank
 
 _WAITS = (
     "backward",
@@ -248,8 +250,8 @@ class Loop:
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
         high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
-        # A run with a shorter rest is no merit of the repair: it saves what it takes of the loop, give or take its error.
-        error = math.hypot(self.blocks.error_of_part(seconds), chance, limits.REPEAT * (1 - value))
+        # The rest of another run differs as much as that of segments of this one; more of it is no merit of the repair.
+        error = math.hypot(self.blocks.error_of_part(seconds), chance, self.spread * (1 - value))
         takes = value * saving.high + error
         most = max(min(limits.MOST_SAVED - self.saved, takes), value)
         return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
@@ -264,6 +266,18 @@ class Loop:
         mean = float(medians.mean())
         found = float(medians.std()) / mean if mean > 0 else 0.0
         return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
+
+
+def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:
+    """Return the loop of some ranks by the parts of `row_keys()` instead of activities; None with too few training steps."""
+    found = []
+    for rank in ranks:
+        if len(rank.iterations) >= thresholds.MIN_STEPS and rank.loop > 0:
+            rows = rows_of_rank(rank)
+            seconds = dict(zip(row_keys(), rows.seconds, strict=True))
+            found.append(RankLedger(rank.name, rows.index, rows.seconds.sum(axis=0), seconds))
+    ledger = Ledger(tuple(found))
+    return Loop.of(ledger) if len(ledger.common_steps) > thresholds.MIN_STEPS else None
 
 
 @attrs.frozen(eq=False)

@@ -174,6 +174,13 @@ class Calls(Generic[Call]):
         return [one for one in self.records if one.calls == 1]
 
     @property
+    def working(self) -> int:
+        """Number of calls that do all the work, if most do hardly anything, as at all batches but every hundredth; else all."""
+        calls, seconds = sum(one.calls for one in self.records), sum(one.seconds for one in self.records)
+        most = len(self.single) * 2 < calls and sum(one.seconds for one in self.single) >= limits.MOST * seconds
+        return max(round(len(self.single) * self.count / calls), 1) if most and self.single else self.count
+
+    @property
     def size(self) -> float:
         """Bytes that a call usually writes; 0 if unknown."""
         known = [float(one.args.bytes) for one in self.single if isinstance(one.args, TimedCall) and one.args.bytes]

@@ -11,7 +11,7 @@ from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
 from sm_profiler.formatting import plural
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.unrecorded import how_to_record, why_no_steps
+from sm_profiler.metrics.job_metrics import how_to_record, why_no_steps
 
 MAX_GPUS = 4  # in a sentence
 

@@ -24,7 +24,8 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import SEGMENTS, Loop, Saving
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.formatting import duration, percent
+from sm_profiler.formats.recorded import Synchronization
+from sm_profiler.formatting import duration, percent, size
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.step_fold import COMMUNICATION
@@ -341,6 +342,8 @@ def _slowest_of_pairs(spent: Floats) -> float:
 
 def communication(case: Case) -> Found | None:
     """Find loops that spend much of their steps in collectives."""
+    if (found := _synchronization(case)) is not None:
+        return found
     shares = []
     for rank in case.ranks:
         spent = rank.steps.seconds(COMMUNICATION)
@@ -353,10 +356,83 @@ def communication(case: Case) -> Found | None:
     evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
     return Found(
         "communication", {"share": percent(share)}, (evidence,), share,
-        saves=lambda loop: part_of_share(
-            loop, share, ("backward", "optimizer"), limits.HEALTHY_PHASE, sure=False
-        ),
+        saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HEALTHY_PHASE, sure=False),
         doubt="computation may hide some of it", where=lines_of_collectives(case.metrics),
+    )  # fmt: skip
+
+
+_EXCHANGES = ("backward", "optimizer")  # in which gradients are exchanged
+
+
+@attrs.frozen
+class _Exchange:
+    """The exchange of gradients as a rank timed it.
+
+    Attributes:
+        alone, whole: share of the loop in which nothing hides it, and with what is hidden.
+        passes: backward passes with an exchange for each update of the parameters.
+        record: the latest record.
+    """
+
+    alone: float
+    whole: float
+    passes: float
+    record: Synchronization
+
+
+def _exchange_of(rank: Rank, case: Case) -> _Exchange | None:
+    own = case.metrics.recorded(Synchronization).of(rank.name)
+    if not own or rank.judged is not None:
+        return None
+    latest, rows = own[-1].args, rank.steps[rank.train]
+    steps = int((rows.start <= latest.at_us).sum())
+    learned = rows.seconds("backward") > 0
+    length = case.mean(lambda one: float(one.iterations.length.mean()))
+    if latest.passes <= 0 or steps <= 0 or length <= 0 or not learned.any():
+        return None
+    each = latest.passes / steps  # the loop may read a batch, and so make a step, for each of several passes
+    updated = float((rows.seconds("optimizer")[learned] > 0).mean())
+    alone = max(latest.communication_us - latest.overlap_us, 0.0)
+    of_loop = each / 1e6 / length * (1 - case.metrics.average_share("evaluation"))
+    passes = each / updated if updated > 0 else 1.0
+    return _Exchange(min(alone * of_loop, 1.0), min(latest.communication_us * of_loop, 1.0), passes, latest)
+
+
+def _synchronization(case: Case) -> Found | None:
+    """Find gradients that are exchanged while nothing is computed, as DistributedDataParallel timed it.
+
+    The rank that waits least for the others shows what the exchange itself takes. If gradients of several backward passes
+    are added up, one exchange for all of them does.
+    """
+    found = [one for rank in case.ranks if (one := _exchange_of(rank, case)) is not None]
+    if len(found) <= 1 or len(found) < len(case.ranks):
+        return None
+    least, passes = min(found, key=lambda one: one.alone), min(one.passes for one in found)
+    again = 1 - 1 / passes if passes >= 2 - limits.MAJORITY else 0.0
+    share = least.alone
+    if share < limits.FLOOR or not (again or share >= limits.HEALTHY):
+        return None
+
+    def saves(loop: Loop) -> Saving:
+        if not again:
+            return part_of_share(loop, share, _EXCHANGES, limits.HEALTHY, sure=False)
+        scenarios = (share * again * limits.SAVED[0], share * again, max(least.whole, share) * again)
+        return Saving.of_scenarios(
+            [loop.usual(*_EXCHANGES).clip(max=loop.now * part) for part in scenarios], _EXCHANGES
+        )
+
+    evidence = (
+        Evidence("time in which gradients are exchanged and nothing is computed", round(share, 4), unit="share"),
+        Evidence("the same with what is hidden", round(least.whole, 4), unit="share"),
+        Evidence("backward passes with an exchange for each update", round(passes, 2)),
+        Evidence("size of the gradients", least.record.parameter_bytes, unit="bytes"),
+    )
+    words = {"share": percent(share), "passes": f"{passes:.2g}", "size": size(least.record.parameter_bytes)}
+    text = "communication_again" if again else "communication_alone"
+    return Found(
+        text, words, evidence, share, text if again else "communication", saves,
+        "" if again else "waiting for other ranks counts as well", error=0.15 * share,
+        where=lines_of_collectives(case.metrics),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from sm_profiler.diagnosis.table.files import (
 from sm_profiler.diagnosis.table.naming import activity_of, is_communication
 from sm_profiler.diagnosis.table.operations import Operations, build_operations
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.formats.columns import Floats, Ints, Numbering
+from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
 from sm_profiler.printable import logger_for, one_line, printable
 
 MAX_ROWS = 20_000_000  # some 2 GB of columns
@@ -339,7 +339,7 @@ def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
         stage = rows.stage if rows.stage is not None else np.full(len(rows.rank), -1, np.int64)
         graph = build_operations(rows.rank, stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
     windows = _windows(rows) if rows.timed and rows.code is not None else None
-    keys, key_of = _activities(rows) if rows.code is not None else ([], np.zeros(0, np.int64))
+    activities = _activities(rows) if rows.code is not None else Category.of(())
     ranks = []
     by_rank = np.argsort(rows.rank, kind="stable")
     edges = np.searchsorted(rows.rank[by_rank], np.arange(len(rows.rank_names) + 1)).tolist()
@@ -350,10 +350,10 @@ def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
             length: Floats = np.bincount(of_step, rows.seconds[at]).astype(np.float64)
             seconds: dict[str, Floats] = {STEP: length}
         elif windows is None:
-            seconds = _sums(rows, at, of_step, len(steps), keys, key_of)
+            seconds = _sums(rows, at, of_step, len(steps), activities)
             length = np.sum(list(seconds.values()), axis=0)
         else:
-            seconds = _painted(rows, at, of_step, len(steps), keys, key_of)
+            seconds = _painted(rows, at, of_step, len(steps), activities)
             length = np.asarray([windows[step] for step in steps.tolist()])
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
@@ -393,35 +393,32 @@ def _windows(rows: _Rows) -> dict[int, float]:
     return dict(zip(steps.tolist(), np.maximum(length, 0.0).tolist(), strict=True))
 
 
-def _activities(rows: _Rows) -> tuple[list[str], Ints]:
-    """Return the activities, and the index of that of each operation; of too many, the shortest are one together."""
+def _activities(rows: _Rows) -> Category:
+    """Return the activity of each operation; of too many, the shortest are one together."""
     assert rows.code is not None  # for the type checker
-    names = [activity_of(name) for name in rows.operations]
-    keys = sorted(set(names))
-    places = {key: place for place, key in enumerate(keys)}
-    key_of = np.asarray([places[name] for name in names])
+    keys, key_of = np.unique([activity_of(name) for name in rows.operations], return_inverse=True)
     cells = max(MAX_CELLS, CELLS_A_ROW * len(rows.code))
     most = max(cells // np.unique(np.stack([rows.rank, rows.step]), axis=1).shape[1], 1)
     if len(keys) <= most:
-        return keys, key_of
+        return Category(key_of.astype(np.int32), tuple(keys.tolist()))
     spent = np.bincount(key_of[rows.code], rows.seconds, len(keys))
     longest = np.sort(np.argsort(-spent, kind="stable")[:most])
     place = np.full(len(keys), most)
     place[longest] = np.arange(most)
-    return [*(keys[at] for at in longest.tolist()), OTHERS], place[key_of]
+    return Category(place[key_of].astype(np.int32), (*keys[longest].tolist(), OTHERS))
 
 
-def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int, keys: Sequence[str], key_of: Ints) -> dict[str, Floats]:
+def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Category) -> dict[str, Floats]:
     assert rows.code is not None  # for the type checker
-    mine = key_of[rows.code[at]]
+    keys, mine = activities.values, activities.codes[rows.code[at]].astype(np.int64)
     table = np.bincount(mine * steps + of_step, rows.seconds[at], len(keys) * steps).reshape(len(keys), steps)
     return {keys[key]: table[key] for key in np.unique(mine).tolist()}
 
 
-def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, keys: Sequence[str], key_of: Ints) -> dict[str, Floats]:
+def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Category) -> dict[str, Floats]:
     """Return seconds by activity, each moment counted once: computation hides communication, and what began later is inner."""
     assert rows.code is not None  # for the type checker
-    table = np.zeros((len(keys), steps))
+    table = np.zeros((len(activities.values), steps))
     inner = np.asarray([not is_communication(name) for name in rows.operations])
     order = np.lexsort((rows.start[at], inner[rows.code[at]], of_step))
     edges = np.flatnonzero(np.r_[True, np.diff(of_step[order]) != 0, True])
@@ -431,10 +428,10 @@ def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, keys: Sequence[st
         moments = np.unique(np.concatenate([begins, ends]))
         owner = np.full(max(len(moments) - 1, 0), -1)
         places = np.searchsorted(moments, np.stack([begins, ends]))
-        _paint(owner, places, key_of[rows.code[mine]])
+        _paint(owner, places, activities.codes[rows.code[mine]].astype(np.int64))
         seen = owner >= 0
-        table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(keys))
-    return dict(zip(keys, table, strict=True))
+        table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(table))
+    return dict(zip(activities.values, table, strict=True))
 
 
 def _paint(owner: Ints, places: Ints, keys: Ints) -> None:

@@ -9,8 +9,9 @@ import attrs
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import Ledger
+from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair
-from sm_profiler.diagnosis.table.whatif import Interval, Steps, gain
+from sm_profiler.diagnosis.table.whatif import Steps, gain
 
 MOST_FINDINGS = 6
 

@@ -10,19 +10,11 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
+from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats, Mask
-
-
-@attrs.frozen
-class Interval:
-    """An estimate and the range that the truth probably lies in."""
-
-    low: float
-    value: float
-    high: float
 
 
 @attrs.frozen(eq=False)

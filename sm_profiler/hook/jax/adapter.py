@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profiler
 from sm_profiler.hook.guard import pass_on
@@ -20,7 +21,6 @@ from sm_profiler.hook.jax.loop import Loop
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, after, timed
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.steps import Record
 from sm_profiler.hook.timed_calls import CallbackTimes
 from sm_profiler.hook.timed_calls import CallSum as Callback
 
@@ -41,7 +41,7 @@ class HostCallbacks(Collector):
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         step: Callable[[], int],
         failed: Callable[[Exception], None],
         clock: Callable[[], int] = perf_counter_ns,

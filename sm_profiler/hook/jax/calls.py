@@ -20,13 +20,14 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import MAX_DEPTH, is_library, outwards
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.patches import Patches, timed
 from sm_profiler.hook.rest import MIN_WAIT_NS
-from sm_profiler.hook.steps import METER_MAX_NS, Record
+from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
     from sm_profiler.hook.jax.compilations import Compilations
@@ -49,7 +50,7 @@ class OneByOne:
         clock: nanoseconds.
     """
 
-    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(self, append: Callable[[Span], None], clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
         self._clock = clock
         self._watches = False  # JAX's evaluation of operations is wrapped
@@ -101,13 +102,9 @@ class OneByOne:
         if len(self._found) >= self._due:
             self._due *= 2
             count, fixed, length = map(statistics.median_low, zip(*self._found, strict=True))
-            args = {
-                "operators": count,
-                "fixed_us": round(fixed / 1000, 3),
-                "call_us": round(length / 1000, 1),
-            }
+            found = Operators(operators=count, fixed_us=round(fixed / 1000, 3), call_us=round(length / 1000, 1))
             now = self._clock()
-            self._append((OPERATORS, "operators", now, now, step, args))
+            self._append(found.span("operators", now, now, step))
             self._found = []
 
     def failed(self) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.formats.recorded import Compile
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.jax.loop import Compiled
-from sm_profiler.hook.steps import Record
 
+COMPILER = "jax.jit"
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -36,7 +37,7 @@ class Compilations(Collector):
 
     def __init__(
         self,
-        append: Callable[[Record], None],
+        append: Callable[[Span], None],
         step: Callable[[], int],
         describe: Callable[[Any], dict[str, str]],
         clock: Callable[[], int] = perf_counter_ns,
@@ -53,7 +54,7 @@ class Compilations(Collector):
         self._step = step
         self._describe = describe
         self._clock = clock
-        self._early: list[Record] | None = []  # before recording starts
+        self._early: list[Span] | None = []  # before recording starts
         self.running: tuple[Compiled, Any] | None = None
         self.find_running: Callable[[], tuple[Compiled, Any] | None] = lambda: None
         self.finished = 0
@@ -74,9 +75,9 @@ class Compilations(Collector):
         now = self._clock()
         seconds += self._before.pop(name, 0.0)
         line = user_line()
-        again, details = self._compare(name, (name, line.get("file"), line.get("line")))
-        args = {"compiler": "jax.jit", "again": again, **details, **line}
-        record = (COMPILE, name or "jax.jit", now - int(seconds * 1e9), now, self._step(), args)
+        again, reason = self._compare(name, (name, line.get("file"), line.get("line")))
+        found = Compile(compiler=COMPILER, again=again, reason=reason, **line)
+        record = found.span(name or COMPILER, now - int(seconds * 1e9), now, self._step())
         if self._early is None:
             self._append(record)
         elif len(self._early) < MAX_EARLY:
@@ -88,21 +89,20 @@ class Compilations(Collector):
         for record in early or ():
             self._append(record)
 
-    def _compare(self, name: str, place: tuple[Any, ...]) -> tuple[bool, dict[str, str]]:
-        """Return whether a function was compiled before, and what is different now."""
+    def _compare(self, name: str, place: tuple[Any, ...]) -> tuple[bool, str | None]:
+        """Return whether a function was compiled before, and what is different now, if that is known."""
         running = self.running or self.find_running()
         if running is None or running[0].name != name:  # a separate operation, or called by another function
             count = self._known.get(place, 0)
             if len(self._known) < MAX_NAMES or count:
                 self._known[place] = count + 1
-            return count >= USUAL, {}
+            return count >= USUAL, None
         function, arguments = running
         function.compilations += 1
         before, function.signature = function.signature, self._describe(arguments)
         if function.compilations == 1:
-            return False, {}
-        reason = difference(before, function.signature)
-        return True, {"reason": reason or (NEW if function.made > 1 else SAME)}
+            return False, None
+        return True, difference(before, function.signature) or (NEW if function.made > 1 else SAME)
 
     def forked(self) -> None:
         """Forget what runs in the parent."""

@@ -17,9 +17,10 @@ import attrs
 
 from sm_profiler.formats import recorded
 from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.steps import METER_MAX_NS, Record, StepTracker
+from sm_profiler.hook.steps import METER_MAX_NS, StepTracker
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
@@ -443,9 +444,7 @@ class Allocator(Collector):
 
     name = "allocator"
 
-    def __init__(
-        self, append: Callable[[Record], None], torch: Any, clock: Callable[[], int] = perf_counter_ns
-    ) -> None:
+    def __init__(self, append: Callable[[Span], None], torch: Any, clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
         self._torch = torch
         self._clock = clock

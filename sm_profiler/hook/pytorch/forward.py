@@ -15,9 +15,11 @@ from itertools import islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.formats.recorded import EvalMode
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.pytorch.data_parallel import Synchronizations
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -196,6 +198,7 @@ class Forwards(Collector):
         self._steps = 0
         self._updates: dict[int, list[tuple[int, int]]] = {}  # parameters of a module, and their versions
         self.compiled = 0
+        self.synchronizations = Synchronizations(session.tracker)
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
         self._eval: Any = None  # and Module.eval
@@ -236,6 +239,7 @@ class Forwards(Collector):
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
                     if forwards.metered != tracker.global_step:
                         forwards.measure_entry(tracker.global_step)
+                        forwards.synchronizations.read(module)
             except Exception as error:  # fail open
                 forwards._fail(error)
 
@@ -359,15 +363,24 @@ class Forwards(Collector):
         self._module.Module.compile = compile
 
     def watch_evaluations(self) -> None:
-        """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported during a rest."""
+        """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported during a rest.
+
+        Of forwards without gradients at each step, it tells an evaluation from a teacher or a model that acts.
+        """
         switch, forwards, session = self._module.Module.eval, self, self._session
 
         @functools.wraps(switch)
         def evaluates(self: Any) -> Any:  # replaces a method, whose argument may be given by its name
-            if session.tracker.rest is not None and threading.get_ident() == forwards.thread:
+            tracker, began_ns, switches = session.tracker, perf_counter_ns(), False
+            if threading.get_ident() == forwards.thread:
                 with session.guarded("hook"):
-                    session.tracker.end_rest()
-            return switch(self)
+                    tracker.end_rest()
+                    switches = tracker.global_step >= 0 and self.training
+            result = switch(self)
+            if switches:
+                with session.guarded("hook"):
+                    tracker.append(EvalMode().span(forwards.model_name(self), began_ns, perf_counter_ns()))
+            return result
 
         self._eval = switch, evaluates
         self._module.Module.eval = evaluates

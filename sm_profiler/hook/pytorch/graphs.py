@@ -11,11 +11,11 @@ from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.recorded import Compile, Operators
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
-from sm_profiler.hook.steps import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Compilations(Collector):
     name = "compilations"
 
     def __init__(
-        self, append: Callable[[Record], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
+        self, append: Callable[[Span], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
     ) -> None:
         self._append = append
         self._step = step

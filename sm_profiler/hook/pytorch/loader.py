@@ -17,8 +17,8 @@ from sm_profiler.formats.event_names import (
     DATALOADER_ITER,
     DATALOADER_PIN_MEMORY,
     DATALOADER_WORKER,
-    LOADER_WORKERS,
 )
+from sm_profiler.formats.recorded import LoaderWorkers
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
@@ -392,7 +392,7 @@ class DataLoaderCollector(Collector):
         """Record that an iterator of the training thread started or stopped its worker processes."""
         workers = int(iterator._num_workers)  # torch has no public name for it
         if workers and not self._session.quiet and threading.get_ident() == self._forwards.thread:
-            self._session.append((LOADER_WORKERS, change, start_ns, end_ns, -1, {"num_workers": workers}))
+            self._session.append(LoaderWorkers(num_workers=workers).span(change, start_ns, end_ns))
 
     def _workers_end(self, stream: LoaderStream) -> None:
         workers, stream.workers = stream.workers, []

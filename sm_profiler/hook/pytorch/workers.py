@@ -39,7 +39,7 @@ PIN_MEMORY = "torch.utils.data._utils.pin_memory"
 
 
 @attrs.frozen
-class Span:
+class Fetch:
     """Worker of a batch, and its start and end in monotonic nanoseconds."""
 
     worker: int
@@ -58,23 +58,23 @@ class FetchTimes:
         self._places = places
         self._cells: Any = RawArray("q", places * CELLS)
 
-    def fetched(self, task: int, span: Span) -> None:
+    def fetched(self, task: int, fetch: Fetch) -> None:
         """Store the time of a batch, in a worker."""
-        self._put(task % self._places * CELLS, task, (span.worker, span.pid, span.start_ns, span.end_ns))
+        self._put(task % self._places * CELLS, task, (fetch.worker, fetch.pid, fetch.start_ns, fetch.end_ns))
 
     def pinned(self, task: int, start_ns: int, end_ns: int) -> None:
         """Store the time of its pinning, in the pinning thread."""
         self._put(task % self._places * CELLS + 5, task, (start_ns, end_ns))
 
-    def fetch_of(self, task: int) -> Span | None:
+    def fetch_of(self, task: int) -> Fetch | None:
         """Return the time of a batch, or None if it is not stored."""
         at = task % self._places * CELLS
-        return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] == task + 1 else None
+        return Fetch(*self._cells[at + 1 : at + 5]) if self._cells[at] == task + 1 else None
 
-    def at(self, place: int) -> Span | None:
+    def at(self, place: int) -> Fetch | None:
         """Return the time in a place of the ring, of the latest batch there; None if there was none."""
         at = place % self._places * CELLS
-        return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] else None
+        return Fetch(*self._cells[at + 1 : at + 5]) if self._cells[at] else None
 
     def pin_of(self, task: int) -> tuple[int, int] | None:
         """Return start and end of its pinning, or None."""
@@ -200,7 +200,7 @@ class Loop:
         if self.times is None:
             return
         worker = import_module(WORKER).get_worker_info().id
-        self.times.fetched(task, Span(worker, os.getpid(), start_ns, end_ns))
+        self.times.fetched(task, Fetch(worker, os.getpid(), start_ns, end_ns))
 
 
 @contextlib.contextmanager

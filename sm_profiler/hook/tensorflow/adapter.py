@@ -36,8 +36,8 @@ from sm_profiler.hook.tensorflow.pipelines import DATALOADER, LateWaits, Overlap
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
+    from sm_profiler.formats.trace_writer import Span
     from sm_profiler.hook.session import Session
-    from sm_profiler.hook.steps import Record
     from sm_profiler.hook.tensorflow.stopwatch import Times
 
 TENSORFLOW = "tensorflow"
@@ -771,6 +771,6 @@ class TensorFlowAdapter(FrameworkAdapter):
             hidden = self._overlap.hidden(inside, now, tracker.mode)
             tracker.waited("tf.data", sum(end - start for start, end in waits) - hidden)
 
-    def complete(self, records: list[Record]) -> list[Record]:
+    def complete(self, records: list[Span]) -> list[Span]:
         """Return records of steps with how long they waited inside graphs."""
         return self._late_waits.complete(records)

@@ -13,11 +13,11 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from sm_profiler.formats.recorded import Compile
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import is_library, user_line
 from sm_profiler.hook.guard import attempt, pass_on
 from sm_profiler.hook.patches import timed
-from sm_profiler.hook.steps import Record
 from sm_profiler.hook.tensorflow.stopwatch import Table
 
 # Traces.
@@ -35,7 +35,7 @@ class _Waiting(NamedTuple):
     """A call of a function that was traced or compiled in it, and of which no other call shows yet how long a run takes."""
 
     function: int
-    held: list[Record]
+    held: list[Span]
     end_ns: int
     xla: bool
 
@@ -53,18 +53,18 @@ class Retracing(Collector):
     name = "tensorflow traces"
 
     def __init__(
-        self, append: Callable[[Record], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
+        self, append: Callable[[Span], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
     ) -> None:
         self._append = append
         self._step = step
         self._clock = clock
         self._depth = 0
-        self._early: deque[Record] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
+        self._early: deque[Span] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
         self._waiting: deque[_Waiting] = deque()
         self._codes: set[Any] = set()  # of the user's functions that were traced
         self.traced: Callable[[Any], object] = lambda _graph: None
         self.is_called: Callable[[], bool] = lambda: False
-        self.held: list[Record] = []
+        self.held: list[Span] = []
         self.anew = ""
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class Retracing(Collector):
         held, self.held = self.held, []
         self._call_ended(held, end_ns, quickest_ns)
 
-    def _call_ended(self, held: list[Record], end_ns: int, quickest_ns: int | None, *, xla: bool = False) -> None:
+    def _call_ended(self, held: list[Span], end_ns: int, quickest_ns: int | None, *, xla: bool = False) -> None:
         if not held:
             return
         phase, name, began, ended, step, about = held[-1]
@@ -140,7 +140,7 @@ class Retracing(Collector):
         for record in (*held[:-1], (phase, name, began, ended, step, about)):
             self._record(record)
 
-    def _record(self, record: Record) -> None:
+    def _record(self, record: Span) -> None:
         self._append(record) if self._early is None else self._early.append(record)
 
     def wrap_trace(self, original: Any) -> Any:

@@ -19,10 +19,11 @@ import attrs
 
 from sm_profiler.formats.event_names import COMPILED_STEP, DATALOADER_ITER, DATALOADER_WAIT
 from sm_profiler.formats.recorded import DataStages, Stage
+from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import definition
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, Record
+from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED
 from sm_profiler.hook.tensorflow.compilations import code_of
 
 if TYPE_CHECKING:
@@ -366,14 +367,14 @@ class LateWaits:
         self._waits: deque[Times] = deque()  # of steps whose records have not come yet
         self._latest = (-1, -1)  # start of the latest step before and after its waits
 
-    def complete(self, records: list[Record]) -> list[Record]:
+    def complete(self, records: list[Span]) -> list[Span]:
         """Return records with the waits of their steps; a wait belongs to the step in which it ends."""
         ends = [record[3] for record in records if record[5] is WAITED or record[5] is WAITED_UNRECORDED]
         if ends:
             self._waits += self._batches(ends[-1])
         elif not any(record[0] == COMPILED_STEP and record[2] == self._latest[0] for record in records):
             return records
-        found: list[Record] = []
+        found: list[Span] = []
         for record in records:
             phase, name, start, end, step, more = record
             if more is WAITED or more is WAITED_UNRECORDED:

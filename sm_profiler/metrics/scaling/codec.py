@@ -29,7 +29,7 @@ _LISTED = {
     "metrics.step_fold": "LoaderSettings",
     "metrics.step_rows": "StepRows",
     "metrics.step_sample": "StepSample Totals",
-    "metrics.system_fold": "Buckets Usage",
+    "metrics.system_fold": "Buckets Usage Use",
     "rules.bottleneck": "_Totals _WindowCounts",
     "rules.dataloader": "_Waits",
     "rules.gpu_rules": "BatchSizeParameters GPUMemoryIncreaseParameters LowGPUUtilizationParameters RollingSeries "

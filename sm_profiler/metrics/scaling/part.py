@@ -30,11 +30,10 @@ from sm_profiler.folding.window import (
     WindowCutter,
 )
 from sm_profiler.formats.columns import Ints
-from sm_profiler.metrics.metric_folds import MetricFolds
+from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec
-from sm_profiler.rules import ProfilerReport
 from sm_profiler.source.item_table import OrderedItems, host_of
-from sm_profiler.source.listed import Listed, open_listed
+from sm_profiler.source.opening import Listed, open_listed
 from sm_profiler.source.profile import Batch, FileQuality, ProfileSource
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
@@ -42,7 +41,7 @@ GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its
 
 
 @attrs.frozen
-class Part:
+class JobPart:
     """Slices that one worker folds.
 
     Attributes:
@@ -116,7 +115,7 @@ def plan_parts(
     interval_us: int,
     slice_windows: int,
     groups: int = 1,
-) -> list[Part]:
+) -> list[JobPart]:
     """Cut a job into parts of about equal bytes.
 
     Args:
@@ -150,7 +149,7 @@ def plan_parts(
     grouped = group_nodes(items, groups)
     hosts = items.hosts
 
-    def stretch(first: int, last: int) -> Iterator[Part]:
+    def stretch(first: int, last: int) -> Iterator[JobPart]:
         from_us, until_us = begin + first * slice_us, begin + last * slice_us if last < count else None
         start_us = max(from_us - warm_us, begin)
         after = minutes[minutes >= until_us + LOOK_AHEAD_US] if until_us is not None else minutes[-1:]
@@ -164,7 +163,7 @@ def plan_parts(
         more = end_us < int(minutes[-1])
         for number, group in enumerate(grouped):
             mine = np.isin(hosts, group) if group else np.ones(len(items), np.bool_)
-            yield Part(
+            yield JobPart(
                 number, group, first, last, start_us, from_us, until_us, more, clock if group else (),
                 items.chosen(np.flatnonzero(own & mine)), items.chosen(np.flatnonzero(read & mine)),
             )  # fmt: skip
@@ -181,8 +180,8 @@ _SET_UP = {
 COMPRESSION = 1  # the fastest level takes a state to a quarter
 
 
-class Task(msgspec.Struct):
-    """A part as it is sent to a worker; fields as in `Part` and `ProfileSource`."""
+class FoldTask(msgspec.Struct):
+    """A part as it is sent to a worker; fields as in `JobPart` and `ProfileSource`."""
 
     uri: str
     job: str | None
@@ -227,19 +226,13 @@ class _IrregularError(ProfilerError):
     """Rows are not where the names of the files promise them."""
 
 
-def new_folds(parameters: Mapping[str, object]) -> list[Any]:
-    """Return the rules and the report's own folds, without any data."""
-    values: dict[str, Any] = dict(parameters)
-    return [ProfilerReport(**values), *MetricFolds().all()]
-
-
 def version() -> str:
     """Return what has to be the same on all workers: the version, and the rules of other packages with theirs."""
     return __version__ + plugins.versions(plugins.RULES)
 
 
 @partial(Remote, version=version)
-def fold_part(task: Task) -> Answer:
+def fold_part(task: FoldTask) -> Answer:
     """Fold a part."""
     try:
         return _folded(task)
@@ -247,20 +240,23 @@ def fold_part(task: Task) -> Answer:
         return Answer(irregular=str(error))
 
 
-def _folded(task: Task) -> Answer:
+def _folded(task: FoldTask) -> Answer:
     began_s = time.process_time()
     source = open_listed(task.uri, task.job, task.files)
     tree, rows, clock = SliceTree(), 0, list[int]()
     state, number = Slice(new_folds(task.parameters)), task.first
-    begin_us = task.from_us - task.first * task.slice_us
+    begin_us, has_windows = task.from_us - task.first * task.slice_us, False
     for window in _windows(source, task, clock):
-        while window.start_us >= begin_us + (number + 1) * task.slice_us:
-            tree.add(0, number, state)
-            state, number = Slice(new_folds(task.parameters)), number + 1
+        if window.start_us >= begin_us + (number + 1) * task.slice_us:
+            if has_windows or not number:  # as in one process, only the first slice may have none
+                tree.add(0, number, state)
+            state, number = Slice(new_folds(task.parameters)), (window.start_us - begin_us) // task.slice_us
         state.update(window)
+        has_windows = True
         rows += len(window.new_system) + len(window.new_events)
         del window
-    tree.add(0, number, state)
+    if has_windows or not number:
+        tree.add(0, number, state)
     own = set(task.own)
     quality = [each for each in source.quality() if each.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
@@ -269,7 +265,7 @@ def _folded(task: Task) -> Answer:
     return Answer(states=states, quality=quality, metadata=metadata, rows=rows, cpu_s=cpu_s, clock=clock)
 
 
-def _windows(source: ProfileSource, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
+def _windows(source: ProfileSource, task: FoldTask, clock: list[int]) -> Iterator[EvaluationWindow]:
     """Yield the windows of the part, as one process cuts them; `clock` receives the minutes of `Answer.clock`."""
     cutter = WindowCutter(None, task.interval_us)
     cutter.start_at(task.start_us)
@@ -294,7 +290,7 @@ def _windows(source: ProfileSource, task: Task, clock: list[int]) -> Iterator[Ev
         del window
 
 
-def _cut(cutter: WindowCutter, batch: Batch, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
+def _cut(cutter: WindowCutter, batch: Batch, task: FoldTask, clock: list[int]) -> Iterator[EvaluationWindow]:
     """Add a batch and yield windows when one process would: whether a late event counts in its own depends on that."""
     _check(batch)
     if not task.hosts:
@@ -364,7 +360,7 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
-            vars(rule).update(rules[name])
+            vars(rule).update(rules.get(name, {}))  # none if it could not be created there: `broken` has it
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)

@@ -15,6 +15,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.packed import Packed
+from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
@@ -24,7 +25,6 @@ from sm_profiler.source.parquet.contents import Contents, digest_of
 from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
-from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 

@@ -1,0 +1,116 @@
+"""What recorded steps are for: forwards without gradients may be part of a training step, and training steps evaluation.
+
+The hook sees calls of models, and not their purpose. A script that runs a model without gradients evaluates it, or asks a
+target network, a teacher or a generator in the middle of a training step, or lets the model act. The pattern of many
+steps shows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.metrics import parts, thresholds
+from sm_profiler.metrics.parts import PartTable
+from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column
+from sm_profiler.metrics.step_sample import Judged, Totals
+
+
+def forward_only(rows: StepRows) -> Mask:
+    """Return the training steps that have a forward pass and nothing else, several in a row: an evaluation with gradients.
+
+    None if most of the steps that learn follow one of them: then they are a part of what is learned, as those whose losses
+    are added up before one backward pass.
+    """
+    train = rows.mode == TRAIN
+    ahead = train & (rows.seconds("forward") > 0)
+    learns = ahead & np.any([rows.seconds(key) > 0 for key in ("backward", "optimizer")], axis=0)
+    only = ahead & ~learns
+    several = only & (np.append(only[1:], False) | np.append(False, only[:-1]))
+    after_another = int((learns[1:] & learns[:-1]).sum())
+    return several if after_another > thresholds.IN_TURNS * learns.sum() else np.zeros(len(rows), np.bool_)
+
+
+def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = ()) -> Mask:
+    """Return the steps without gradients that are part of the training step after them.
+
+    They are if a few of them come before each training step, or each second one (the two networks of a GAN), and read no
+    batches of their own. Evaluation comes in longer runs, or more rarely, or switches its model to eval() mode before.
+
+    Args:
+        rows: steps of a process.
+        switches: how often a model was switched from training to eval() mode.
+        breaks: rows before which steps are missing.
+    """
+    without = rows.mode == EVAL
+    first = np.flatnonzero(without & ~np.append(False, without[:-1]))
+    last = np.flatnonzero(without & ~np.append(without[1:], False))
+    few = (last - first < thresholds.FORWARDS_IN_STEP) & ~np.isin(last + 1, (*breaks, len(rows)))
+    edges = np.zeros(len(rows) + 1, np.int64)
+    edges[first[few]], edges[last[few] + 1] = 1, -1
+    found: Mask = np.cumsum(edges[:-1]) > 0
+    steps = np.diff(np.cumsum(rows.mode == TRAIN)[first[few]])  # of training, from one run to the next
+    ran = found & (rows.seconds("forward") > 0)
+    loads = np.count_nonzero(ran & (rows.seconds("wait") > 0)) > thresholds.IN_TURNS * np.count_nonzero(ran)
+    is_part = (
+        len(steps) >= thresholds.MIN_STEPS
+        and float(np.mean(steps <= thresholds.STEPS_IN_TURN)) >= thresholds.NEARLY_ALL
+        and switches < thresholds.IN_TURNS * len(steps)
+        and not loads
+        and bool((rows.seconds("forward") > 0).any())  # of a framework whose forwards can be seen
+    )
+    return found if is_part else np.zeros(len(rows), np.bool_)
+
+
+def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:
+    """Return the steps with some of them as the beginning of the step after them.
+
+    The hook may record the phases of either only: those of the step at the end decide whether they are known.
+    """
+    ends = np.flatnonzero(~joins)
+    group = np.cumsum(~joins) - ~joins
+    table = PartTable.of(rows.parts)
+    recorded = np.any([rows.seconds(part.key) > 0 for part in parts.phases()], axis=0)
+    known = recorded[ends][group]
+    guessed, ignored = joins & known & ~recorded, joins & ~known
+    summed: dict[int, Floats] = {}
+    for number, values in table.columns.items():
+        if number in _phases():
+            usual = values[joins & recorded].mean() if (joins & recorded).any() else 0.0
+            values = np.where(ignored, 0.0, np.where(guessed, usual, values))
+        summed[number] = np.bincount(group, values, len(ends))
+    start = rows.start[np.append(0, ends[:-1] + 1)]
+    return attrs.evolve(
+        rows[ends], start=start, duration=rows.end[ends] - start, parts=PartTable(len(ends), table.width, summed),
+        gc_in_wait=np.bincount(group, rows.gc_in_wait, len(ends)),
+    )  # fmt: skip
+
+
+def judged_by_role(found: Judged, switches: float) -> Judged:
+    """Return the judged steps of a long job with forwards that are part of a step; sums change as those of the sample do."""
+    inside = within_steps(found.rows, switches, found.breaks)
+    if not inside.any():
+        return found
+    rows, ends = joined_to_next(found.rows, inside), np.flatnonzero(~inside)
+    left = (found.rows.mode[ends] == EVAL).sum() / (found.rows.mode == EVAL).sum()
+    before, after, totals = Totals.of(found.rows), Totals.of(rows), found.totals
+    grown = np.divide(after.parts, before.parts, out=np.ones(len(before.parts)), where=before.parts > 0)
+    totals = attrs.evolve(
+        totals, parts=totals.parts * grown, duration=totals.duration * after.duration / max(before.duration, 1e-9),
+        between=totals.between * after.between / max(before.between, 1e-9), evaluation=totals.evaluation * left,
+        own_in_evaluation=totals.own_in_evaluation * left, evaluations=round(totals.evaluations * left),
+    )  # fmt: skip
+    breaks = tuple((np.cumsum(~inside) - ~inside)[list(found.breaks)].tolist())
+    return attrs.evolve(
+        found, rows=rows, index=found.index[ends], breaks=breaks, evaluated=totals.evaluations, totals=totals,
+        steps=found.steps - found.evaluated + totals.evaluations,
+    )  # fmt: skip
+
+
+@cache
+def _phases() -> frozenset[int]:
+    return frozenset(column(part.key, on_device=device) for part in parts.phases() for device in (False, True))

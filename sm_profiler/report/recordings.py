@@ -1,0 +1,247 @@
+"""Reports on what other tools recorded: traces of torch.profiler, tables of times."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import attrs
+import numpy as np
+from msgspec.structs import replace
+
+from sm_profiler import diagnosis
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.gpu import decide_traces
+from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Gain, Interval, Report, Verdict
+from sm_profiler.errors import SourceError
+from sm_profiler.formats import layout
+from sm_profiler.formats.kineto_reader import is_kineto, unpacked_head
+from sm_profiler.formatting import percent, plural
+from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.measure import RankTime, measure
+from sm_profiler.gpu_traces.step_view import describe
+from sm_profiler.gpu_traces.traces import GpuTraces
+from sm_profiler.report.build import JobInfo, job_name, report_without_profile
+from sm_profiler.source import FileQuality
+from sm_profiler.source.opening import profile_around
+from sm_profiler.storage import Storage, open_storage
+
+_OURS = re.compile(r"(?:^|/)((?:system|framework)/.*|profiler-output/.*)")
+_LOOKED_AT = 2000  # files of a folder or prefix
+_OPENED = 40  # of them, those named after traces first
+_HEAD = 64 << 10
+
+
+def holds_only_traces(where: str) -> bool:
+    """Return whether a source is a trace of torch.profiler, or holds some among its first files and no profile.
+
+    Raises:
+        SourceError: it is, or only holds, traces of other programs.
+    """
+    remote = "://" in where
+    if not remote and not Path(where).exists():
+        return False  # the name of a training job
+    if not remote and Path(where).is_file():
+        path = Path(where)
+        head = _head(open_storage(path.parent), path.name)
+        if not is_kineto(head) and (kind := _other_trace(head)):
+            raise SourceError(f"{where} is {kind}, not a trace of torch.profiler")
+        return is_kineto(head)
+    try:
+        storage = open_storage(where)
+        keys = [info.key for info in islice(storage.list(), _LOOKED_AT)]
+        if any(_is_ours(key) for key in keys):
+            return False
+        candidates = [key for key in keys if key.endswith((".json", ".json.gz"))]
+        candidates = sorted(candidates, key=lambda key: "trace" not in key.lower())[:_OPENED]
+        others = {}
+        for key in candidates:
+            head = _head(storage, key)
+            if is_kineto(head):
+                return True
+            if kind := _other_trace(head):
+                others[key] = kind
+    except SourceError:
+        return False  # reported by the reader of profiles
+    if others and not profile_around(where):
+        key, kind = next(iter(others.items()))
+        raise SourceError(f"{where} contains neither a profile nor a trace of torch.profiler; {key} is {kind}")
+    return False
+
+
+def _is_ours(key: str) -> bool:
+    """Return whether a file belongs to a profile; other programs, too, have folders named `system`."""
+    found = _OURS.search(key)
+    if found is None:
+        return False
+    path = found[1].removeprefix("profiler-output/")
+    return path in layout.END_MARKERS or path.endswith(layout.TEMPORARY) or layout.parse_path(path) is not None
+
+
+def _head(storage: Storage, key: str) -> bytes:
+    return unpacked_head(storage.read(key, 0, _HEAD))
+
+
+def _other_trace(head: bytes) -> str:
+    """Return what a file is if it is a trace of another kind; empty for anything else."""
+    if b'"nodes"' in head and b'"schema"' in head:
+        return "an execution trace (of ExecutionTraceObserver), which has no kernels' times"
+    if b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head):
+        return "a trace of another program"
+    return ""
+
+
+def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) -> Report:
+    """Judge traces of torch.profiler.
+
+    Args:
+        source: a file, a folder or an s3:// prefix of Kineto traces.
+        job: name and prices.
+
+    Raises:
+        SourceError: there are no traces, or they cannot be read.
+    """
+    where, gpu = os.fspath(source), GpuTraces(source)
+    ranks = measure(gpu)
+    files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
+    shown = tuple(describe(gpu, rank) for rank in ranks)
+    return report_without_profile(
+        job_name(where), verdict_on(gpu, ranks), files, job or JobInfo(), where, gpu_traces=shown
+    )
+
+
+def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
+    """Return the verdict on traces that were measured; an inconclusive one if they hold too little."""
+    kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
+    return decide_traces(ranks, gpu) if kernels >= limits.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
+
+
+def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
+    """Return which operators take most of the host's time, without their inner operators."""
+    spent: dict[str, float] = {}
+    for trace in gpu.ranks.values():
+        rows, alone = operators_alone(trace.events)
+        names = trace.events.name
+        sums = np.bincount(names.codes[rows], alone[rows], len(names.values))
+        for code in np.flatnonzero(sums):
+            spent[names.values[code]] = spent.get(names.values[code], 0.0) + float(sums[code])
+    whole = sum(spent.values())
+    most = sorted(spent, key=lambda name: -spent[name])[:3]
+    shown = ", ".join(f"{name[:80]} {percent(spent[name] / whole)}" for name in most)
+    return (Evidence("the host's operators", shown),) if shown else ()
+
+
+def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
+    events = sum(len(trace.events) for trace in gpu.ranks.values())
+    text = f"Too few kernels to judge: {kernels} recorded, {limits.TRACE_KERNELS} needed."
+    if not kernels:
+        text = "The traces hold no kernel: nothing ran on a GPU while they were recorded."
+    return Finding(
+        Class.INCONCLUSIVE,
+        text,
+        (
+            Evidence("kernels and copies", kernels, limits.TRACE_KERNELS, held="judged from"),
+            Evidence("all events", events),
+            *_on_host(gpu),
+        ),
+        "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script "
+        "with 'sm-profiler run', which judges training on the CPU, too.",
+        0.0,
+        confidence="low",
+    )
+
+
+NOTHING_FOUND = "No cause found"
+
+
+def report_table(
+    source: str | os.PathLike[str], job: JobInfo | None = None, columns: Mapping[str, str] | None = None
+) -> Report:
+    """Judge a table of times that another tool recorded, or an MLPerf log.
+
+    Args:
+        source: a CSV, Parquet or JSON lines file, or a log of mllog; a path or an s3:// URI.
+        job: name and prices.
+        columns: `rank`, `step`, `seconds`, `start`, `end`, `operation`, `stage` or `microbatch` → its name in the table.
+
+    Raises:
+        SourceError: the file cannot be read, or misses a column.
+    """
+    where = os.fspath(source)
+    table = diagnosis.read_table(where, columns)
+    found = diagnosis.diagnose(table.ledger)
+    verdict = Verdict(_main(found, table), tuple(finding_of(finding, found) for finding in found.findings[1:]))
+    name, files = where.rstrip("/").rpartition("/")[2], [FileQuality(where, "read", table.lost, table.why)]
+    report = report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
+    if not table.lost:
+        return report
+    text = f"{table.lost:,} of {plural(table.rows + table.lost, 'row')} {'is' if table.lost == 1 else 'are'} left out: {table.why}."
+    damage = DamagedFiles(1, text, f"{plural(table.lost, 'row')} could not be used")
+    return attrs.evolve(report, quality=replace(report.quality, damage=damage))
+
+
+def finding_of(found: diagnosis.Finding, verdict: diagnosis.Verdict) -> Finding:
+    """Return a finding of the diagnosis as reports show it."""
+    saved = found.gain
+    evidence = tuple(
+        Evidence(fact.metric, round(fact.value, 4) if isinstance(fact.value, float) else fact.value, fact.usual, fact.where and _rank(fact.where), fact.unit, "usually")
+        for fact in found.facts
+    )  # fmt: skip
+    total = verdict.step_s * verdict.steps
+    scale = found.seconds / (saved.value * total) if saved.value * total > 0 else 0.0  # below 1 for a part of the steps
+
+    def times(amount: float) -> Interval:
+        return Interval(*(share * scale * amount for share in (saved.low, saved.value, saved.high)))
+
+    gain = Gain(
+        times(verdict.step_s), times(1.0), Interval(*(1 / (1 - share) for share in (saved.low, saved.value, saved.high))),
+        seconds=times(total), of="loop" if found.steps is None else "steps",
+    )  # fmt: skip
+    return Finding(
+        Class[found.kind], found.headline, evidence, found.advice, saved.value * scale,
+        confidence=found.confidence, gain=gain, ranks=found.ranks, stage=found.stage,
+    )  # fmt: skip
+
+
+def _rank(where: str) -> str:
+    return f"rank {where}" if where.isdigit() else where
+
+
+def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
+    ledger = table.ledger
+    evidence = [Evidence("steps that all ranks have", found.steps, limits.MIN_STEPS, held="judged from")]
+    if found.step_s:
+        evidence.append(Evidence("mean step of the job", round(found.step_s, 6), unit="s"))
+    if len(ledger.ranks) > 1 and found.even > 1:
+        evidence.insert(
+            0,
+            Evidence("speedup if all ranks, stages and microbatches took the average time", f"{found.even:.2f} times"),
+        )
+    if ledger.before:
+        evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
+    if found.findings:
+        main = finding_of(found.findings[0], found)
+        return replace(main, evidence=(*main.evidence, *evidence))
+    if found.steps < limits.MIN_STEPS:
+        return Finding(
+            Class.INCONCLUSIVE,
+            found.reason,
+            tuple(evidence),
+            "Record more steps, the same ones on every rank.",
+            0.0,
+            confidence="low",
+        )
+    advice = "Nothing needs repair. To go faster, try lower precision, a larger batch, or faster hardware."
+    if not found.healthy:
+        advice = (
+            "Add a column operation, with a row for each part of the step, to see where its time goes; or profile the training with "
+            "'sm-profiler run'."
+        )
+    return Finding(
+        Class.BALANCED, found.reason, tuple(evidence), advice, 0.0, confidence="medium" if found.healthy else "low",
+        label=Class.BALANCED.label if found.healthy else NOTHING_FOUND,
+    )  # fmt: skip

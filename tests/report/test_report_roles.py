@@ -1,0 +1,139 @@
+"""Forwards without gradients: part of a training step by their pattern, or evaluation."""
+
+import numpy as np
+import pytest
+
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.formats import event_names
+from sm_profiler.metrics import step_fold, step_sample
+from sm_profiler.report import Class
+from tests.support.reports import metrics_of, sampled, training, verdict_of
+
+FORWARD = {"backward": 0, "optimizer": 0}
+SWITCH = 20e-6
+
+
+def turns(count, *, ahead=1, each=0.004, learn=1, every=1, wait=0.0, between=0.0, switch=False, rows=()):
+    """Return rounds of `learn` training steps, before every nth of which a model runs `ahead` times without gradients.
+
+    Args:
+        count: rounds.
+        ahead: forwards without gradients.
+        each: seconds of such a forward.
+        learn: training steps of a round.
+        every: rounds from one to the next with such forwards.
+        wait: seconds for which such a forward waits for its batch.
+        between: seconds of the script's own code after the forwards.
+        switch: the model is put into eval() mode.
+        rows: further events.
+    """
+    rows, now, evaluated, trained = list(rows), 1.0, 0, 0
+    for number in range(count):
+        if number % every == 0:
+            if switch:
+                rows.append((event_names.EVAL_MODE, "Net", now, SWITCH, "algo-1-0", -1))
+                now += SWITCH
+            step = {"wait": wait, "forward": each, "outside": 0, "mode": "EVAL", **FORWARD}
+            rows += training(ahead, at=now, number=evaluated, **step)
+            now += ahead * (wait + each) + between
+            evaluated += ahead
+        rows += training(learn, at=now, number=trained, wait=0)
+        now += learn * 0.0092
+        trained += learn
+    return rows
+
+
+def roles(rows):
+    """Return the training steps, those of evaluation, and the forwards inside training steps."""
+    (rank,) = metrics_of(rows).ranks
+    return rank.train_steps, int((~rank.train).sum()), rank.within_steps
+
+
+PART_OF_STEP = {
+    "target network or teacher": turns(200),
+    "acts four times, learns once": turns(200, ahead=4),
+    "generator of each second step of a GAN": turns(200, learn=2),
+    "teacher in eval() mode since before the loop": turns(200, between=0.001),
+}
+EVALUATION = {
+    "every 20 steps": turns(200, ahead=30, every=20),
+    "every 20 steps, one batch": turns(200, every=20, each=0.1),
+    "every 20 steps, in eval() mode": turns(200, every=20, each=0.1, switch=True),
+    "each step, in eval() mode": turns(200, switch=True),
+    "each step, many batches": turns(200, ahead=10),
+    "each step, batches of a loader": turns(200, ahead=2, wait=0.001),
+    "after each epoch": turns(10, ahead=3, learn=40),
+}
+
+
+@pytest.mark.parametrize("name", PART_OF_STEP)
+def test_forwards_of_each_step_are_part_of_it(name):
+    steps, evaluated, within = roles(PART_OF_STEP[name])
+    assert steps in (200, 400)
+    assert (evaluated, within > 0) == (0, True)
+    verdict = verdict_of(PART_OF_STEP[name])
+    assert verdict.kind is Class.BALANCED, verdict.main.headline
+
+
+@pytest.mark.parametrize("name", EVALUATION)
+def test_evaluation_stays_evaluation(name):
+    _, evaluated, within = roles(EVALUATION[name])
+    assert evaluated > 0
+    assert within == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["each step, in eval() mode", "each step, many batches", "every 20 steps, in eval() mode"]
+)
+def test_expensive_evaluation_is_found(name):
+    assert verdict_of(EVALUATION[name]).kind is Class.EVALUATION_BOUND
+
+
+def test_forwards_that_may_be_an_agents_are_not_surely_evaluation():
+    sure, unsure = (
+        verdict_of(EVALUATION[name]).main for name in ("each step, in eval() mode", "each step, many batches")
+    )
+    assert (sure.kind, unsure.kind) == (Class.EVALUATION_BOUND, Class.EVALUATION_BOUND)
+    assert (sure.confidence, unsure.confidence) == ("high", "medium")
+
+
+def test_what_an_agent_does_between_its_forward_and_the_step_is_code_of_the_step():
+    stack = ("evaluation", False, 1.0, 31)
+    metrics = metrics_of(turns(200, between=0.02, rows=[sampled(stack)]))
+    main = decide(Case(metrics, {})).main
+    assert main.kind is Class.SYNC_BOUND
+    assert main.share_of_time == pytest.approx(0.02 / 0.0332, abs=0.03)
+    assert main.where[0].line == 31
+
+
+@pytest.mark.parametrize(("recorded", "forward"), [("EVAL", None), ("TRAIN", 0.003), ("both, in turns", 0.007)])
+def test_the_phases_of_either_step_may_not_be_recorded(recorded, forward):
+    rows, mode, number = [], "", 0
+    for row in reversed(turns(200)):  # a step's record comes after those of its phases
+        if row[0].startswith("Step"):
+            mode, number = row[0].rpartition(".")[2], row[5]
+        if row[0].startswith("Step") or mode == recorded or (len(recorded) > 5 and number % 2 == (mode == "EVAL")):
+            rows.append(row)
+    (rank,) = metrics_of(rows[::-1]).ranks
+    assert rank.within_steps == 200
+    if forward is not None:
+        assert rank.median("forward") == pytest.approx(forward)
+        assert rank.loop == pytest.approx(200 * 0.0132, rel=0.02)
+
+
+def test_a_sample_of_the_steps_has_the_same_roles(monkeypatch):
+    rows = turns(6000, between=0.005)
+    (whole,) = metrics_of(rows).ranks
+    monkeypatch.setattr(step_sample, "MAX_STEPS", 4096)
+    monkeypatch.setattr(step_fold, "MAX_STEPS", 4096)
+    (found,) = metrics_of(rows).ranks
+    assert whole.judged is None
+    assert found.judged is not None
+    assert found.train_steps == 6000
+    assert (found.all_steps, found.within_steps) == pytest.approx((6000, 6000), rel=0.01)  # a sample cuts some apart
+    assert {key: found.share(key) for key in found.slices} == pytest.approx(
+        {key: whole.share(key) for key in whole.slices}, abs=0.02
+    )
+    assert np.median(found.iterations.length) == pytest.approx(np.median(whole.iterations.length), rel=0.01)
+    assert found.median("forward") == pytest.approx(whole.median("forward"), rel=0.01)
