@@ -32,7 +32,7 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, timed
 from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes
 from sm_profiler.hook.steps import METER_MAX_NS
-from sm_profiler.hook.timed_calls import LONG_NS, CallbackTimes, CallSum
+from sm_profiler.hook.timed_calls import CallbackTimes, CallSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,30 +162,24 @@ class Callbacks(Collector):
             known = self._methods[name] = self._times.callback(name, getattr(function, "__code__", None))
         return known
 
-    def _time(
-        self, original: Any, method: CallSum
-    ) -> Any:  # bound here: what a step looks up once is not in the caches
-        session, tracker, times, aside = self._session, self._session.tracker, self._times, self._session.aside
-        declared = session.sampler.declared if session.sampler else []
-        training_thread, clock = session.training_thread, perf_counter_ns
+    def _time(self, original: Any, method: CallSum) -> Any:
+        session = self._session
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            declared = session.sampler.declared if session.sampler else []
             declared.append(PHASE)
-            trains = get_ident() == training_thread()
-            if trains:
+            aside = session.aside if threading.get_ident() == session.training_thread() else None
+            if aside is not None:
                 aside.depth += 1
-            start = clock()
+            start = perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
-                length = clock() - start
+                end = perf_counter_ns()
                 declared.pop()
-                if trains:
-                    aside.leave(length)
-                if length < LONG_NS:
-                    method.add(length)
-                else:
-                    times.ended(method, start, start + length, tracker.train_number)
+                if aside is not None:
+                    aside.leave(end - start)
+                self._times.ended(method, start, end, session.tracker.train_number)
 
         return timed
 
