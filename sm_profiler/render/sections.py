@@ -268,15 +268,15 @@ def framework(metrics: JobMetrics, rules: Rules, totals: Totals | None = None) -
     rows = [(piece.label, piece.value, piece.note) for piece in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
-        shares, totals = found.get(device), found.get(f"{device}_total")
+        shares, sums = found.get(device), found.get(f"{device}_total")
         if isinstance(shares, Mapping) and shares:
-            totals = totals if isinstance(totals, Mapping) else {}
+            sums = sums if isinstance(sums, Mapping) else {}
             order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
             rows = [
                 (
                     shorten(name, MAX_OPERATOR),
                     f"{number(shares.get(name)):.1f} %",
-                    duration(number(totals.get(name)) / 1e6),
+                    duration(number(sums.get(name)) / 1e6),
                 )
                 for name in order
             ]

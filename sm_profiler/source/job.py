@@ -280,13 +280,13 @@ def _region_of(client: Any, region: str | None) -> str:
     return str(getattr(getattr(client, "meta", None), "region_name", None) or region or "")
 
 
-def profiler_output(name: str, *, region: str | None = None, client: Any = None) -> str:
+def profiler_output(name: str, *, client: Any = None) -> str:
     """Return the s3:// URI of a training job's `profiler-output`.
 
     Raises:
         SourceError: there is no such job, or it is not profiled.
     """
-    return output_of(describe(name, region=region, client=client), name)
+    return output_of(describe(name, client=client), name)
 
 
 def output_of(job: dict[str, Any], name: str) -> str:
