@@ -89,6 +89,8 @@ def test_prints_a_line_without_a_terminal(job, capsys):
     ("state", "note", "line"),
     [
         ("ended", "ended with exit code 0", "ended with exit code 0"),
+        ("ended", "was ended by SIGINT", "ended by SIGINT"),
+        ("ended", "failed: no memory", "failed: no memory"),
         (
             "ended",
             "the run ended with exit code 1 and recorded nothing",
