@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import io
 import logging
+import sys
 
 ASCII = "sm_profiler.ascii"  # error handler for streams that cannot show all characters
 _PLAIN = str.maketrans(
@@ -26,6 +29,21 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+
+
+def say(text: str) -> None:
+    """Print one line on standard error, if that can be written: a training must not fail for a full disk or a closed pipe.
+
+    Nothing stays in the stream's buffer: Python tries to write that at its exit, and changes the exit code if it cannot.
+    """
+    line, stream = f"sm-profiler: {text}\n", sys.stderr
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or none
+        if type(stream) is io.TextIOWrapper and isinstance(stream.buffer, io.BufferedWriter):
+            stream.flush()
+            stream.buffer.raw.write(line.encode(stream.encoding, stream.errors or "strict"))
+        else:
+            stream.write(line)
+            stream.flush()
 
 
 def one_line(error: BaseException) -> str:

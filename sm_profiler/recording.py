@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
@@ -80,7 +80,7 @@ class Recording:
         else:
             mark_end(self.folder)
         write_state(self.folder, exit_code)
-        print(f"sm-profiler: next: sm-profiler report {quoted(shown(self.folder))}", file=sys.stderr)
+        say(f"next: sm-profiler report {quoted(shown(self.folder))}")
 
 
 def start(
@@ -114,10 +114,9 @@ def start(
             "or use 'with sm_profiler.start():', which stops at the end of the block, even if it fails"
         )
     if (found := entry.get_hook(create=False)) is not None:  # a script must not fail because it is profiled
-        print(
-            f"sm-profiler: this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
-            "'sm-profiler run'): start() and stop() change nothing",
-            file=sys.stderr,
+        say(
+            f"this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
+            "'sm-profiler run'): start() and stop() change nothing"
         )
         _running.append(recording := Recording(found.session.root, found, None, of_process=True))
         return recording
@@ -137,7 +136,7 @@ def start(
     recording = Recording(root, hook, monitor)
     _running.append(recording)
     atexit.register(recording.stop)
-    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr)
+    say(f"writing the profile to {printable(root)}")
     return recording
 
 
@@ -170,7 +169,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         text = json.dumps(request)
         profile = load_profile(text)
         for problem in profile.warnings:
-            print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+            say(printable(problem))
         if not profile.hook_on:
             raise ProfilerError(f"start: this configuration records no framework: {profile.off}")
         profile = with_variables(profile)

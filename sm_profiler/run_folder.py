@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -10,7 +11,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ import attrs
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.settings import AUTO, CONFIG, JOB, REPORTED
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
+MAX_NAME_BYTES = 150  # of a command, in the name of its folder
 FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
@@ -49,10 +50,10 @@ def start_monitor(profile: Profile, job: str, *, sample: bool, config: Path | No
     try:
         registration = join(task)
     except ProfilerError as error:
-        print(f"sm-profiler: system metrics are off: {error}", file=sys.stderr)
+        say(f"system metrics are off: {error}")
         return None
     if task.destination:
-        print(f"sm-profiler: uploading to {task.destination}", file=sys.stderr, flush=True)
+        say(f"uploading to {task.destination}")
     return registration
 
 
@@ -85,7 +86,7 @@ def profile_folder(name: str, out: Path | None = None) -> Path:
         FolderTakenError: `out` has files: two profiles in one folder would be judged as one job.
     """
     if out is None:
-        return new_folder(Path("sm-profiler").absolute(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        return new_folder(Path("sm-profiler").absolute(), dated(name))
     folder = out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -93,12 +94,22 @@ def profile_folder(name: str, out: Path | None = None) -> Path:
     return folder
 
 
+def dated(name: str) -> str:
+    """Return a name with the time, short enough for a folder."""
+    short = name.encode("utf-8", "surrogateescape")[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return f"{name if len(os.fsencode(name)) <= MAX_NAME_BYTES else short}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def new_folder(parent: Path, name: str) -> Path:
     """Create and return a folder that did not exist, numbered if the name is taken."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "no folder, which the profile needs; see --out", str(parent)) from None
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
     raise AssertionError
 
@@ -117,7 +128,10 @@ def quoted(path: Path) -> str:
 
 def shown(path: Path) -> Path:
     """Return a path relative to the current folder if it is in it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # the current folder was removed, or is another
+        return path
 
 
 @attrs.frozen
@@ -162,7 +176,7 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
         path = default_config(profile_folder(name, out))
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ProfilerError(f"{error.filename}: {error.strerror}") from error
+        raise ProfilerError(f"{error.filename or 'the current folder'}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
     return Configuration(text, "default", {CONFIG.name: str(path)}, path.parent, path)
@@ -174,7 +188,7 @@ def environment_of(config: Configuration, name: str) -> dict[str, str]:
 
     environment = {**os.environ, AUTO.name: "1", **config.variables}
     environment.pop(JOB.name, None)  # of a run around this one
-    environment[JOB.name] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    environment[JOB.name] = job_name(environment, f"{dated(name)}-{os.getpid()}")
     return environment
 
 
@@ -257,12 +271,12 @@ def run(
 
     profile = load_profile(config.text)
     for problem in profile.warnings:
-        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        say(printable(problem))
     environment = {**environment_of(config, name), REPORTED.name: "1"}
     profile = (settle if config.folder is None else with_variables)(profile, environment)
     root = rooted(profile.local_path)
-    print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
-    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
+    say(f"configuration: {config.origin}")
+    say(f"writing the profile to {printable(root)}")
     registration = start_monitor(profile, environment[JOB.name], sample=sample, config=config.path)
     write_state(root)
     began, kills = time.monotonic(), oom_kills()
@@ -295,7 +309,7 @@ def run(
     except (OSError, ProfilerError) as error:  # the exit code stays the script's
         hint = f"the profile cannot be read: {printable(error)}"
     over(recorded)
-    print(f"sm-profiler: exit code {ended.code}; {hint}", file=sys.stderr)
+    say(f"exit code {ended.code}; {hint}")
     return ended.code
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import pstats
-import stat
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -21,6 +20,7 @@ from sm_profiler.formats.cprofile_reader import (
     read_statistics,
 )
 from sm_profiler.printable import printable
+from sm_profiler.regular import read_regular
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
 MAX_SESSION_BYTES = 32 << 20  # JSON takes twenty times its size in memory
@@ -288,19 +288,12 @@ def read_file(path: str, limit: int) -> bytes:
         SourceError: the file cannot be read or is larger than `limit` bytes.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SourceError(f"{printable(path)} is not a regular file")
-            data = file.read(limit + 1)
+        return read_regular(path, limit)
     except OSError as error:
-        raise SourceError(f"{printable(path)} cannot be read: {error.strerror}") from error
-    if len(data) > limit:
-        raise SourceError(f"{printable(path)} is larger than {limit >> 20} MB")
-    return data
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait for a writer
+        reason = (
+            f"is larger than {limit >> 20} MB" if error.errno == errno.EFBIG else f"cannot be read: {error.strerror}"
+        )
+        raise SourceError(f"{printable(path)} {reason}") from error
 
 
 class _LoadedStatistics:

@@ -16,7 +16,7 @@ from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.extras import install_hint
-from sm_profiler.printable import ASCII, printable
+from sm_profiler.printable import ASCII, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +171,7 @@ def run(words: list[str]) -> int:
 
 def fail(message: str) -> int:
     """Print one line on standard error and return the exit code."""
-    print(f"sm-profiler: {printable(message)}", file=sys.stderr)
+    say(printable(message))
     return USAGE
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import say
 from sm_profiler.processes import start_module, wait_for
 from sm_profiler.run_folder import find_configuration
 from sm_profiler.run_folder import run as run_profiled
@@ -156,7 +157,7 @@ class LiveView:
         with self._page.stdout as answers:
             has_answer = select.select([answers], [], [], FIRST_PAGE_S)[0]
             address = answers.readline().decode("utf-8", "replace").strip() if has_answer else ""
-        print(f"sm-profiler: live page: {address or 'it did not start'}", file=sys.stderr, flush=True)
+        say(f"live page: {address or 'it did not start'}")
 
     def finish(self, recorded: bool) -> None:
         """End both; if anything was recorded, let them show the end of the run first."""
@@ -176,4 +177,5 @@ class LiveView:
                 process.kill()
                 process.wait()
         if self._lines is not None and self._lines.returncode and sys.stderr.isatty():  # it left no terminal as it was
-            print(WHOLE_SCREEN, end="", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(WHOLE_SCREEN, end="", file=sys.stderr, flush=True)

@@ -281,14 +281,26 @@ class SliceTree:
             yield level, number, self._waiting[level, number]().loaded()
 
     def whole(self) -> Slice | None:
-        """Return the state of all slices; None without any. The numbers must begin with 0 and have no gaps."""
-        waiting = [self._waiting[place] for place in sorted(self._waiting, key=lambda place: place[1] << place[0])]
-        whole = waiting.pop()() if waiting else None
-        while waiting and whole is not None:
-            earlier = waiting.pop()()
-            earlier.merge_later(whole)
-            whole = earlier
-        return whole.loaded() if whole is not None else None
+        """Return the state of all slices; None without any. A number without a slice merges as if it had an empty one."""
+        waiting, level = dict(self._waiting), 0
+        nodes = dict[int, Callable[[], Slice]]()
+        while waiting or len(nodes) > 1:
+            nodes |= {number: waiting.pop((at, number)) for at, number in list(waiting) if at == level}
+            pairs = {number // 2: (nodes.get(number & ~1), nodes.get(number | 1)) for number in nodes}
+            nodes = {number: partial(_merged, *pair) for number, pair in pairs.items()}
+            level += 1
+        return next(iter(nodes.values()))().loaded() if nodes else None
+
+
+def _merged(first: Callable[[], Slice] | None, second: Callable[[], Slice] | None) -> Slice:
+    """Return a pair of slices, of which one may not exist, each fold merged once it is loaded."""
+    later = second() if second is not None else None
+    if first is None:
+        return later if later is not None else Slice([])
+    state = first()
+    if later is not None:
+        state.merge_later(later)
+    return state
 
 
 SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
@@ -334,12 +346,12 @@ def run_sliced(
     slice_us = (length or slice_windows(source, interval_us)) * interval_us
 
     def close(start_us: int) -> None:
-        """End the slices before a window, while its rows are not selected yet."""
+        """End the slice before a window, while its rows are not selected yet; those of a gap do not exist."""
         nonlocal begin_us, state, number
         begin_us = start_us if begin_us is None else begin_us
-        while start_us >= begin_us + (number + 1) * slice_us:
+        if start_us >= begin_us + (number + 1) * slice_us:
             tree.add(0, number, state)
-            state, number = Slice(folds()), number + 1
+            state, number = Slice(folds()), (start_us - begin_us) // slice_us
             trim_heap()
 
     for count, window in enumerate(windows(source, interval_us=interval_us, before=close), 1):

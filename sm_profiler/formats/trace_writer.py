@@ -25,6 +25,7 @@ from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER,
 from sm_profiler.formats.process_end import END, END_US
 
 SPARE_BYTES = 4096  # blanks in each file, in whose place the process's last record fits when the disk is full
+LATE_US = 60_000_000  # an event that ends earlier before now does not open a file of that time
 _TAIL = 1 << 20  # bytes in which the last event begins
 BACKLOG_BYTES = 4_000_000  # of events that wait for a failing disk
 # Bounds on memory, in names and in characters: names may be generated, a new one for every event.
@@ -83,6 +84,8 @@ class TraceWriter:
         fail_threshold: failures in a row after which the writer gives up and counts all events as dropped.
         start_us: origin of the times in the files, microseconds since the epoch; default: each file's first event.
         metadata: returns the arguments of the `sm_profiler/process` record of each new file, repeated at its end if it has changed.
+        now_us: the clock of events that are written as they happen: no file is named after an event far from it; None for
+            events of an earlier time.
         age_clock: monotonic clock, seconds.
         dropped: number of lost events.
         error: description of the first failure, or "".
@@ -98,6 +101,7 @@ class TraceWriter:
     fail_threshold: int = 50
     start_us: int | None = None
     metadata: Callable[[], Mapping[str, Any]] | None = None
+    now_us: Callable[[], int] | None = None
     age_clock: Callable[[], float] = time.monotonic
     dropped: int = 0
     error: str = ""
@@ -141,14 +145,15 @@ class TraceWriter:
         """Append events in order, rotating as needed; failures of the disk raise no error."""
         todo = [*self._backlog, *events]
         self._backlog = []
+        now_us = self.now_us() if self.now_us is not None else None
         while todo:
             if self.given_up:
                 self.dropped += len(todo)
                 return
-            hour = hour_folder(todo[0].start_us + todo[0].duration_us)
-            count = self._same_hour(todo, hour)
+            hour = self._hour_of(todo[0], now_us)
+            count = self._same_hour(todo, hour, now_us)
             try:
-                self._append(todo[:count], hour)
+                self._append(todo[:count], hour, now_us)
             except OSError as error:
                 self._failed(error)
                 self._keep(todo)
@@ -263,17 +268,21 @@ class TraceWriter:
                 os.close(self._fd)
         self._fd, self._backlog = -1, []
 
-    def _same_hour(self, events: list[TraceEvent], hour: str) -> int:
+    def _hour_of(self, event: TraceEvent, now_us: int | None) -> str:
+        """Return the hour of an event's file."""
+        return hour_folder(_file_us(event.start_us + event.duration_us, now_us))
+
+    def _same_hour(self, events: list[TraceEvent], hour: str, now_us: int | None) -> int:
         """Return how many of the first events fit into one file: same hour, within its size."""
         room = max(self.max_bytes - self._used, 0) // 64 + 1
-        if hour_folder(events[-1].start_us + events[-1].duration_us) == hour:
+        if self._hour_of(events[-1], now_us) == hour:
             return min(len(events), room)
         count = 1
-        while count < len(events) and hour_folder(events[count].start_us + events[count].duration_us) == hour:
+        while count < len(events) and self._hour_of(events[count], now_us) == hour:
             count += 1
         return min(count, room)
 
-    def _append(self, events: list[TraceEvent], hour: str) -> None:
+    def _append(self, events: list[TraceEvent], hour: str, now_us: int | None) -> None:
         if self._fd >= 0 and hour != self._hour:
             self.finish()
         if self._fd < 0:
@@ -293,7 +302,7 @@ class TraceWriter:
         self._put((",\n" + ",\n".join(lines)).encode())
         self._announced |= announced
         self._events += len(events)
-        self._end_us = max(self._end_us, *(event.start_us + event.duration_us for event in events))
+        self._end_us = max(self._end_us, *(_file_us(event.start_us + event.duration_us, now_us) for event in events))
 
     def _number(self, phase: str, lines: list[str], announced: set[int]) -> int:
         """Return the phase's number, which is announced in the file before its first event."""
@@ -363,7 +372,7 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        changing = metadata.get("collectors"), metadata.get("uses_gpu"), metadata.get("dropped"), metadata.get(END)
+        changing = [metadata.get(key) for key in ("collectors", "uses_gpu", "dropped", "left_out", END)]
         if again and changing == self._described:
             return ""
         self._described = changing
@@ -393,6 +402,11 @@ class TraceWriter:
         room = BACKLOG_BYTES // 128
         self.dropped += max(len(events) - room, 0)
         self._backlog = events[:room]
+
+
+def _file_us(end_us: int, now_us: int | None) -> int:
+    """Return the time after which a file with an event is named: the event's end, unless that is far from now."""
+    return end_us if now_us is None or now_us - LATE_US <= end_us <= now_us else now_us
 
 
 def metadata_line(name: str, number: int, args: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import resource
-import sys
 from functools import partial
 
 from sm_profiler.hook.frameworks import Framework, frameworks
@@ -31,7 +30,9 @@ def _loaded(framework: Framework) -> None:
 
         install(framework)
     except Exception as error:  # the framework's import must succeed regardless
-        sys.stderr.write(f"sm-profiler: the hook is off: {error}\n")
+        from sm_profiler.printable import say
+
+        say(f"the hook is off: {error}")
 
 
 def _complete_after_children(pid: int) -> None:

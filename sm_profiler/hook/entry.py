@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
-from sm_profiler.hook.guard import pass_on
+from sm_profiler.hook.guard import attempt, pass_on, told
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
@@ -66,10 +67,19 @@ class Hook:
 
     def set_mode(self, mode: ModeKeys) -> None:
         """Count the next steps under this mode, whether or not gradients are enabled."""
-        tracker, forced = self.session.tracker, ModeKeys[mode.name]
-        if forced is not tracker.forced_mode:
-            tracker.end_rest()
-            tracker.forced_mode = forced
+        session, tracker = self.session, self.session.tracker
+        try:
+            forced = ModeKeys[mode.name]
+        except Exception as error:  # training, of which a mode of another kind says nothing, goes on
+            pass_on(error)
+            session.report_once("modes", f"set_mode takes a mode such as ModeKeys.TRAIN, not {type(mode).__name__}")
+            return
+        try:
+            if forced is not tracker.forced_mode:
+                tracker.end_rest()
+                tracker.forced_mode = forced
+        except Exception as error:  # fail open
+            session.fail(error)
 
     def register_module(self, module: Any) -> None:
         """Do nothing; accepted for compatibility with smdebug, since models are detected when they run."""
@@ -100,15 +110,19 @@ class Hook:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record a span under this name in the timeline."""
+        text = attempt(partial(_text, "name", name), partial(self._leave_out, "phase"))
+        if text is None:
+            yield
+            return
         start = time.perf_counter_ns()
         declared = self.session.sampler.declared if self.session.sampler else []
-        declared.append(str(name))
+        declared.append(text)
         try:
             yield
         finally:
             try:
                 declared.pop()
-                self.session.append_span(name, start, time.perf_counter_ns())
+                self.session.append_span(text, start, time.perf_counter_ns())
             except Exception as error:  # fail open
                 self.session.fail(error)
 
@@ -121,26 +135,79 @@ class Hook:
         duration: float = 0.0,
         **args: Any,
     ) -> None:
-        """Record an event, as in smdebug.
+        """Record an event, as in smdebug; one with arguments of another kind is left out, and the report counts it.
 
         Args:
             training_phase: row of the timeline.
             op_name: name of the event.
             phase: kind of the event: `X`, `B`, `E` or `i`.
-            timestamp: seconds since the epoch; by default now.
-            duration: seconds.
+            timestamp: seconds since the epoch, at most 31 days ago; by default now.
+            duration: seconds; the event ends within the next hour.
             args: further arguments of the event.
         """
         session = self.session
-        with session.guarded("user events"):
-            start_us = session.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
-            text = json.dumps(args, default=str) if args else ""
-            event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
-            session.append_event(event)
+        make = partial(_event, session.timebase.now_us(), training_phase, op_name, phase, timestamp, duration, args)
+        event = attempt(make, partial(self._leave_out, "record_trace_events"))
+        if event is not None:
+            with session.guarded("user events"):
+                session.append_event(event)
+
+    def _leave_out(self, function: str, error: Exception) -> None:
+        pass_on(error)
+        self.session.leave_out(f"{function}: {told(error)}")
 
     def close(self) -> None:
         """End the profile; further calls do nothing."""
-        self.session.close()
+        with self.session.guarded("closing"):
+            self.session.close()
+
+
+KINDS = ("X", "B", "E", "i")  # of events of the script
+EARLIEST_S, LATEST_S = 31 * 86_400.0, 3600.0  # before and after now: a job takes 28 days at most
+
+
+def _event(
+    now_us: int, training_phase: Any, op_name: Any, kind: Any, timestamp: Any, duration: Any, args: dict[str, Any]
+) -> TraceEvent:
+    """Return an event of the script.
+
+    Raises:
+        Exception: an argument is of another kind, or an object in it raises.
+    """
+    row, name, kind = _text("training_phase", training_phase), _text("op_name", op_name), _text("phase", kind)
+    if kind not in KINDS:
+        raise ValueError(f"phase is none of {', '.join(KINDS)}")
+    start_us = now_us if timestamp is None else _microseconds("timestamp", timestamp)
+    length_us = 0 if duration is None else _microseconds("duration", duration)
+    if not now_us - EARLIEST_S * 1e6 <= start_us <= now_us + LATEST_S * 1e6:
+        shown = f"{start_us / 1e6:.0f}, and now is {now_us / 1e6:.0f}"
+        raise ValueError(f"timestamp is in seconds since the epoch, at most 31 days ago; it is {shown}")
+    if not 0 <= length_us <= now_us + LATEST_S * 1e6 - start_us:
+        raise ValueError(
+            f"duration is in seconds, at least 0; {length_us / 1e6:.6g} s from its start on are not over yet"
+        )
+    return TraceEvent(row, name, start_us, length_us, _json(args) if args else "", kind)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is text, not {type(value).__name__}")
+    return str.__str__(value)  # of a class derived from text, the text
+
+
+def _microseconds(name: str, value: Any) -> int:
+    number = float(value) * 1e6
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is a number of seconds, not {number}")
+    return int(number)
+
+
+def _json(args: dict[str, Any]) -> str:
+    """Return arguments as JSON, which has no NaN and no infinity: they become texts."""
+    try:
+        return json.dumps(args, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(args, default=str), parse_constant=str))
 
 
 def get_hook(*, create: bool = True) -> Hook | None:

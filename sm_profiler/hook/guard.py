@@ -51,6 +51,11 @@ def attempt(action: Callable[[], Result], failed: Callable[[Exception], None] = 
         return None
 
 
+def told(error: BaseException) -> str:
+    """Return the first line of an error's text; "" if it has none, or the script's class of the error cannot tell it."""
+    return attempt(lambda: str.__str__(str(error)).partition("\n")[0][:300]) or ""
+
+
 def is_foreign(error: BaseException) -> bool:
     """Return whether an exception was raised by a signal handler or a trace function, or set by another thread."""
     if threads.is_own():
@@ -149,7 +154,7 @@ class Guard:
         pass_on(error)
         self.count += 1
         if collector not in self.failures:
-            self.failures[collector] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+            self.failures[collector] = f"{type(error).__name__}: {told(error)}"
             text = f"{collector} switched off, training continues: {self.failures[collector]}"
             if len(self.failures) == 1:
                 self.warn(text)

@@ -23,7 +23,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, compress, islice, repeat, starmap
 from operator import attrgetter, is_not
-from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -40,6 +39,7 @@ from sm_profiler.hook.frames import current_frames, is_library, stack_of, uncoll
 from sm_profiler.hook.guard import attempt, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
+from sm_profiler.regular import read_regular
 
 # Garbage collections.
 
@@ -305,10 +305,7 @@ def _first_line(scope: ast.AST) -> int:
 def _functions(file: str) -> list[tuple[ast.AST, str]]:
     """Return the functions of a file and their names, and the file itself; empty if it cannot be read."""
     try:
-        path = Path(file)
-        if path.stat().st_size > MAX_SOURCE_BYTES:
-            return []
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(read_regular(file, MAX_SOURCE_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found: list[tuple[ast.AST, str]] = [(tree, "<module>")]

@@ -227,15 +227,24 @@ class Recorder:
             events = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
             self._in_flight = len(events) + len(records)
-            records = self._limited(DISK_SECONDS, partial(self._complete, records))
-            self._limited(DISK_SECONDS, partial(self._write, events, records))
+            self._write(self.writer.write, events)
+            self._write(self._write_records, records)
             self._in_flight = 0
             if not self._stop.is_set():
                 time.sleep(0.0002)  # lets the training thread have the interpreter
 
-    def _write(self, events: list[TraceEvent], records: list[Span]) -> None:
-        if events:
-            self.writer.write(events)
+    def _write(self, write: Callable[[list[Any]], None], what: list[Any]) -> None:
+        """Write a chunk; if it has something that no file can hold, it is lost and counted."""
+        if not what:
+            return
+        try:
+            self._limited(DISK_SECONDS, partial(write, what))
+        except Exception as error:  # the rest of the queue is recorded
+            self._overflow += len(what)
+            self._guard.failed("recording", error)
+
+    def _write_records(self, records: list[Span]) -> None:
+        records = self._complete(records)
         if records and not self.writer.write_spans(records, self._timebase.offset_ns, self._pid):
             self.writer.write(self._to_events(records))
 

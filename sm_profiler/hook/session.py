@@ -63,6 +63,7 @@ class Session(StepObserver):
         guard: failures so far.
         sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
+        left_out: events of the script whose arguments cannot be recorded.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
         on_retired: called once a changed configuration has switched the hook off, with that configuration.
         exiting: the process is about to exit.
@@ -80,6 +81,7 @@ class Session(StepObserver):
         self.node = read_resources().node
         self.rank: int | None = None
         self.notes: dict[str, str] = {}
+        self.left_out = 0
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
         self.work = OwnWork(self.append)
@@ -247,6 +249,18 @@ class Session(StepObserver):
         """Let the report explain why a collector has no or partial data."""
         self.notes[collector] = text
 
+    def report_once(self, collector: str, text: str) -> None:
+        """Warn of something in the log and in the report, if nothing was reported of this collector yet."""
+        if collector not in self.notes:
+            self.note(collector, text)
+            self.guard.warn(text)
+
+    def leave_out(self, problem: str) -> None:
+        """Count an event of the script that cannot be recorded."""
+        if not self.closed:
+            self.left_out += 1
+            self.report_once("user events", f"{problem}; such events are left out")
+
     def saw_batch_size(self, size: int) -> None:
         """Report the batch size of a loader that is read with gradients enabled."""
         self._batch_sizes.add(size)
@@ -349,6 +363,7 @@ class Session(StepObserver):
             fail_threshold=self.profile.fail_threshold,
             start_us=self._started_us,
             metadata=self.describe,
+            now_us=self.timebase.now_us,
         )
         self._recorder = recorder = Recorder(
             writer,
@@ -545,9 +560,7 @@ class Session(StepObserver):
         self.guard.failed("hook", error)
         self.quiet = True
         if self._recorder is not None:
-            self.later(
-                self._recorder.writer.finish
-            )  # its record says so: the exported series of steps must not stand still
+            self.later(self._recorder.writer.finish)  # with the failure in its record: the exported series of steps end
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:
@@ -626,6 +639,7 @@ class Session(StepObserver):
             "clock_error_us": clock and clock.error_us,
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
+            "left_out": self.left_out,
             "disk_error": recorder.writer.error if recorder else "",
             "phases_every": self.tracker.every,
             "collectors": states,

@@ -5,10 +5,13 @@ Loader workers import this module in their processes, so it must not import anyt
 
 from __future__ import annotations
 
+import functools
+import io
 import linecache
 import os
 import sys
 import threading
+import tokenize
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any, TypeAlias
 
 from sm_profiler.hook.frames import Stack, cell_name, file_of, is_library
 from sm_profiler.hook.secrets import masked
+from sm_profiler.regular import read_regular
 
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
 Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines
@@ -31,6 +35,7 @@ MAX_FILES = 10_000  # whose origin is remembered
 MAX_NAME, MAX_TEXT = 300, 160  # characters
 MAX_SECRET = 1000  # characters that are searched for secrets
 MAX_SOURCE_BYTES = 2_000_000  # of a file whose lines are quoted
+MAX_SOURCES = 100  # such files that are kept
 LONG_MS, LONG_TIMES = 5.0, 2.0  # a step is long if it exceeds the usual one by both
 LENGTHS = 64  # latest steps that define the usual one
 MIN_LENGTHS = 8
@@ -307,8 +312,20 @@ def source_line(file: str, line: int) -> str:
     """Return a line of a source file as it runs, without secrets, or "" if it cannot be read."""
     file = file_of(file)
     try:
-        if file not in linecache.cache and (file.startswith("…") or Path(file).stat().st_size > MAX_SOURCE_BYTES):
-            return ""
-        return masked(linecache.getline(file, line).strip()[:MAX_SECRET])[:MAX_TEXT]
+        kept = linecache.cache.get(file)  # what has no file, as a notebook's cells, is there
+        lines = kept[2] if kept is not None and len(kept) == 4 else _lines(file)
+        return masked(lines[line - 1].strip()[:MAX_SECRET])[:MAX_TEXT] if 0 < line <= len(lines) else ""
     except Exception:  # a source in an odd encoding; the line is an extra
         return ""
+
+
+@functools.lru_cache(MAX_SOURCES)
+def _lines(file: str) -> list[str]:
+    """Return the lines of a file as they were when the first was asked for."""
+    try:
+        source = io.BytesIO(read_regular(file, MAX_SOURCE_BYTES))
+        encoding = tokenize.detect_encoding(source.readline)[0]
+        source.seek(0)
+        return list(io.TextIOWrapper(source, encoding))
+    except (OSError, SyntaxError, ValueError):
+        return []

@@ -219,7 +219,7 @@ class TimedCalls(Collector):
                 return original(*args, **kwargs)
             if self._inside:
                 if path is not None:
-                    self._paths += _path(path, args, kwargs)
+                    session.run(self, self._saves_also, path, args, kwargs)
                 return original(*args, **kwargs)
             self._inside = True
             aside.depth += 1
@@ -236,18 +236,31 @@ class TimedCalls(Collector):
                     if short.at is None:
                         short.at = user_line()
                 else:
-                    session.run(self, self._ended, kind, short, start, length, _path(path, args, kwargs))
+                    session.run(self, self._ended, kind, short, start, length, path, args, kwargs)
 
         timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
         return timed
 
-    def _ended(self, kind: type[TimedCall], short: CallSum, start: int, length: int, paths: list[str]) -> None:
+    def _saves_also(self, path: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember the path of a call inside the one that runs."""
+        self._paths += _path(path, args, kwargs)
+
+    def _ended(  # the parts of a call
+        self,
+        kind: type[TimedCall],
+        short: CallSum,
+        start: int,
+        length: int,
+        path: tuple[int, str] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         """Record a long call on its own, unless there are too many of them."""
         self._long += 1
         if self._long > MAX_LONG:
             short.add(length)
         else:
-            self._note(kind, short.name, start, start + length, paths + self._paths)
+            self._note(kind, short.name, start, start + length, _path(path, args, kwargs) + self._paths)
         self._paths.clear()
 
     def _note(self, kind: type[TimedCall], title: str, start: int, end: int, paths: list[str]) -> None:
@@ -300,12 +313,19 @@ class TimedCalls(Collector):
 
 
 def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Return the path among the arguments of a call, as a list of at most one."""
+    """Return the path among the arguments of a call, as a list of at most one: as `open` reads it, never by `str`."""
     if place is None:
         return []
     number, keyword = place
     value = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
-    return [str(value)] if isinstance(value, (str, os.PathLike)) else []
+    try:
+        if not isinstance(value, (str, os.PathLike)):
+            return []
+        path = os.fsdecode(value)
+    except Exception as error:  # an object of the script's; the path is an extra
+        pass_on(error)
+        return []
+    return [str.__str__(path)]  # of a class derived from text, the text
 
 
 def size_of(path: str) -> int:

@@ -403,9 +403,9 @@ class TrainingRun(threading.Thread):
             self.job.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": now()}
 
     def _failure_reason(self, number: int, code: int) -> str:
-        """Return what the service says: the failure file, which is often missing, and the container's exit code.
+        """Return the service's reason: the failure file, which is often missing, and the container's exit code.
 
-        Where the endpoint stands in for AWS's training toolkit, the file is the toolkit's, whose own exit code is 1.
+        Where the endpoint replaces AWS's training toolkit, the file is the toolkit's, whose own exit code is 1.
         """
         text = ""
         with contextlib.suppress(OSError):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import stat
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +13,7 @@ from typing import BinaryIO, Protocol
 
 import attrs
 
+from sm_profiler import regular
 from sm_profiler.errors import SourceError
 
 
@@ -186,22 +185,12 @@ def real_path(root: Path, key: str) -> Path:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading.
-
-    A link is refused, and so is a named pipe, whose opening would wait for a writer.
+    """Open a regular file for reading; a link is refused.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    return regular.open_regular(path, flags=os.O_NOFOLLOW)
 
 
 class LocalStorage:

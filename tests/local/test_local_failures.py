@@ -18,7 +18,7 @@ def alive(pid: int) -> bool:
 
 
 def test_failure_reason_is_that_of_the_training_toolkit(bench):
-    """It quoted whatever the script had printed last."""
+    """It quoted the last lines that the script had printed."""
     job = bench.run("import sys\nprint('epoch 3: loss 0.1')\nsys.exit(7)\n")
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Failed", "Failed")
     start, _, command = job["FailureReason"].partition('Command "')

@@ -245,15 +245,18 @@ def _folded(task: FoldTask) -> Answer:
     source = open_listed(task.uri, task.job, task.files)
     tree, rows, clock = SliceTree(), 0, list[int]()
     state, number = Slice(new_folds(task.parameters)), task.first
-    begin_us = task.from_us - task.first * task.slice_us
+    begin_us, has_windows = task.from_us - task.first * task.slice_us, False
     for window in _windows(source, task, clock):
-        while window.start_us >= begin_us + (number + 1) * task.slice_us:
-            tree.add(0, number, state)
-            state, number = Slice(new_folds(task.parameters)), number + 1
+        if window.start_us >= begin_us + (number + 1) * task.slice_us:
+            if has_windows or not number:  # as in one process, only the first slice may have none
+                tree.add(0, number, state)
+            state, number = Slice(new_folds(task.parameters)), (window.start_us - begin_us) // task.slice_us
         state.update(window)
+        has_windows = True
         rows += len(window.new_system) + len(window.new_events)
         del window
-    tree.add(0, number, state)
+    if has_windows or not number:
+        tree.add(0, number, state)
     own = set(task.own)
     quality = [each for each in source.quality() if each.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}

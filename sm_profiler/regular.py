@@ -1,0 +1,45 @@
+"""Reading of regular files: opening a named pipe would wait for a writer, and a device may have no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+
+def open_regular(path: str | os.PathLike[str], *, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        flags: further flags of `os.open`, such as `O_NOFOLLOW`, which refuses a link.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+
+    def opener(name: str, given: int) -> int:
+        return os.open(name, given | flags | os.O_NONBLOCK)
+
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a device may have an effect
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], limit: int, *, flags: int = 0) -> bytes:
+    """Return the contents of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than `limit` bytes.
+    """
+    with open_regular(path, flags=flags) as file:
+        # the kernel's own files have no size, and some wait for news
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size else b""
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return data
