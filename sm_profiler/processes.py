@@ -34,7 +34,6 @@ def start_module(  # the options of Popen that our processes differ in
     arguments: Sequence[str] = (),
     *,
     environment: Mapping[str, str] | None = None,
-    hidden: Collection[str] = (),
     cwd: str | Path = "/",
     stdin: int = subprocess.DEVNULL,
     stdout: int = subprocess.DEVNULL,
@@ -48,7 +47,6 @@ def start_module(  # the options of Popen that our processes differ in
         module: full name of the module.
         arguments: its command line.
         environment: variables to start from; default: this process's.
-        hidden: further variables that it must not see.
         cwd: its working directory, from which Python imports too: by default none in which a user keeps files.
         stdin: as for `subprocess.Popen`, like the next two.
         stdout: see there.
@@ -61,7 +59,7 @@ def start_module(  # the options of Popen that our processes differ in
     """
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
-        env=_variables(environment, hidden),
+        env=_variables(environment),
         cwd=cwd,
         stdin=stdin,
         stdout=stdout,
@@ -71,9 +69,9 @@ def start_module(  # the options of Popen that our processes differ in
     )
 
 
-def _variables(environment: Mapping[str, str] | None, hidden: Collection[str] = ()) -> dict[str, str]:
+def _variables(environment: Mapping[str, str] | None) -> dict[str, str]:
     variables = dict(os.environ if environment is None else environment)
-    for name in _HIDDEN.union(hidden):
+    for name in _HIDDEN:
         variables.pop(name, None)
     search = [str(Path(part).absolute()) for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part]
     variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*search, _PACKAGE]))
@@ -243,10 +241,10 @@ def read_exactly(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def wait_for_starter(stream: int = 0) -> None:
-    """Wait until the process that started this one closes its end of a pipe, at the latest by its own end."""
+def wait_for_starter() -> None:
+    """Wait until the process that started this one closes its end of standard input, at the latest by its own end."""
     with suppress(OSError):
-        while os.read(stream, 1024):
+        while os.read(0, 1024):
             pass
 
 

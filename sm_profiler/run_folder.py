@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
+MAX_NAME_BYTES = 150  # of a command, in the name of its folder
 FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
@@ -84,7 +86,7 @@ def profile_folder(name: str, out: Path | None = None) -> Path:
         FolderTakenError: `out` has files: two profiles in one folder would be judged as one job.
     """
     if out is None:
-        return new_folder(Path("sm-profiler").absolute(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        return new_folder(Path("sm-profiler").absolute(), dated(name))
     folder = out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -92,12 +94,22 @@ def profile_folder(name: str, out: Path | None = None) -> Path:
     return folder
 
 
+def dated(name: str) -> str:
+    """Return a name with the time, short enough for a folder."""
+    short = name.encode("utf-8", "surrogateescape")[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return f"{name if len(os.fsencode(name)) <= MAX_NAME_BYTES else short}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def new_folder(parent: Path, name: str) -> Path:
     """Create and return a folder that did not exist, numbered if the name is taken."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "no folder, which the profile needs; see --out", str(parent)) from None
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
     raise AssertionError
 
@@ -116,7 +128,10 @@ def quoted(path: Path) -> str:
 
 def shown(path: Path) -> Path:
     """Return a path relative to the current folder if it is in it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # the current folder was removed, or is another
+        return path
 
 
 @attrs.frozen
@@ -161,7 +176,7 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
         path = default_config(profile_folder(name, out))
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ProfilerError(f"{error.filename}: {error.strerror}") from error
+        raise ProfilerError(f"{error.filename or 'the current folder'}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
     return Configuration(text, "default", {CONFIG.name: str(path)}, path.parent, path)
@@ -173,7 +188,7 @@ def environment_of(config: Configuration, name: str) -> dict[str, str]:
 
     environment = {**os.environ, AUTO.name: "1", **config.variables}
     environment.pop(JOB.name, None)  # of a run around this one
-    environment[JOB.name] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    environment[JOB.name] = job_name(environment, f"{dated(name)}-{os.getpid()}")
     return environment
 
 

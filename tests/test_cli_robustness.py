@@ -10,7 +10,8 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS
-from sm_profiler.run_folder import profile_folder, quoted
+from sm_profiler.errors import ProfilerError
+from sm_profiler.run_folder import find_configuration, profile_folder, quoted, shown
 
 ESCAPE = "\x1b[31mred\x07"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
@@ -333,3 +334,42 @@ def test_a_quoted_path_is_that_path_to_a_shell(name):
     assert shown.isprintable()
     found = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True).stdout
     assert os.fsdecode(found) == name
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_error_does_not_keep_the_script_from_running(place):
+    (place / "script.py").write_text("import sys\nopen('ran', 'w').close()\nsys.exit(7)\n")
+    with open("/dev/full", "w") as full:
+        assert command(["run", "script.py"], place, stderr=full).returncode == 7
+    assert (place / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "loop", "dangling link"])
+def test_a_profile_that_can_have_no_folder_costs_one_line(kind, place):
+    folder = place / "sm-profiler"
+    if kind == "file":
+        folder.touch()
+    elif kind == "pipe":
+        os.mkfifo(folder)
+    else:
+        folder.symlink_to("sm-profiler" if kind == "loop" else "nowhere")
+    (place / "script.py").touch()
+    done = command(["run", "script.py"], place, capture_output=True, text=True, timeout=60)
+    line = f"sm-profiler: {folder}: no folder, which the profile needs; see --out\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_a_long_name_of_a_script_is_cut_in_the_name_of_its_folder(place):
+    for name in ("x" * 250, "é" * 120, "\udcff" * 200):
+        folder = profile_folder(name)
+        assert folder.is_dir()
+        assert folder.name[0] == name[0] or name[0] == "\udcff"
+
+
+def test_a_removed_working_folder_is_named_in_the_error(place, monkeypatch):
+    (gone := place / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ProfilerError, match="the current folder: No such file"):
+        find_configuration(None, "train")
+    assert shown(place) == place

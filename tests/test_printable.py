@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.printable import ASCII, logger_for, printable
+from sm_profiler.printable import ASCII, logger_for, printable, say
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,24 @@ def test_commands_print_in_an_ascii_locale(words, tmp_path):
 def test_messages_of_errors_are_one_printable_line():
     error = ConfigError("key \x1b[2J\n\udc80 is not valid")
     assert str(error) == r"key \x1b[2J\n\udc80 is not valid"
+
+
+def test_says_a_line_on_standard_error(capsys, monkeypatch):
+    say("hello")
+    assert capsys.readouterr().err == "sm-profiler: hello\n"
+    monkeypatch.setattr(sys, "stderr", None)
+    say("hello")
+
+
+@pytest.mark.parametrize("stream", ["/dev/full", "closed pipe"])
+def test_a_line_that_cannot_be_written_keeps_the_exit_code(stream):
+    if stream == "closed pipe":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open(stream, os.O_WRONLY)
+    code = "import sys; from sm_profiler.printable import say; say('hello'); sys.exit(3)"
+    try:
+        assert subprocess.run([sys.executable, "-c", code], stderr=write, check=False).returncode == 3
+    finally:
+        os.close(write)

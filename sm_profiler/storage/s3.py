@@ -283,7 +283,6 @@ class S3Storage:
         bucket: the bucket's name.
         prefix: the prefix, with or without a slash at its end.
         client: a boto3 S3 client; default: one created from the environment.
-        region: the region of the client that is created; default: boto3's own.
         requester_pays: agree to pay for requests to a requester-pays bucket.
         kms_key_id: encrypt what is written with this key; default: the bucket's settings apply.
         attempts: how often a request is sent before it fails.
@@ -298,7 +297,6 @@ class S3Storage:
         prefix: str = "",
         *,
         client: Any = None,
-        region: str | None = None,
         requester_pays: bool = False,
         kms_key_id: str | None = None,
         attempts: int = ATTEMPTS,
@@ -310,7 +308,7 @@ class S3Storage:
         self._encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         self._attempts = attempts
         self._sleep = sleep
-        self._client = client if client is not None else create_client(region_name=region)
+        self._client = client if client is not None else create_client()
 
     @property
     def uri(self) -> str:

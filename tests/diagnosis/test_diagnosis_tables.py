@@ -183,7 +183,8 @@ def test_other_names_of_columns_are_known_or_given(tmp_path):
         ("rank,step\n0,1\n", "needs the columns step and seconds"),
         ("step,seconds\n1,2\n1,3\n", "a column is missing: rank"),
         ("rank,step,seconds\n0,1,2\n0,1,3\n", "a column is missing: operation"),
-        ("rank,step,seconds\n0,x,nan\n", "no usable row"),
+        ("rank,step,seconds\n0,x,nan\n", "no usable row: each of its 1 rows has a missing, negative or too large time"),
+        ("rank,step,seconds\n", "no usable row: it has only a header"),
         ("\x00\x01", "needs the columns"),
     ],
 )

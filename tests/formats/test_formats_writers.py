@@ -392,3 +392,15 @@ def test_a_disk_that_stays_full_keeps_what_is_lost_in_the_file(tmp_path, monkeyp
     assert last["dropped"] == 1 + bool(steps)
     assert "No space left on device" in last["disk_error"]
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("away_us", [10**18, 10**12, -(10**12), -START_US])
+def test_no_file_is_named_after_an_event_far_from_now(tmp_path, away_us):
+    writer = TraceWriter(tmp_path, "3-algo-1", start_us=START_US, now_us=lambda: START_US + 50)
+    for number in range(3):
+        writer.write([TraceEvent("Forward", "Net", START_US + number, 10)])
+        writer.write([TraceEvent("Mine", "mark", START_US + away_us, 10)])
+    writer.close()
+    (file,) = tmp_path.glob("framework/pevents/*/*.json")
+    assert int(file.name.partition("_")[0]) in range(START_US, START_US + 51)
+    assert sum(row["ph"] == "X" for row in json.loads(file.read_text())) == 6

@@ -20,7 +20,7 @@ from tests.support.hook import environment
 from tests.support.profiles import events
 
 PROGRAM = """
-import json, sys
+import json, sys, time
 import torch
 from sm_profiler.hook import ModeKeys, get_hook
 what = sys.argv[1]
@@ -41,7 +41,7 @@ for step in range(12):
             model(x)
             model(x).sum().backward()
             optimizer.step()
-        hook.record_trace_events(training_phase="Mine", op_name="mark", timestamp=1700000000.5, duration=0.25, colour="red")
+        hook.record_trace_events(training_phase="Mine", op_name="mark", timestamp=time.time() - 86400, duration=0.25, colour="red")
     else:
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.formats.trace_writer import TraceWriter
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import recorder as recorder_module
 from sm_profiler.hook.clock import Timebase
 from sm_profiler.hook.guard import Guard
@@ -165,3 +165,17 @@ def test_without_proc_all_but_the_resident_memory_is_recorded(recorder, tmp_path
     recorder.close()
     assert written(tmp_path) == 10
     assert "resident_bytes" not in recorder_module.memory()
+
+
+def test_a_record_that_no_file_can_hold_is_counted_and_costs_no_others(recorder, tmp_path, caplog):
+    now = time.perf_counter_ns()
+    recorder.records.append((["Forward"], "Net", now, now + 1000, 1, None))
+    until(lambda: recorder.dropped)
+    produce(recorder, 10)
+    recorder.events.append(TraceEvent("Mine", None, 1, 2))
+    until(lambda: recorder.dropped == 2)
+    recorder.close()
+    assert written(tmp_path) == 10
+    assert recorder.dropped == 2
+    (line,) = caplog.messages
+    assert line.startswith("sm-profiler: recording switched off, training continues: TypeError")

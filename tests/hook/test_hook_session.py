@@ -4,12 +4,14 @@ import gc
 import json
 import os
 import threading
+import time
 
 import pytest
 
 from sm_profiler.hook import entry
 from sm_profiler.hook.session import MAX_THREAD_ENDS, Session
 from sm_profiler.hook.settings import ConfigText
+from tests.support.profiles import events
 from tests.support.sessions import Adapter, Recording, profile
 
 FIVE = ("Detailed", "Dataloader", "Python", "Horovod", "SMDataParallel")
@@ -244,3 +246,92 @@ def test_a_step_goes_on_if_another_thread_trains_by_now(session, monkeypatch):
     earlier.join()
     assert session.tracker.is_open
     assert not completed
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Raises:
+    def __str__(self):
+        raise Unspeakable
+
+    __float__ = __bool__ = __repr__ = __str__
+
+
+NOW_S = time.time()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"timestamp": NOW_S * 1e3},
+        {"timestamp": time.time_ns()},
+        {"timestamp": float("nan")},
+        {"timestamp": time.perf_counter() % 1e6},
+        {"timestamp": "now"},
+        {"timestamp": Raises()},
+        {"duration": time.time_ns()},
+        {"duration": 1e300},
+        {"duration": float("inf")},
+        {"duration": -1.0},
+        {"training_phase": None},
+        {"op_name": ["a"]},
+        {"phase": '"start"'},
+        {"phase": None},
+        {"phase": "M"},
+        {"more": Raises()},
+        {"more": {("a", "b"): 1}},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_an_event_with_an_odd_argument_is_left_out_alone(session, given, caplog):
+    hook = entry.Hook(session)
+    step(session)
+    hook.record_trace_events(**{"training_phase": "Mine", "op_name": "mark", **given})
+    hook.record_trace_events(**{"training_phase": "Mine", "op_name": "mark", **given})
+    hook.record_trace_events("Mine", "mark", timestamp=time.time(), duration=0.1)
+    assert session.describe()["left_out"] == 2
+    assert session.guard.failures == {}
+    (line,) = caplog.messages
+    assert line.startswith("sm-profiler: record_trace_events: ")
+    assert session.describe()["collectors"]["user events"].endswith("; such events are left out")
+    session.close()
+    rows = [event for event in events(session.root) if event["phase"] == "Mine"]
+    assert len(rows) == 1
+
+
+def test_numbers_that_json_does_not_have_are_recorded_as_text(session):
+    hook = entry.Hook(session)
+    step(session)
+    hook.record_trace_events("Mine", "mark", loss=float("nan"), losses=[1.5, float("inf")])
+    session.close()
+    (row,) = (event for event in events(session.root) if event["phase"] == "Mine")
+    assert row["args"] == {"loss": "NaN", "losses": [1.5, "Infinity"]}
+
+
+@pytest.mark.parametrize("name", [["augment"], None, Raises(), 3])
+def test_a_phase_whose_name_is_no_text_runs_unrecorded(session, name):
+    hook = entry.Hook(session)
+    step(session)
+    ran = []
+    with hook.phase(name):
+        ran.append(name)
+    with pytest.raises(KeyError, match="mine"), hook.phase(name):
+        raise KeyError("mine")
+    assert len(ran) == 1
+    assert (session.left_out, session.guard.failures) == (2, {})
+
+
+def test_a_mode_of_another_kind_is_reported_once(session, caplog):
+    hook = entry.Hook(session)
+    for mode in ("TRAIN", None, Raises()):
+        hook.set_mode(mode)
+    assert caplog.messages == ["sm-profiler: set_mode takes a mode such as ModeKeys.TRAIN, not str"]
+    assert session.tracker.forced_mode is None
+
+
+def test_an_error_that_cannot_tell_its_text_switches_off_its_collector_only(session):
+    session.guard.failed("mine", Unspeakable())
+    assert session.guard.failures == {"mine": "Unspeakable: "}

@@ -4,6 +4,7 @@ import builtins
 import inspect
 import json
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -223,3 +224,53 @@ def test_the_outermost_calls_count_as_beside_the_step(wrapped, session):
     module.save(3_000_000)
     assert during == [1, 0]
     assert (session.aside.depth, session.aside.ns) == (0, 8_000_000)
+
+
+class Address(os.PathLike):
+    def __fspath__(self):
+        return "/weights"
+
+    def __str__(self):
+        raise TypeError("use os.fspath")
+
+
+class Plain(os.PathLike):
+    def __fspath__(self):
+        return b"/weights"
+
+
+class Broken(os.PathLike):
+    def __fspath__(self):
+        raise RuntimeError("not yet")
+
+    __str__ = __fspath__
+
+    @property
+    def __class__(self):
+        raise RuntimeError("a proxy without its object")
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self):
+        raise TypeError("no text")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [(Address, "/weights"), (Plain, "/weights"), (lambda: Text("/weights"), "/weights"), (Broken, None)],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_path_of_the_scripts_own_class_harms_no_call(make, shown, inside, wrapped, session):
+    module, records = wrapped
+    path = make()
+    module.outer = lambda: module.save(5_000_000, path)
+    if inside:
+        module.collector._wrap_in("made_up", [Target("made_up", ("outer",), Save)])
+    assert module.outer() == 5_000_000
+    assert [record[5].get("path") for record in records] == [shown]
+    assert type(records[0][5].get("path", "")) is str
+    assert session.guard.failures == {}

@@ -1,11 +1,13 @@
 """Folds: results do not depend on the windows, partial folds merge, and thinning keeps extremes."""
 
+import json
 from itertools import pairwise
 
 import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.folding.engine import Slice, SliceTree, run_sliced
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.metrics.memory_fold import MAX_SAMPLES, MemoryFold
@@ -227,3 +229,57 @@ def test_table_of_parts_reads_like_the_matrix():
     np.testing.assert_array_equal(np.asarray(twice), np.concatenate([matrix, [[0.5, 0, 0, 2], [0, 0, 0, 0]]]))
     assert table[2, 3] == 7
     assert len(table) == 6
+
+
+class Sum:
+    """A fold whose digits depend on the order of its terms."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, window) -> None:
+        self.total += window * 0.1
+
+    def merge(self, other) -> None:
+        self.total += other.total
+
+    def result(self) -> float:
+        return self.total
+
+
+def added(numbers, *, empty=()) -> tuple[float, int]:
+    tree = SliceTree()
+    for number in sorted({*numbers, *empty}):
+        state = Slice([Sum()])
+        if number in numbers:
+            state.update(number + 1)
+        tree.add(0, number, state)
+    return tree.whole().folds[0].result()
+
+
+@pytest.mark.parametrize(
+    "numbers", [[0], [0, 1, 2, 3, 4, 5, 6], [0, 3, 4, 9], [0, 5], [0, 1, 6, 7, 8, 30], [0, 2, 4, 6]]
+)
+def test_a_gap_merges_to_the_same_digits_as_empty_slices(numbers):
+    assert added(numbers) == added(numbers, empty=range(max(numbers) + 1))
+
+
+def test_an_event_of_a_far_year_costs_no_slices_between(tmp_path, monkeypatch):
+    job = make_job(tmp_path / "job", "--minutes", "2", "--gpus", "1", "--cpus", "1")
+    trace = min(job.glob("**/*pythontimeline.json"))
+    year_us = 365 * 86_400_000_000
+    late = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 2_900 * year_us}},
+        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Mine"}},
+        {"name": "mark", "pid": 1, "ph": "X", "ts": 0, "dur": 100},
+    ]
+    at, _, rest = trace.name.partition("_")
+    (trace.parent / f"{int(at) + 5}_{rest}").write_text(json.dumps(late))
+    made = []
+
+    def folds():
+        made.append(1)
+        return [Sum()] if len(made) > 10 else []
+
+    run_sliced(open_source(job, cache=False, progress=False), folds)
+    assert len(made) < 10

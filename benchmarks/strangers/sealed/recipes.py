@@ -12,7 +12,7 @@ repaired = os.environ.get("REPAIRED", "") == "1"
 random.seed(21)
 torch.manual_seed(21)
 
-CUISINES, INGREDIENTS, BATCH, STEPS, PER_EPOCH = 12, 4000, 64, 210, 70
+CUISINES, INGREDIENTS, BATCH, STEPS, PER_EPOCH = 12, 4000, 64, 160, 40
 
 
 def read_recipes(count):
