@@ -115,7 +115,9 @@ def test_image_without_a_script_fails_the_job(bench):
 def test_missing_profile_bucket_does_not_fail_the_training(bench):
     job = bench.run("print(1)", ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
     assert job["TrainingJobStatus"] == "Completed"
-    assert any("could not be uploaded" in line for line in bench.lines(job["TrainingJobName"]))
+    lines = bench.lines(job["TrainingJobName"])
+    assert any("could not be uploaded" in line for line in lines)
+    assert len([line for line in lines if "the bucket does not exist" in line]) == 1  # not for each file
 
 
 def test_a_monitor_that_ends_during_the_job_is_reported_and_restarted(bench):
