@@ -118,7 +118,8 @@ def outside(case: Case) -> Found | None:
 def _is_small_for_trainer(case: Case) -> bool:
     """Return whether steps are small, and what surrounds their phases is code of a library whose loop the script calls.
 
-    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them.
+    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them,
+    and functions of the library run below it: a script may write its whole step on one line, too.
     Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
     otherwise. What a trainer does at each step costs the same however large the batch is.
     """
@@ -132,8 +133,8 @@ def _is_small_for_trainer(case: Case) -> bool:
             phases[one.places[-1]].add(one.phase)
     calls = {place for place, found in phases.items() if len(found) > 1}
     outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
-    trainers = sum(one.count for one in outer if one.places[-1] in calls)
-    scripts = sum(one.count for one in outer if one.places[-1] not in calls)
+    trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
+    scripts = sum(one.count for one in outer) - trainers
     chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
     return trainers - scripts > (-chance if case.stack is KERAS else chance)
 

@@ -173,10 +173,12 @@ def outliers(case: Case) -> Found | None:
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
         or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them
         or stalls.agreement < thresholds.SAME_PART
-        or case.shared_wait >= max(rank.stall_share, limits.MAJORITY)  # any step may wait for a core as long
         or long_steps_may_wait(rank, case)
     ):
         return None
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    if waits and stalls.typical - stalls.median < limits.SLICES_S:
+        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,

@@ -1,4 +1,4 @@
-"""Times of backward passes that DistributedDataParallel measures: of the first ten, and of each hundredth one."""
+"""Times of backward passes that DistributedDataParallel takes itself: of the first ten, and of each hundredth one."""
 
 from __future__ import annotations
 
