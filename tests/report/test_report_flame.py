@@ -155,7 +155,7 @@ def test_a_graph_counts_what_it_leaves_out():
 
 
 def test_what_lies_between_phases_is_drawn_with_what_lies_outside():
-    """Of a step whose phases are not recorded, the sampler cannot tell the two apart: the bar had a tenth of the graph's time."""
+    """Of a step whose phases are not recorded, the sampler cannot distinguish the two: the bar had a tenth of the graph's time."""
     (graph,) = graphs(Samples((stack(4, 1, 2, phase="between"), stack(3, 1, 2, phase="outside"))))
     assert (graph.title, graph.seconds) == ("Outside the phases, and between them", 7)
     profiles = to_speedscope(Samples((stack(4, 1, phase="between"), stack(3, 1, phase="outside"))), "job")["profiles"]
