@@ -385,7 +385,7 @@ def plain(text: str) -> str:
 
 
 def grid(figures: Sequence[Any], reader: SystemMetricsReader | AlgorithmMetricsReader) -> Any:
-    """Arrange figures in rows of four; say which times there are if there are none."""
+    """Arrange figures in rows of four; show which times there are if there are none."""
     if figures:
         return gridplot(list(figures), ncols=4)
     first, last = reader.get_timestamp_of_first_available_file(), latest_us(reader)

@@ -190,7 +190,7 @@ def open_profile(location: ProfileLocation | None) -> ProfileSource:
             return ProfileSource(open_storage(text))  # a job that has just started
         raise
     except SourceError as error:
-        raise error.with_traceback(None) from None  # a line says it all: a notebook shows every frame of both libraries
+        raise error.with_traceback(None) from None  # the line is enough: a notebook shows every frame of both libraries
 
 
 class MetricsReaderBase:

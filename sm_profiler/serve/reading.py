@@ -47,7 +47,7 @@ ResumeCheck: TypeAlias = Callable[[], bool]  # whether a job that has ended goes
 
 @attrs.define(eq=False)
 class JobStatus:
-    """What the account says of a training job, asked now and then: a job that was stopped or failed may have no end marker.
+    """Status of a training job in its account, asked for now and then: a job that was stopped or failed may have no end marker.
 
     Attributes:
         where: location of the job.
@@ -72,7 +72,7 @@ class JobStatus:
             self._next = self.clock() + REFUSED_S
 
     def learn(self, description: dict[str, Any] | None) -> None:
-        """Take over an answer that somebody else got just now."""
+        """Take over an answer that the caller got just now."""
         if description:
             self.description, self._next = description, self.clock() + ASKED_S
 
@@ -83,7 +83,7 @@ class JobStatus:
 
     @property
     def outcome(self) -> str:
-        """How the job ended, after its name; "" if it completed, or if that is not known."""
+        """End of the job as the rest of a sentence that begins with its name; "" if it completed, or if that is not known."""
         reason = " ".join(str(self.description.get("FailureReason") or "").split())
         status = self.description.get("TrainingJobStatus")
         return {"Stopped": "was stopped", "Failed": f"failed: {reason}" if reason else "failed"}.get(str(status), "")

@@ -228,7 +228,7 @@ def test_the_time_of_the_only_file_means_all_that_is_there(tmp_path):
 
 @pytest.mark.parametrize("error", [AccessDeniedError("access denied"), SourceError("the bucket does not exist")])
 def test_a_place_that_cannot_be_read_is_one_error(monkeypatch, caplog, error):
-    """It was said to have no profile yet, before two tracebacks of both libraries."""
+    """It was reported to have no profile yet, before two tracebacks of both libraries."""
 
     def refuse(*_, **__):
         try:
