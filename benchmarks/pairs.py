@@ -2,13 +2,14 @@
 
     python benchmarks/pairs.py [--quick] [--pairs 5] [--kinds cells,samples] [--core 1]
 
-Each kind runs twice at the same time on one core, plain and under `sm-profiler run`, in turns of a few steps: what else
-the machine does slows both alike. Costs are CPU time of the training process. Columns, medians of the pairs:
+Each kind runs twice at the same time on one core, plain and under `sm-profiler run`: what else the machine does slows
+both alike. Neither waits for the other, since a pause would be time of the training for the hook, whose budgets are
+shares of that. Costs are CPU time of the training process, by blocks of a few steps. Columns, medians of the pairs:
 
 - step: CPU time of a step without the profiler;
 - windows: what the profiled run takes more in its first part, in which the windows lie, besides the cost after it;
 - after: by how much the median block after the first part is longer;
-- paired: by how much the whole run is longer, with windows and what threads do between the turns, as a share of it;
+- paired: by how much the whole run is longer, with windows, as a share of it;
 - stated: what the report of that run states as profiling cost, of the same CPU time.
 """
 
@@ -17,12 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,8 +43,8 @@ class Run:
 
     def __init__(self, kind: str, blocks: int, folder: Path, core: int, words: Sequence[str]) -> None:
         folder.mkdir()
-        for name in ("go", "done"):
-            os.mkfifo(folder / name)
+        os.mkfifo(folder / "go")
+        (folder / "done").touch()
         python = python_of(kind)
         script = [str(SCRIPT), kind, str(blocks), str(STEPS_A_BLOCK.get(kind, USUAL_STEPS))]
         if kind == "ranks":
@@ -55,26 +57,28 @@ class Run:
                 ["taskset", "-c", str(core), *command], cwd=folder, stdout=log, stderr=log, env=environment(folder)
             )
         self._folder = folder
-        self._go = os.open(folder / "go", os.O_RDWR)  # both ends: a script that failed does not block this one
-        self._done = os.fdopen(os.open(folder / "done", os.O_RDWR))
-        self.blocks: list[tuple[float, float]] = []  # CPU time of the process at the start and the end of each
+        self.times: list[float] = []  # CPU time of the process when the first block began, and at the end of each
 
-    def block(self) -> None:
-        """Let it run one block."""
-        os.write(self._go, b"\n")
-        while not select.select([self._done], [], [], 1.0)[0]:
-            if self._process.poll() is not None:
-                raise SystemExit((self._folder / "log").read_text())
-        start, end = map(float, self._done.readline().split())
-        self.blocks.append((start, end))
+    def await_ready(self) -> None:
+        """Wait for its first block."""
+        while not (self._folder / "done").stat().st_size:
+            self._check()
+
+    def go(self) -> None:
+        """Let it run all blocks."""
+        (self._folder / "go").write_text("\n")
 
     def finish(self) -> None:
-        """Let it end."""
-        os.write(self._go, b"\n")
-        if self._process.wait(120):
+        """Wait until it has ended."""
+        while self._process.poll() is None:
+            self._check()
+        self._check()
+        self.times = [float(line) for line in (self._folder / "done").read_text().splitlines()]
+
+    def _check(self) -> None:
+        if self._process.poll():
             raise SystemExit((self._folder / "log").read_text())
-        os.close(self._go)
-        self._done.close()
+        time.sleep(0.05)
 
 
 def python_of(kind: str) -> Path:
@@ -95,20 +99,16 @@ def measure(kind: str, blocks: int, core: int) -> dict[str, float]:
         profiled = ["-m", "sm_profiler", "run", "--out", str(profile)]
         plain = Run(kind, blocks, folder / "plain", core, [])
         other = Run(kind, blocks, folder / "profiled", core, profiled)
-        for number in range(blocks):
-            for run in (plain, other) if number % 2 else (other, plain):
-                run.block()
-        plain.finish()
-        other.finish()
+        for act in (Run.await_ready, Run.go, Run.finish):
+            act(plain)
+            act(other)
         stated = stated_seconds(profile, folder)
-    spent = [[end - start for start, end in run.blocks] for run in (plain, other)]
-    first = next(
-        (number for number, (_, end) in enumerate(plain.blocks) if end - plain.blocks[0][0] > FIRST_S), blocks // 3
-    )
+    spent = [[end - start for start, end in pairwise(run.times)] for run in (plain, other)]
+    first = next((at for at, end in enumerate(plain.times[1:]) if end - plain.times[0] > FIRST_S), blocks // 3)
     after = statistics.median(b / a for a, b in zip(*(one[first:] for one in spent), strict=True)) - 1
-    starts = [run.blocks[first][0] - run.blocks[0][0] for run in (plain, other)]  # work between the turns counts here
+    starts = [sum(one[:first]) for one in spent]
     windows = starts[1] - starts[0] * (1 + after)
-    total = [run.blocks[-1][1] - run.blocks[0][0] for run in (plain, other)]
+    total = [sum(one) for one in spent]
     return {
         "step": statistics.median(spent[0]),
         "windows": windows,

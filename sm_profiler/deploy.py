@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sm_profiler._version import __version__
@@ -41,7 +40,7 @@ from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError, open_storage
-from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, reason_of
+from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, environment_session, reason_of
 
 __all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
 
@@ -116,7 +115,7 @@ def deploy_image(  # keyword arguments, each an independent choice
         **({"PYTHON_VERSION": python_version} if python_version else {}),
     }
     with one_line_errors("AWS refused"):
-        session = boto3.Session(region_name=region)
+        session = environment_session(region)
         deployment = _Deployment(session, builder or "buildah", dry_run, on_step)
         image = f"{deployment.repository_uri(repository)}:{tag}"
         deployment.run_command([str(recipe), image], settings)

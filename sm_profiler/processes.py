@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
 
+from sm_profiler.descriptors import moved_up
 from sm_profiler.limits import Limits
 from sm_profiler.settings import AUTO
 
@@ -30,7 +34,6 @@ def start_module(  # the options of Popen that our processes differ in
     arguments: Sequence[str] = (),
     *,
     environment: Mapping[str, str] | None = None,
-    hidden: Collection[str] = (),
     cwd: str | Path = "/",
     stdin: int = subprocess.DEVNULL,
     stdout: int = subprocess.DEVNULL,
@@ -44,7 +47,6 @@ def start_module(  # the options of Popen that our processes differ in
         module: full name of the module.
         arguments: its command line.
         environment: variables to start from; default: this process's.
-        hidden: further variables that it must not see.
         cwd: its working directory, from which Python imports too: by default none in which a user keeps files.
         stdin: as for `subprocess.Popen`, like the next two.
         stdout: see there.
@@ -55,14 +57,9 @@ def start_module(  # the options of Popen that our processes differ in
     Raises:
         OSError: no process can be started.
     """
-    variables = dict(os.environ if environment is None else environment)
-    for name in _HIDDEN.union(hidden):
-        variables.pop(name, None)
-    search = [str(Path(part).absolute()) for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part]
-    variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*search, _PACKAGE]))
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
-        env=variables,
+        env=_variables(environment),
         cwd=cwd,
         stdin=stdin,
         stdout=stdout,
@@ -70,6 +67,130 @@ def start_module(  # the options of Popen that our processes differ in
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )
+
+
+def _variables(environment: Mapping[str, str] | None) -> dict[str, str]:
+    variables = dict(os.environ if environment is None else environment)
+    for name in _HIDDEN:
+        variables.pop(name, None)
+    search = [str(Path(part).absolute()) for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part]
+    variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*search, _PACKAGE]))
+    return variables
+
+
+SHELL = "/bin/sh"
+_POLL_MS = 10_000
+_LOOK_SECONDS = 0.2  # between two looks at a process that the kernel does not announce
+
+
+class Detached:
+    """A process that is no child of this one, so that a script that waits for any child does not meet it.
+
+    It has the methods of `subprocess.Popen` that such a process can have; its exit code is unknown, and given as 0.
+
+    Attributes:
+        pid: the process.
+        stdin: the pipe to it, if there is one.
+    """
+
+    def __init__(self, pid: int, stdin: IO[bytes] | None = None) -> None:
+        self.pid, self.stdin = pid, stdin
+        self._started = start_time(pid)
+
+    def poll(self) -> int | None:
+        """Return None while it runs, and 0 afterwards."""
+        return None if self._started and start_time(self.pid) == self._started else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        until, announced = time.monotonic() + (math.inf if timeout is None else timeout), self._announced()
+        try:
+            while self.poll() is None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+                if announced < 0:
+                    time.sleep(min(left, _LOOK_SECONDS))
+                    continue
+                poll = select.poll()
+                poll.register(announced, select.POLLIN)
+                if poll.poll(min(left * 1000, _POLL_MS)) and self.poll() is None:
+                    announced = -1  # the script has closed it
+        finally:
+            if announced >= 0:
+                os.close(announced)
+        return 0
+
+    def _announced(self) -> int:
+        """Return a file that can be read once it has ended; -1 if the system has none."""
+        try:
+            return moved_up(os.pidfd_open(self.pid))
+        except (OSError, AttributeError):  # an old kernel, or macOS
+            return -1
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal if it runs."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start_detached(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | Path = "/",
+    stdin: int = subprocess.DEVNULL,
+    stderr: int | None = None,
+    pass_fds: Collection[int] = (),
+) -> Detached | subprocess.Popen[bytes]:
+    """Start `python -m module` as `start_module` does, but not as a child; as a child if there is no shell.
+
+    A shell starts it and ends: it takes a millisecond, where another Python would take tens of them.
+
+    Args:
+        module: full name of the module.
+        arguments: its command line.
+        environment: variables to start from; default: this process's.
+        cwd: its working directory.
+        stdin: as for `subprocess.Popen`, like the next two.
+        stderr: see there.
+        pass_fds: file descriptors that stay open in it.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    if not os.access(SHELL, os.X_OK):
+        return start_module(
+            module, arguments, environment=environment, cwd=cwd, stdin=stdin, stderr=stderr, pass_fds=pass_fds
+        )
+    # what a shell starts in the background reads from /dev/null, unless it is given another file
+    spare = next(number for number in range(3, 10) if number not in pass_fds)
+    script = f'exec {spare}<&0; "$@" <&{spare} {spare}<&- >/dev/null & echo $!'
+    shell = subprocess.Popen(
+        [SHELL, "-c", script, "sh", sys.executable, "-m", module, *arguments],
+        env=_variables(environment),
+        cwd=cwd,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        pass_fds=tuple(pass_fds),
+    )
+    with shell.stdout or nullcontext():
+        pid = shell.stdout.readline() if shell.stdout else b""
+    shell.wait()
+    if not pid.strip().isdigit():
+        raise OSError(f"{SHELL} cannot start {sys.executable}")
+    return Detached(int(pid), shell.stdin)
 
 
 def run_as_main() -> None:
@@ -120,11 +241,36 @@ def read_exactly(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def wait_for_starter(stream: int = 0) -> None:
-    """Wait until the process that started this one closes its end of a pipe, at the latest by its own end."""
+def wait_for_starter() -> None:
+    """Wait until the process that started this one closes its end of standard input, at the latest by its own end."""
     with suppress(OSError):
-        while os.read(stream, 1024):
+        while os.read(0, 1024):
             pass
+
+
+PROC = Path("/proc")
+
+
+def start_time(pid: int, proc: Path = PROC) -> str:
+    """Return when a process started, in the kernel's ticks since boot; "" if it is not running.
+
+    If there is no /proc, a process that is running has "0".
+    """
+    try:
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return "" if (proc / "self").exists() or not _accepts_signals(pid) else "0"
+    return "" if fields[0] in {b"Z", b"X"} else fields[19].decode()
+
+
+def _accepts_signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 class StopWatch:
@@ -151,7 +297,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def wait_for(process: subprocess.Popen[bytes] | Detached, seconds: float) -> bool:
     """Return whether a process ends within some seconds; one that is stopped is not waited for."""
     watch, until = StopWatch(), time.monotonic() + seconds
     while time.monotonic() < until and not watch.is_over(process.pid):

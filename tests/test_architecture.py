@@ -41,6 +41,7 @@ EVERYWHERE = (
     "descriptors",
     "identity",
     "plugins",
+    "regular",
     "settings",
 )  # what every package may import
 

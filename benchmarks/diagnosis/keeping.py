@@ -23,7 +23,8 @@ def keep(ran: Path, /, *, folder: Path, **facts: Any) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if (ran / PROFILES).exists():
-        shutil.copytree(ran / PROFILES, folder / PROFILES)
+        ended = shutil.ignore_patterns("*.sock", "processes-*")  # of a monitor that may still run
+        shutil.copytree(ran / PROFILES, folder / PROFILES, ignore=ended)
     text = json.dumps(facts | {"load_average": os.getloadavg()}, indent=1)
     (folder / FACTS).write_text(text, encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """The loops that `benchmarks/pairs.py` runs in pairs.
 
-After each block, `turn` reports what it took and waits until the other script of the pair has run its block.
+`Turns` waits until both scripts of a pair are ready, and reports what each block took.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ def kind(function: Callable[[], None]) -> Callable[[], None]:
 
 
 class Turns:
-    """Counts steps, and hands the core to the other script after each block."""
+    """Counts steps, and reports the CPU time after each block."""
 
     def __init__(self) -> None:
         folder = Path(os.environ["PAIR"])
-        self._go, self._done = (folder / "go").open(), (folder / "done").open("w")
+        self._done = (folder / "done").open("w", buffering=1)
         self._left = STEPS
         self.blocks = BLOCKS
-        self._await()
+        self._report()
+        with (folder / "go").open() as go:  # the other script is ready, too
+            go.readline()
 
-    def _await(self) -> None:
-        self._go.readline()
-        self._began = time.process_time()
+    def _report(self) -> None:
+        self._done.write(f"{time.process_time()}\n")
 
     def step(self) -> bool:
         """Note the end of a step; return whether another one follows."""
@@ -40,9 +41,7 @@ class Turns:
         if not self._left:
             self._left = STEPS
             self.blocks -= 1
-            self._done.write(f"{self._began} {time.process_time()}\n")
-            self._done.flush()
-            self._await()
+            self._report()
         return self.blocks > 0
 
 

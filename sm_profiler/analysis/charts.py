@@ -347,6 +347,17 @@ def latest_us(reader: SystemMetricsReader | AlgorithmMetricsReader) -> float:
     return float(reader.source.last_timestamp_us or 0)
 
 
+def until_us(reader: SystemMetricsReader | AlgorithmMetricsReader, endtime: float | None) -> float:
+    """Return the end of a range to draw: the end of the data by default.
+
+    That is also meant by the time of a job's only file, which readers return as that of the latest: a file of system metrics
+    is named by the start of its minute, before which there is nothing.
+    """
+    latest = latest_us(reader)
+    only = reader.get_timestamp_of_latest_available_file() == reader.get_timestamp_of_first_available_file() == endtime
+    return latest if endtime is None or only else endtime
+
+
 def histogram_figure(title: str, source: Any, size: tuple[int, int]) -> Any:
     """Draw bars from the columns top, left and right."""
     plot = figure(width=size[0], height=size[1], tools="pan,reset,save,xwheel_zoom")
@@ -373,6 +384,10 @@ def plain(text: str) -> str:
     return text
 
 
-def grid(figures: Sequence[Any]) -> Any:
-    """Arrange figures in rows of four; show a note if there are none."""
-    return gridplot(list(figures), ncols=4) if figures else Div(text="No data in this range.")
+def grid(figures: Sequence[Any], reader: SystemMetricsReader | AlgorithmMetricsReader) -> Any:
+    """Arrange figures in rows of four; say which times there are if there are none."""
+    if figures:
+        return gridplot(list(figures), ncols=4)
+    first, last = reader.get_timestamp_of_first_available_file(), latest_us(reader)
+    known = f" The files are of {first:.0f} to {last:.0f}, in microseconds since the epoch." if last else ""
+    return Div(text=f"No data in this range.{known}")

@@ -31,6 +31,7 @@ from sm_profiler.analysis.charts import (
     plain,
     system_reader,
     system_series,
+    until_us,
 )
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
 from sm_profiler.analysis.selection import event_rows, system_rows
@@ -80,7 +81,7 @@ class Heatmap(Chart):
         """
         super().__init__()
         self.metrics_reader = system_reader(metrics_reader)
-        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self.last_timestamp = until_us(self.metrics_reader, endtime)
         self.starttime, self.plot_height, self.show_workers = starttime, plot_height, show_workers
         self.select_dimensions, self.select_events = select_dimensions, select_events
         self.rows = self._read()
@@ -113,8 +114,7 @@ class Heatmap(Chart):
 
     def update_data(self, current_timestamp: float) -> None:
         """Add measurements since the last update, up to a time in microseconds since the epoch."""
-        self.last_timestamp = current_timestamp
-        self.metrics_reader.refresh_event_file_list()
+        self.last_timestamp = until_us(self.metrics_reader, current_timestamp)
         self.rows = self._read()
         self._fill()
         self.plot.x_range.end = max(1, self.rows.values.shape[1])
@@ -192,20 +192,19 @@ class StepHistogram(Chart):
             ConfigError: a pattern is not a valid regular expression.
         """
         self._start, self._show_workers, self._select = starttime, show_workers, select_metrics
-        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self.last_timestamp = until_us(self.metrics_reader, endtime)
         self._read()
         figures = []
         self.sources = {}
         for metric, durations in self.step_metrics.items():
             self.sources[metric] = ColumnDataSource(_bars(durations, duration_edges(durations)))
             figures.append(histogram_figure(f"{metric}, s", self.sources[metric], (450, 350)))
-        self.layout = grid(figures)
+        self.layout = grid(figures, self.metrics_reader)
         self.show()
 
     def update_data(self, current_timestamp: float) -> None:
         """Add data since the last update, up to a time in microseconds since the epoch."""
-        self.last_timestamp = current_timestamp
-        self.metrics_reader.refresh_event_file_list()
+        self.last_timestamp = until_us(self.metrics_reader, current_timestamp)
         self._read()
         for metric, source in self.sources.items():
             source.data = _bars(self.step_metrics[metric], duration_edges(self.step_metrics[metric]))
@@ -271,7 +270,7 @@ class MetricsHistogram(Chart):
         """
         self._start, self._show_workers = starttime, show_workers
         self.select_dimensions, self.select_events = select_dimensions, select_events
-        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self.last_timestamp = until_us(self.metrics_reader, endtime)
         self._read()
         log_unmatched_metrics(self.system_metrics, select_dimensions, select_events)
         figures = []
@@ -282,13 +281,12 @@ class MetricsHistogram(Chart):
                 source = ColumnDataSource(_bars(devices[device][:, 1], _edges(devices[device][:, 1])))
                 self.sources.setdefault(dimension, {})[device] = source
                 figures.append(histogram_figure(f"{dimension}_{device}", source, (250, 250)))
-        self.layout = grid(figures)
+        self.layout = grid(figures, self.metrics_reader)
         self.show()
 
     def update_data(self, current_timestamp: float) -> None:
         """Add data since the last update, up to a time in microseconds since the epoch."""
-        self.last_timestamp = current_timestamp
-        self.metrics_reader.refresh_event_file_list()
+        self.last_timestamp = until_us(self.metrics_reader, current_timestamp)
         self._read()
         for dimension, devices in self.sources.items():
             for device, source in devices.items():

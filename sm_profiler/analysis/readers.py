@@ -27,6 +27,7 @@ from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.item_table import TIMELINES, Item
 from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client
 
@@ -182,12 +183,14 @@ def open_profile(location: ProfileLocation | None) -> ProfileSource:
         )
     try:
         return open_source(location)
-    except SourceError:
+    except NoProfilerDataError:
         text = os.fspath(location)
         if text.startswith("s3://") or Path(text).is_dir():
             _log.warning("%s has no profile yet: what is read from it is empty until there is one", text)
             return ProfileSource(open_storage(text))  # a job that has just started
         raise
+    except SourceError as error:
+        raise error.with_traceback(None) from None  # a line says it all: a notebook shows every frame of both libraries
 
 
 class MetricsReaderBase:

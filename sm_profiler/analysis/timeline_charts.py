@@ -31,6 +31,7 @@ from sm_profiler.analysis.charts import (
     system_reader,
     system_series,
     time_annotations,
+    until_us,
 )
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
 from sm_profiler.analysis.selection import event_rows, system_rows
@@ -170,7 +171,7 @@ class TimelineCharts(Chart):
         self.select_dimensions, self.select_events = select_dimensions, select_events
         self.show_workers, self.width = show_workers, x
         self.starttime = starttime
-        self.last_timestamp_system_metrics = latest_us(self.system_metrics_reader) if endtime is None else endtime
+        self.last_timestamp_system_metrics = until_us(self.system_metrics_reader, endtime)
         self.figures: list[Any] = []
         self.sources: dict[str, dict[str, Any]] = {}
         self.system_metrics: Series = self._series()
@@ -259,8 +260,8 @@ class TimelineCharts(Chart):
     def update_data(self, current_timestamp: float) -> None:
         """Add measurements since the last update, up to a time in microseconds since the epoch."""
         before = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
-        known, self.last_timestamp_system_metrics = self.last_timestamp_system_metrics, current_timestamp
-        self.system_metrics_reader.refresh_event_file_list()
+        known = self.last_timestamp_system_metrics
+        self.last_timestamp_system_metrics = until_us(self.system_metrics_reader, current_timestamp)
         self.system_metrics = self._series()
         after = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
         print(  # noqa: T201 - output of a notebook cell

@@ -58,9 +58,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
     from sm_profiler.monitor.board import Board, StepCounter, job_labels, name_of_folder
-    from sm_profiler.monitor.node_state import NodeLock, start_time
+    from sm_profiler.monitor.node_state import NodeLock
     from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
     from sm_profiler.monitor.uploader import Uploader, open_destination
+    from sm_profiler.processes import start_time
 
     if not MIN_INTERVAL_MS <= options.interval_ms <= MAX_INTERVAL_MS:
         raise ProfilerError(

@@ -5,6 +5,7 @@ All other packages take them from here. Keys are matched in any case, as the man
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,17 @@ UNSUPPORTED_REGIONS = frozenset((
     "us-iso-east-1", "us-isob-east-1", "ap-southeast-3", "ap-southeast-4", "eu-south-2", "me-central-1", "ap-south-2",
     "eu-central-2", "us-gov-east-1",
 ))  # fmt: skip
+
+
+# S3's rules; uppercase letters and underscores are those of buckets of before 2018, which not every client can address
+_BUCKET = r"(?!\d+\.\d+\.\d+\.\d+(?:/|\Z)|xn--|sthree-)[a-z0-9](?:(?!\.\.)[a-z0-9.-]){0,61}(?<![.-])"
+_ACCESS_POINT = r"arn:[^/\s]+[:/][^/\s]+"
+
+
+def may_exist(uri: str) -> bool:
+    """Return whether a bucket or an access point can have the name in an s3:// URI."""
+    # compiled when it is needed: each training process imports this
+    return re.match(rf"s3://(?:{_BUCKET}|{_ACCESS_POINT})(?:/|\Z)", uri) is not None
 
 
 def canonical(given: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:

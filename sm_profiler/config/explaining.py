@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -17,6 +16,7 @@ from sm_profiler.config.api import (
     MAX_RULES,
     decode_config,
     interval_problem,
+    may_exist,
     rule_problems,
     shown,
 )
@@ -54,9 +54,6 @@ _RULE_PARAMETERS = {
     "StepOutlier": "stddev mode n_outliers",
 }
 S3 = "s3://"
-_BUCKET = re.compile(
-    r"s3://(?:[A-Za-z0-9][A-Za-z0-9._-]{0,254}|arn:[^/]+[:/][^/]+)(?:/|$)"
-)  # buckets of before 2018, too
 # parameters of the runner (`rules.settings`), and one of the service
 _ALWAYS = {
     "rule_to_invoke", "scan_interval_us", "source_s3_uri", "rule_timeout_secs", "rule_follow", "rule_compat",
@@ -237,7 +234,7 @@ def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[
     yield from rule_problems(profile.disabled, rules)
     if profile.s3_output_path and not profile.s3_output_path.startswith(S3):
         yield f"S3OutputPath: expected an address such as {S3}bucket/prefix, found {shown(profile.s3_output_path)}"
-    elif profile.s3_output_path and not _BUCKET.match(profile.s3_output_path):
+    elif profile.s3_output_path and not may_exist(profile.s3_output_path):
         yield f"S3OutputPath: no bucket can have the name in {shown(profile.s3_output_path)}"
     if len(rules) > MAX_RULES:
         yield f"{len(rules)} rules: the API accepts {MAX_RULES}"

@@ -21,10 +21,7 @@ class Confidence(str):
         return found
 
 
-CLOSE_TO_LIMIT = "close to its limit"
-INDIRECT = "inferred, not measured directly"
 OTHERS_WORK = "other programs use the cores"
-VARIES = "the steps vary much"
 
 
 def few_steps(steps: int) -> str:

@@ -55,6 +55,7 @@ PREPARED_ONCE = 0.35  # of the waiting, that preparing less for each batch saves
 COLLATING_S = 1.5e-3  # collating a small batch in the training process takes less, however small the step
 HANDOVER_S = 0.5e-3  # taking a batch that is ready takes less, and so does a Python loop's own code
 RECEIVING_S = 0.3e-3  # a batch from a worker through shared memory
+SLICES_S = 0.05  # that another program holds a core: some slices of a few milliseconds
 TINY_STEP_S = 3e-3  # launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead
 SMALL_STEP_S = 10e-3  # launches may take half of a step this short; only a count of its operators shows it
 IMPORTS_S = 60.0  # imports take no longer even on a slow, busy machine

@@ -410,11 +410,11 @@ class _Index(msgspec.Struct):
     entries: msgspec.Raw
 
 
-def read_index(storage: Storage, key: str = NAME) -> tuple[dict[str, Entry], str]:
+def read_index(storage: Storage) -> tuple[dict[str, Entry], str]:
     """Return the entries by job, and a sentence if there is an index that cannot be used."""
-    where = printable(f"{storage.uri}/{key}")
+    where = printable(f"{storage.uri}/{NAME}")
     try:
-        data = zlib.decompressobj().decompress(storage.read(key, 0, MAX_BYTES), MAX_BYTES)
+        data = zlib.decompressobj().decompress(storage.read(NAME, 0, MAX_BYTES), MAX_BYTES)
         index = msgspec.msgpack.decode(data, type=_Index)
         if index.version != __version__:
             return {}, f"{where} was written by another version of sm-profiler: all jobs are read again."
@@ -425,7 +425,7 @@ def read_index(storage: Storage, key: str = NAME) -> tuple[dict[str, Entry], str
         return {}, f"{where} is damaged and is made anew ({one_line(error)[:100]})."
 
 
-def write_index(storage: Storage, entries: Mapping[str, Entry], key: str = NAME) -> None:
+def write_index(storage: Storage, entries: Mapping[str, Entry]) -> None:
     """Write the entries in one piece: a simultaneous run sees the old index or the new one."""
     encoder = msgspec.msgpack.Encoder()
     # names of files need not be Unicode
@@ -433,7 +433,7 @@ def write_index(storage: Storage, entries: Mapping[str, Entry], key: str = NAME)
         _text(job): msgspec.structs.replace(entry, identity=_text(entry.identity)) for job, entry in entries.items()
     }
     content = encoder.encode(_Index(__version__, msgspec.Raw(encoder.encode(kept))))
-    storage.write(key, zlib.compress(content, 1))
+    storage.write(NAME, zlib.compress(content, 1))
 
 
 def _text(text: str) -> str:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
+from itertools import groupby
 
 import attrs
 
@@ -209,17 +210,18 @@ def _lines(fleet: Fleet) -> Iterator[str]:
 
 
 def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
-    """Write the jobs that lose most; those with the same cause and advice together, with the advice once."""
+    """Write the jobs that lose most, in that order; neighbours with the same cause and advice have the advice once."""
     in_dollars = in_dollars and all(job.usd is not None for job in jobs)
     amounts = Amounts(in_dollars)
-    alike: dict[tuple[str, str], list[TopJob]] = {}
-    for job in jobs:
-        alike.setdefault((job.cause, job.next_step), []).append(job)
-    for (cause, step), some in alike.items():
+
+    def lost(job: TopJob) -> float:
+        return (job.usd or 0.0) if in_dollars else job.instance_hours
+
+    ranked = sorted(jobs, key=lambda job: -lost(job))
+    for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, job.next_step)):
         for job in some:
-            lost = amounts.format((job.usd or 0.0) if in_dollars else job.instance_hours)
             reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
-            yield f"  {lost:>10}  {_cut(job.name)}: {label(cause)}{reason}"
+            yield f"  {amounts.format(lost(job)):>10}  {_cut(job.name)}: {label(cause)}{reason}"
         yield f"  {'':>10}  {step}"
 
 

@@ -53,7 +53,9 @@ INPUT = (
     f"{OWN}input"  # the input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator)
 )
 EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included
-SYNCHRONIZATION = f"{OWN}synchronization"  # backward passes that exchanged gradients, as DistributedDataParallel times them
+SYNCHRONIZATION = (
+    f"{OWN}synchronization"  # backward passes that exchanged gradients, as DistributedDataParallel times them
+)
 EVAL_MODE = f"{OWN}eval_mode"  # a model is switched from training to eval() mode
 LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loader; name: "start" or "stop"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type

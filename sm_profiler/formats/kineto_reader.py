@@ -460,12 +460,15 @@ def is_kineto(head: bytes) -> bool:
     return any(marker in text for marker in markers)
 
 
-def unpacked_head(data: bytes, size: int = 65536) -> bytes:
-    """Return the first bytes of a plain or gzip file, from its first bytes."""
+HEAD_BYTES = 1 << 16  # that show what a file is
+
+
+def unpacked_head(data: bytes) -> bytes:
+    """Return the first HEAD_BYTES of a plain or gzip file, from its first bytes."""
     if data[:2] != b"\x1f\x8b":
-        return data[:size]
+        return data[:HEAD_BYTES]
     with suppress(zlib.error):
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, size)
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, HEAD_BYTES)
     return b""
 
 

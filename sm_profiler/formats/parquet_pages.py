@@ -17,7 +17,6 @@ _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
 _INTEGERS = (4, 5, 6)
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
 _PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
-_DICTIONARY = 7
 _ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
 _SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
 _MAX_DEPTH = 8
@@ -73,13 +72,12 @@ class _Structs:
                 raise ValueError("a page's header is damaged")
 
 
-def unpacked_size(chunk: memoryview, rows: int, *, repeating: bool = True) -> int:
+def unpacked_size(chunk: memoryview, rows: int) -> int:
     """Return the bytes of a column's pages once they are unpacked.
 
     Args:
         chunk: the column of a row group as it is stored.
         rows: number of the row group's rows.
-        repeating: values may be stored once for many rows.
 
     Raises:
         ValueError: it is damaged, or has more values than rows.
@@ -95,8 +93,6 @@ def unpacked_size(chunk: memoryview, rows: int, *, repeating: bool = True) -> in
             counts = [part.get(1) for number in _PARTS if isinstance(part := header.get(number), dict)]
             if any(not isinstance(count, int) or not 0 <= count <= rows for count in counts):
                 raise ValueError("a page has more values than there are rows")
-            if not repeating and isinstance(header.get(_DICTIONARY), dict):
-                raise ValueError("a value is stored once for many rows")
             values = [part.get(field) for key, field in _ENCODINGS.items() if isinstance(part := header.get(key), dict)]
             if _SHARED_BEGINNINGS in values:
                 raise ValueError("a page's texts share their beginnings")
@@ -107,14 +103,13 @@ def unpacked_size(chunk: memoryview, rows: int, *, repeating: bool = True) -> in
     return size
 
 
-def check_groups(metadata: Any, data: memoryview, names: Collection[str], *, repeating: bool = True) -> None:
+def check_groups(metadata: Any, data: memoryview, names: Collection[str]) -> None:
     """Check that columns of a file do not unpack to much more than the file.
 
     Args:
         metadata: the footer, as Arrow has read it.
         data: the file.
         names: the columns that will be read.
-        repeating: values may be stored once for many rows.
 
     Raises:
         ValueError: they do, or the file is damaged.
@@ -133,6 +128,6 @@ def check_groups(metadata: Any, data: memoryview, names: Collection[str], *, rep
             end = start + column.total_compressed_size
             if not 0 <= start <= end <= len(data):
                 raise ValueError("its columns are not where its footer puts them")
-            unpacked += unpacked_size(data[start:end], group.num_rows, repeating=repeating)
+            unpacked += unpacked_size(data[start:end], group.num_rows)
             if unpacked > FREE_BYTES + MAX_TIMES * len(data):
                 raise ValueError("more than a table has in as many bytes")

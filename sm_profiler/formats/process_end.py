@@ -58,6 +58,6 @@ def bounded_line(text: str) -> str:
 
 
 def signal_name(code: int | None) -> str:
-    """Return which signal an exit code stands for; "" for none."""
+    """Return the signal of an exit code; "" for none."""
     number = (code or 0) - 128
     return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""

@@ -182,10 +182,10 @@ class Layer:
         return found
 
 
-def names_of(events: KinetoColumns, rows: Numbers, missing: str = "") -> list[str]:
-    """Return the name of each row; `missing` for -1."""
+def names_of(events: KinetoColumns, rows: Numbers) -> list[str]:
+    """Return the name of each row; "" for -1."""
     values, codes = events.name.values, events.name.codes
-    return [values[codes[row]] if row >= 0 else missing for row in rows.tolist()]
+    return [values[codes[row]] if row >= 0 else "" for row in rows.tolist()]
 
 
 def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace, is_kineto, read_kineto, unpacked_head
+from sm_profiler.formats.kineto_reader import (
+    HEAD_BYTES,
+    KinetoColumns,
+    KinetoTrace,
+    is_kineto,
+    read_kineto,
+    unpacked_head,
+)
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.gpu_traces import callers, collectives, critical_path, kernels, launches, roofline
 from sm_profiler.gpu_traces.table import Table
@@ -27,7 +34,6 @@ _NAMES = (".json", ".json.gz")
 _RANK = re.compile(r"rank[-_.]?([0-9]{1,6})", re.IGNORECASE)
 _TIME = re.compile(r"\.[0-9]{9,20}\.pt\.trace\.json(\.gz)?$")  # as tensorboard_trace_handler names its files
 _BLOCK = 1 << 20
-_HEAD = 64 << 10
 MAX_FILES = 10_000
 
 
@@ -55,7 +61,7 @@ def find_traces(source: str | os.PathLike[str]) -> tuple[Storage, list[FileInfo]
     found = []
     for info in storage.list(names[0] if names else ""):
         wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not _is_of_profile(info.key)
-        if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, _HEAD))):
+        if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, HEAD_BYTES))):
             found.append(info)
         if len(found) == MAX_FILES:
             break

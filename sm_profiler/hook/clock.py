@@ -14,7 +14,7 @@ from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.hook.guard import attempt
 from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id, shared_mounts
-from sm_profiler.monitor.node_state import PROC, start_time
+from sm_profiler.processes import PROC, start_time
 
 JUMP_NS = 100_000_000  # more than slewing moves a clock between two checks
 

@@ -27,7 +27,7 @@ from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, XPLANE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.guard import run_bounded
-from sm_profiler.processes import start_module, wait_for
+from sm_profiler.processes import Detached, start_detached, wait_for
 from sm_profiler.threads import unblock_signals
 
 CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
@@ -43,7 +43,7 @@ _BATCH = 4096  # events written at once
 class Postponed:
     """A conversion that waits for the end of the training, where this process carries it out.
 
-    A script that handles SIGCHLD would take our process for its own.
+    A script that handles SIGCHLD would take the shell that starts our process for its own.
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
@@ -54,14 +54,14 @@ class Postponed:
         return 0
 
 
-Conversion: TypeAlias = "subprocess.Popen[bytes] | Postponed"
+Conversion: TypeAlias = "subprocess.Popen[bytes] | Detached | Postponed"
 
 
 def start(kind: str, order: Mapping[str, object]) -> Conversion:
     """Start a conversion: KINETO, XPLANE or PYINSTRUMENT."""
     if signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, signal.SIG_IGN):
         return Postponed({"kind": kind, **order})
-    child = start_module(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child = start_detached(__name__, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
         child.stdin.write(json.dumps({"kind": kind, **order}).encode() + b"\n")
         child.stdin.flush()

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -18,6 +18,7 @@ from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
+from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
 from sm_profiler.hook.guard import attempt, pass_on, told
 from sm_profiler.hook.hang import HangWatch
@@ -305,6 +306,10 @@ def _start() -> Session | None:
             logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
+    if profile.hook_on and settings.may_be_a_tool():
+        session = _start_session(profile, source)
+        session.add(Joining(partial(accompany, profile, source.path)))
+        return session
     accompany(profile, source.path)
     if profile.hook_on:
         return _start_session(profile, source)
@@ -314,6 +319,20 @@ def _start() -> Session | None:
         logger.info("sm-profiler: the hook is off until %s asks for framework metrics: %s", source.path, profile.off)
         _wait(source)
     return None
+
+
+class Joining(Collector):
+    """Joins the job with the first record of a process that may never train."""
+
+    name = "monitor"
+    follows_steps = False
+
+    def __init__(self, join: Callable[[], None]) -> None:
+        self._join = join
+
+    def start(self) -> None:
+        """Start the monitor, unless it runs."""
+        self._join()
 
 
 def _reports() -> bool:

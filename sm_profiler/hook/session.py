@@ -560,9 +560,7 @@ class Session(StepObserver):
         self.guard.failed("hook", error)
         self.quiet = True
         if self._recorder is not None:
-            self.later(
-                self._recorder.writer.finish
-            )  # its record says so: the exported series of steps must not stand still
+            self.later(self._recorder.writer.finish)  # with the failure in its record: the exported series of steps end
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:

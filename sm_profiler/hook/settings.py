@@ -6,8 +6,9 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,21 @@ def _from_s3(uri: str) -> ConfigText:
 
 
 # The monitor and uploader, for jobs without a managed service that does both.
+
+# Programs that import frameworks and never train: installers and builds, and torch.compile's workers.
+TOOLS = frozenset({"-c", "pip", "setup.py", "_in_process.py", "compile_worker", "collect_env.py"})
+
+
+def may_be_a_tool(arguments: Sequence[str] | None = None) -> bool:
+    """Return whether this process may never train: it is known for other work, or runs a line of code.
+
+    Other processes join their job at once: the system metrics of a start, before the first step, are wanted, and so is
+    the end of a script that crashes in it.
+    """
+    words = getattr(sys, "argv", None) if arguments is None else arguments
+    path = Path(words[0] if words else "")
+    return (path.parent.name if path.name == "__main__.py" else path.name) in TOOLS
+
 
 _joined: list[Registration] = []
 

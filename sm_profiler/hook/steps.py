@@ -586,7 +586,7 @@ class StepTracker:
                     self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
             rest.awake()
-        self.own_ns += (perf_counter_ns() - began_ns) // METER_EVERY
+        self.own_ns += min(perf_counter_ns() - began_ns, METER_MAX_NS) // METER_EVERY
 
     def _record_rest(self, rest: Rest) -> None:
         arrived_ns, name = rest.waiting(), STEP[_TRAIN]

@@ -51,6 +51,7 @@ class Job:
         where: its location, as `source.open_source` takes it.
         changed: when its files changed last, seconds since the epoch; 0 if that is not known.
         state: `running`, `ended`, or "" if that is not known.
+        status: the account's word for the end of a training job: `completed`, `failed` or `stopped`; "" for others.
         identity: a text that changes with its report.
         read_report: returns the bytes of its report.json, None if it has none; raises SourceError.
     """
@@ -59,6 +60,7 @@ class Job:
     where: str
     changed: float = 0.0
     state: State = ""
+    status: str = attrs.field(default="", kw_only=True)
     identity: str = attrs.field(default="", eq=False)
     read_report: Callable[[], bytes | None] = attrs.field(default=_no_report, eq=False, repr=False)
 
@@ -102,6 +104,16 @@ def is_job_name(text: str) -> bool:
     return _JOB_NAME.fullmatch(text) is not None
 
 
+def training_job_of(where: str) -> tuple[str, str]:
+    """Return name and region of the training job of a location, by its name or the prefix of its profile; "" for others."""
+    if is_account(where):
+        region, name = split_account(where)
+        return name, region
+    name = "" if local_folder(where) else job_name(where)
+    is_job = is_job_name(name) and (name == where or where.startswith("s3://"))
+    return name if is_job else "", ""
+
+
 def _below_prefix(storage: Storage) -> Iterator[Job]:
     places = [place for place in find_places(storage, recent_only=True).places if place.profile is not None]
     for place in places:
@@ -143,6 +155,7 @@ def _in_account(source: str, accounts: dict[str, Account]) -> Iterator[Job]:
             f"{ACCOUNT}{account.region}/{job.name}",
             job.created,
             "ended" if job.ended else "running",
+            status=job.status.lower() if job.ended else "",
             identity=job.modified,
             read_report=partial(_report_in_account, account, job.name),
         )

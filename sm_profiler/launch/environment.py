@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, shown
+from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, environment_for, may_exist, shown
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request, is_pipeline_variable
@@ -91,8 +91,17 @@ def require_destination(config: Mapping[str, Any]) -> None:
 
 def require_uploadable(path: object) -> None:
     """Check that the agent can upload to a path."""
-    if not is_pipeline_variable(path) and not (isinstance(path, str) and _S3_URI.match(path)):
+    if is_pipeline_variable(path):
+        return
+    if not isinstance(path, str) or not _S3_URI.match(path):
         raise ConfigError(printable(f"S3OutputPath: {shown(path)} is not an S3 URI such as s3://bucket/prefix"))
+    if not may_exist(path):
+        raise ConfigError(
+            printable(
+                f"S3OutputPath: no bucket can have the name in {shown(path)}: at most 63 lowercase letters, digits, dots and "
+                "hyphens, with a letter or a digit at both ends"
+            )
+        )
 
 
 def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[str, Any]:

@@ -98,7 +98,7 @@ _ERRORS = tuple(
 
 
 class ErrorLines:
-    """What AWS's training toolkit quotes of a script's output: the lines from the first that names an error on."""
+    """The part of a script's output that AWS's training toolkit quotes: from the first line on that names an error."""
 
     def __init__(self) -> None:
         self._lines: dict[str, None] = {}

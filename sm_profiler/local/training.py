@@ -61,6 +61,7 @@ class Profiling:
         self._interval_ms = 0
         self._restarts = 0
         self._uploaders: dict[str, Uploader] = {}
+        self._reported: set[str] = set()  # kinds of problems of all uploads
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._upload, daemon=True)
@@ -132,7 +133,8 @@ class Profiling:
                 self._job.profile_stored = True
 
     def _uploader(self, folder: Path, uri: str) -> Uploader:
-        return Uploader(folder, open_destination(f"{uri}/profiler-output", client=self._s3), report=self._log)
+        destination = open_destination(f"{uri}/profiler-output", client=self._s3)
+        return Uploader(folder, destination, report=self._log, reported=self._reported)
 
     def finish(self, *, ended: bool = True) -> None:
         """Stop sampling, upload the remaining files and, if the job has ended, write the end markers."""
@@ -151,7 +153,8 @@ class Profiling:
         left = sum(uploader.remaining() for uploader in self._uploaders.values())
         if problem or left:
             self._job.profile_stored = False
-            self._log(f"{plural(left, 'file')} of the profile could not be uploaded to {uri}: {problem}")
+            reason = f": {problem}" if problem and not self._reported else ""  # else the log has it
+            self._log(f"{plural(left, 'file')} of the profile could not be uploaded to {uri}{reason}")
 
 
 def local_path(host: Host, config: dict[str, Any] | None) -> Path:
@@ -403,9 +406,9 @@ class TrainingRun(threading.Thread):
             self.job.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": now()}
 
     def _failure_reason(self, number: int, code: int) -> str:
-        """Return what the service says: the failure file, which is often missing, and the container's exit code.
+        """Return the service's reason: the failure file, which is often missing, and the container's exit code.
 
-        Where the endpoint stands in for AWS's training toolkit, the file is the toolkit's, whose own exit code is 1.
+        Where the endpoint replaces AWS's training toolkit, the file is the toolkit's, whose own exit code is 1.
         """
         text = ""
         with contextlib.suppress(OSError):

@@ -46,7 +46,8 @@ from sm_profiler.metrics.step_fold import (
 )
 from sm_profiler.metrics.step_sample import Judged, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
-from sm_profiler.source.job import Launched
+from sm_profiler.settings import ROTATE_SECONDS
+from sm_profiler.source.job import BEGINNING_S, Launched, next_file
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -657,7 +658,9 @@ def measure_job(  # most are optional parts
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
     """Return why a job without steps has none, "" if that is unknown, and what to do."""
     if metrics.description:
-        return Launched.of(metrics.description).why_no_steps()
+        return Launched.of(metrics.description).why_no_steps(metrics.duration)
+    if metrics.running and metrics.duration < BEGINNING_S:
+        return "", next_file(ROTATE_SECONDS.default)
     return "", (
         "Record steps and phases: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1 in the container, with "
         "ProfilingParameters in the configuration. If that was so, no process made a step that is known: a process that only "
@@ -667,7 +670,7 @@ def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
 
 def how_to_record(metrics: JobMetrics) -> str:
     """Return what to do in a few words."""
-    if metrics.description:
+    if metrics.description or metrics.running:
         return why_no_steps(metrics)[1]
     if metrics.ending.launched:
         return "no process made a training step."

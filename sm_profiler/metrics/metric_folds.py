@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -109,14 +109,15 @@ class MetricFolds:
         )
 
 
-def new_folds(parameters: Mapping[str, object]) -> list[Any]:
+def new_folds(parameters: Mapping[str, object], compat: Literal["service"] | None = None) -> list[Any]:
     """Return all that a report folds, without any data: the rules, then the folds of `MetricFolds`.
 
     Args:
         parameters: of the rules, as `run_rules` takes them.
+        compat: "service" for the managed service's numbers; such folds cannot be merged.
     """
     values: dict[str, Any] = dict(parameters)
-    return [ProfilerReport(**values), *MetricFolds().all()]
+    return [ProfilerReport(compat=compat, **values), *MetricFolds().all()]
 
 
 def _last(steps: StepSummary, system: SystemSeries) -> float | None:

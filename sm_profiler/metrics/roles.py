@@ -1,4 +1,4 @@
-"""What recorded steps are for: forwards without gradients may be part of a training step, and training steps evaluation.
+"""Roles of recorded steps: forwards without gradients may be part of a training step, and training steps evaluation.
 
 The hook sees calls of models, and not their purpose. A script that runs a model without gradients evaluates it, or asks a
 target network, a teacher or a generator in the middle of a training step, or lets the model act. The pattern of many
@@ -13,7 +13,7 @@ from functools import cache
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.parts import PartTable
 from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column
@@ -47,8 +47,10 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
         breaks: rows before which steps are missing.
     """
     without = rows.mode == EVAL
-    first = np.flatnonzero(without & ~np.append(False, without[:-1]))
-    last = np.flatnonzero(without & ~np.append(without[1:], False))
+    goes_on = np.append(without[1:], False)
+    goes_on[np.asarray(breaks, np.int64) - 1] = False
+    first = np.flatnonzero(without & ~np.append(False, (without & goes_on)[:-1]))
+    last = np.flatnonzero(without & ~goes_on)
     few = (last - first < thresholds.FORWARDS_IN_STEP) & ~np.isin(last + 1, (*breaks, len(rows)))
     edges = np.zeros(len(rows) + 1, np.int64)
     edges[first[few]], edges[last[few] + 1] = 1, -1
@@ -72,7 +74,7 @@ def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:
     The hook may record the phases of either only: those of the step at the end decide whether they are known.
     """
     ends = np.flatnonzero(~joins)
-    group = np.cumsum(~joins) - ~joins
+    group: Ints = np.cumsum(~joins) - ~joins
     table = PartTable.of(rows.parts)
     recorded = np.any([rows.seconds(part.key) > 0 for part in parts.phases()], axis=0)
     known = recorded[ends][group]
@@ -82,11 +84,11 @@ def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:
         if number in _phases():
             usual = values[joins & recorded].mean() if (joins & recorded).any() else 0.0
             values = np.where(ignored, 0.0, np.where(guessed, usual, values))
-        summed[number] = np.bincount(group, values, len(ends))
+        summed[number] = np.bincount(group, values, len(ends)).astype(np.float64)
     start = rows.start[np.append(0, ends[:-1] + 1)]
     return attrs.evolve(
         rows[ends], start=start, duration=rows.end[ends] - start, parts=PartTable(len(ends), table.width, summed),
-        gc_in_wait=np.bincount(group, rows.gc_in_wait, len(ends)),
+        gc_in_wait=np.bincount(group, rows.gc_in_wait, len(ends)).astype(np.float64),
     )  # fmt: skip
 
 
@@ -98,13 +100,14 @@ def judged_by_role(found: Judged, switches: float) -> Judged:
     rows, ends = joined_to_next(found.rows, inside), np.flatnonzero(~inside)
     left = (found.rows.mode[ends] == EVAL).sum() / (found.rows.mode == EVAL).sum()
     before, after, totals = Totals.of(found.rows), Totals.of(rows), found.totals
-    grown = np.divide(after.parts, before.parts, out=np.ones(len(before.parts)), where=before.parts > 0)
-    totals = attrs.evolve(
-        totals, parts=totals.parts * grown, duration=totals.duration * after.duration / max(before.duration, 1e-9),
-        between=totals.between * after.between / max(before.between, 1e-9), evaluation=totals.evaluation * left,
-        own_in_evaluation=totals.own_in_evaluation * left, evaluations=round(totals.evaluations * left),
-    )  # fmt: skip
-    breaks = tuple((np.cumsum(~inside) - ~inside)[list(found.breaks)].tolist())
+    grown = {
+        name: getattr(totals, name) + (getattr(after, name) - getattr(before, name)) * found.scale
+        for name in ("parts", "duration", "between")
+    }
+    ended = {name: getattr(totals, name) * left for name in ("evaluation", "own_in_evaluation")}
+    totals = attrs.evolve(totals, **grown, **ended, evaluations=round(totals.evaluations * left))
+    place: Ints = np.cumsum(~inside) - ~inside
+    breaks = tuple(place[list(found.breaks)].tolist())
     return attrs.evolve(
         found, rows=rows, index=found.index[ends], breaks=breaks, evaluated=totals.evaluations, totals=totals,
         steps=found.steps - found.evaluated + totals.evaluations,

@@ -2,14 +2,13 @@
 
     python -m sm_profiler.monitor.agent LOCK_FD TASK_JSON
 
-`sm_profiler.monitor.start` starts it with the node's lock held. It watches the job's processes: the kernel signals the end
-of its parent at once, and the others are checked once a second.
+`sm_profiler.monitor.start` starts it with the node's lock held. It watches the job's processes: the end of the
+first is noticed at once, and the others are checked once a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -49,6 +48,7 @@ from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sample
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
+from sm_profiler.processes import Detached
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
 from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
@@ -210,7 +210,6 @@ class SwitchedOff:
         return self.stop.wait(timeout) or self.profile.is_off()
 
 
-PR_SET_PDEATHSIG = 1
 CHECK_SECONDS = 1.0
 RECONNECT_SECONDS = 10.0
 RESTART_SECONDS = 5.0
@@ -351,12 +350,19 @@ class Agent:
             if living - seen:
                 # Launchers restart ranks: processes that were dead before do not decide how the job ends.
                 self.registry.forget(dead)
+                for pid in living - seen if not seen else ():
+                    threading.Thread(target=self._wake_at_end, args=(pid,), daemon=True).start()
             seen, dead = seen | living, self.registry.dead()
             if self.clock() - recovered >= RECOVER_SECONDS:  # a rank that is gone is shown while the others wait for it
                 recover_traces(self.root, self.task.node, stopped=False)
                 recovered = self.clock()
             self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
+
+    def _wake_at_end(self, pid: int) -> None:
+        """Check the job's processes as soon as one of the first of them ends."""
+        Detached(pid).wait()
+        self.wake.set()
 
     def _seconds_left(self) -> float:
         if self.terminated:
@@ -452,8 +458,10 @@ class Agent:
                     return False
                 if not self.terminated:
                     self.registry.forget(self.registry.dead())
+                self.lock.sign_off()
                 self.lock.release()
         except OSError:
+            self.lock.sign_off()
             self.lock.release()
         return True
 
@@ -529,10 +537,6 @@ def main(arguments: list[str]) -> None:
     agent.exits.open()
     agent.wake.set_on(signal.SIGUSR1)
     lock.sign()  # from now on, SIGUSR1 wakes this process
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # the kernel signals the end of the thread that started this process
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     agent.run()
     agent.exits.close()
     if board is not None:

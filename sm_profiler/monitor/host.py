@@ -7,7 +7,7 @@ import re
 import socket
 from pathlib import Path
 
-from sm_profiler.monitor.node_state import PROC
+from sm_profiler.processes import PROC
 
 DMI = Path("/sys/devices/virtual/dmi/id")
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.processes import PROC, start_time
 
-PROC = Path("/proc")
 ENTRY_SECONDS = 2.0
 ENDED = ".ended"  # the interpreter ran to its end
 CUT = ".cut"  # a signal ended the process
-_PID_BYTES = 10
+DONE = "done "  # before the process id
+_PID_BYTES = 15
 
 
 class NodeLock:
@@ -52,16 +53,28 @@ class NodeLock:
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, os.pwrite(self.fd, str(os.getpid()).encode(), 0))
 
+    def sign_off(self) -> None:
+        """Record that this process, which holds the lock, has done all its work."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, os.pwrite(self.fd, f"{DONE}{os.getpid()}".encode(), 0))
+
+    def is_done(self, pid: int) -> bool:
+        """Return whether a process that held the lock has done all its work."""
+        return self._text() == f"{DONE}{pid}".encode()
+
     def signer(self) -> int | None:
         """Return the process that signed the lock's file; None if none has."""
+        text = self._text()
+        return int(text) if text.isdigit() else None
+
+    def _text(self) -> bytes:
         # At the end of a process, nothing can be imported that needs threads, such as our storages.
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(fd, "rb") as file:
-                text = file.read(_PID_BYTES)
+                return file.read(_PID_BYTES)
         except OSError:
-            return None
-        return int(text) if text.isdigit() else None
+            return b""
 
     def release(self) -> None:
         """Close this process's copy; a child that inherited the lock keeps it."""
@@ -154,28 +167,6 @@ class ProcessRegistry:
             return os.listdir(self._folder)  # only names are needed, ten times a second
         except OSError:
             return []
-
-
-def start_time(pid: int, proc: Path = PROC) -> str:
-    """Return when a process started, in the kernel's ticks since boot; "" if it is not running.
-
-    If there is no /proc, a process that is running has "0".
-    """
-    try:
-        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return "" if (proc / "self").exists() or not _accepts_signals(pid) else "0"
-    return "" if fields[0] in {b"Z", b"X"} else fields[19].decode()
-
-
-def _accepts_signals(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _try_lock(path: Path) -> int | None:

@@ -21,9 +21,10 @@ from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, RESOURCE_CONFIG, expanded, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
-from sm_profiler.monitor.node_state import locked, start_time
+from sm_profiler.monitor.node_state import locked
 from sm_profiler.monitor.task import is_own_job, job_name
 from sm_profiler.printable import logger_for, printable
+from sm_profiler.processes import start_time
 from sm_profiler.settings import JOB
 
 logger = logger_for("sm_profiler")

@@ -23,8 +23,8 @@ from sm_profiler.formats.process_end import (
     UNKNOWN,
     signal_name,
 )
-from sm_profiler.monitor.node_state import start_time
 from sm_profiler.monitor.place import release
+from sm_profiler.processes import start_time
 from sm_profiler.storage import LocalStorage
 
 STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data

@@ -22,7 +22,7 @@ from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim, set_aside_other_job
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
-from sm_profiler.processes import StopWatch, start_module
+from sm_profiler.processes import Detached, StopWatch, start_detached
 
 logger = logger_for("sm_profiler")
 
@@ -46,7 +46,7 @@ class Registration:
 
     task: Task
     pid: int
-    monitor: subprocess.Popen[bytes] | None = None
+    monitor: subprocess.Popen[bytes] | Detached | None = None
     _leaving: bool = attrs.field(default=False, init=False)
 
     def keep_monitor(self, environment: Mapping[str, str]) -> None:
@@ -67,7 +67,15 @@ class Registration:
 
     def _was_killed(self) -> bool:
         """Wait for the monitor's end; return whether it came before the job's."""
-        return self.monitor is not None and self.monitor.wait() != 0 and not self._leaving
+        if self.monitor is None:
+            return False
+        self.monitor.wait()
+        return not self._leaving and not self._is_done()
+
+    def _is_done(self) -> bool:
+        """Return whether the monitor, which has ended, had done its work."""
+        monitor, lock = self.monitor, NodeLock(Path(self.task.root), self.task.node)
+        return monitor is not None and lock.is_done(monitor.pid)
 
     def _start_again(self, environment: Mapping[str, str]) -> bool:
         root, node = Path(self.task.root), self.task.node
@@ -132,7 +140,7 @@ class Registration:
                 noticed = True
                 logger.warning("sm-profiler: uploading the last files to %s", self.task.destination or root)
             time.sleep(POLL_SECONDS)
-        if self._has_ended() and self.monitor is not None and self.monitor.returncode:
+        if self._has_ended() and not self._is_done():
             logger.warning("sm-profiler: the monitor ended unexpectedly; %s", self._left())
 
     def leave_at_once(self) -> None:
@@ -180,6 +188,6 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
     return registration
 
 
-def _start(task: Task, lock: NodeLock, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(task: Task, lock: NodeLock, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | Detached:
     arguments = [str(lock.fd), task.to_json()]
-    return start_module("sm_profiler.monitor.agent", arguments, environment=environment, pass_fds=(lock.fd,))
+    return start_detached("sm_profiler.monitor.agent", arguments, environment=environment, pass_fds=(lock.fd,))

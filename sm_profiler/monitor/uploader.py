@@ -86,6 +86,7 @@ class Uploader:
         failures: number of failed attempts so far.
         reached: whether the destination has ever accepted a file, or answered that it is only overloaded.
         error: the last failure, or "".
+        reported: kinds of problems that were reported; uploaders with one destination may share them.
     """
 
     root: Path
@@ -100,13 +101,13 @@ class Uploader:
     failures: int = 0
     reached: bool = False
     error: str = ""
+    reported: set[str] = attrs.field(factory=set)
     _done: dict[str, tuple[str, int]] = attrs.field(factory=dict, init=False)
     _failed: dict[str, int] = attrs.field(factory=dict, init=False)
     _earlier: dict[str, bytes | None] = attrs.field(factory=dict, init=False)
     _in_flight: dict[str, tuple[FileInfo, Future[Exception | None]]] = attrs.field(factory=dict, init=False)
     _unlisted: bool = attrs.field(default=False, init=False)
     _failed_rounds: int = attrs.field(default=0, init=False)
-    _reported: set[str] = attrs.field(factory=set, init=False)
 
     def run(self, stop: StopEvent) -> None:
         """Upload until `stop` is set; the rest is left to `drain`."""
@@ -312,8 +313,8 @@ class Uploader:
 
     def _report(self, text: str, kind: str) -> None:
         """Report each kind of problem once, and only a few kinds: an outage must not flood the log."""
-        if kind not in self._reported and len(self._reported) < MAX_WARNINGS:
-            self._reported.add(kind)
+        if kind not in self.reported and len(self.reported) < MAX_WARNINGS:
+            self.reported.add(kind)
             self.report(f"sm-profiler: {printable(text)}")
 
 

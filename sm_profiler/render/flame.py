@@ -29,10 +29,10 @@ SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _TITLES = {
     "start": "Before the first step", "first_steps": "In the slow first steps", "worker": "In the loader's workers", "end": "After the last step",
-    "gc": "Lines that cause garbage collections", "between": "Between the phases of a step",
+    "gc": "Lines that cause garbage collections", "outside": "Outside the phases, and between them",
 }  # fmt: skip
 _ORDER = (
-    "start", "first_steps", "wait", "worker", "forward", "backward", "optimizer", "compiled", "between", "outside", "evaluation",
+    "start", "first_steps", "wait", "worker", "forward", "backward", "optimizer", "compiled", "outside", "evaluation",
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def graphs(samples: Samples) -> list[Graph]:
     """Return the graphs of the phases that take time, in the order of a step."""
     by_phase: dict[str, list[Sampled]] = {}
     for stack in samples.stacks:
-        by_phase.setdefault(stack.phase, []).append(stack)
+        by_phase.setdefault(_phase(stack), []).append(stack)
     whole = sum(stack.seconds for stack in samples.stacks)
     sums = {phase: sum(stack.seconds for stack in stacks) for phase, stacks in by_phase.items()}
     chosen = sorted((phase for phase in sums if sums[phase] > MIN_PHASE * whole), key=lambda phase: -sums[phase])
@@ -128,6 +128,15 @@ def _graph(phase: str, stacks: list[Sampled], samples: Samples) -> Graph:
     if missing > MIN_WIDTH:
         note += f"; {percent(missing)} of the time belongs to no line"
     return Graph(phase, title, root.seconds, drawing, tuple(_rows(stacks, samples)), note and f"{note}.")
+
+
+def _phase(stack: Sampled) -> str:
+    """Return the phase under which a stack is shown.
+
+    A step whose phases are not recorded ends for the sampler with the next fetch, so what it saw between the phases of such
+    steps may lie after the last.
+    """
+    return "outside" if stack.phase == "between" else stack.phase
 
 
 def _title(phase: str) -> str:
@@ -199,7 +208,7 @@ def to_speedscope(samples: Samples, name: str) -> dict[str, Any]:
     frames: dict[tuple[str, str, int], int] = {}
     by_profile: dict[tuple[str, str], list[Sampled]] = {}
     for stack in samples.stacks:
-        by_profile.setdefault((stack.process, stack.phase), []).append(stack)
+        by_profile.setdefault((stack.process, _phase(stack)), []).append(stack)
     profiles = []
     for (process, phase), stacks in sorted(by_profile.items()):
         rows, weights = [], []

@@ -9,6 +9,7 @@ import attrs
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import UNKNOWN, Totals
 from sm_profiler.diagnosis.profile.case import NO_LOADER, declared_shares, waits_recorded
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, OUTSIDE
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
@@ -101,6 +102,15 @@ WHOLE_STEPS = "Steps"  # of which no phases were recorded
 NOT_RECORDED = "not recorded"
 
 
+def _evaluated(loops: Sequence[Rank], totals: Totals) -> float | None:
+    """Return the share of evaluation in the loops by the ledger, averaged over ranks; None if it lacks any of them."""
+    known = {rank.name: rank.seconds for rank in totals.ranks}
+    found = [known[rank.name] for rank in loops if rank.name in known]
+    if len(found) < len(loops):
+        return None
+    return sum(one.get(EVALUATION, 0.0) / max(sum(one.values()), 1e-9) for one in found) / len(found)
+
+
 @attrs.frozen
 class Slice:
     """A part of the loop, averaged over ranks.
@@ -125,12 +135,14 @@ class Slice:
         return self.share >= MIN_NAMED or self.value == NOT_RECORDED
 
 
-def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
+def loop_slices(ranks: Sequence[Rank], *, watched: bool = False, totals: Totals | None = None) -> list[Slice]:
     """Return the slices in the order of a step; none without a loop. Phases that the script declared have names.
 
     Args:
         ranks: the processes.
         watched: a hook was there that records each wait for a loader.
+        totals: the ledger of these processes and others, for evaluation: what it has under other names, such as files that
+            are saved meanwhile, is outside the phases.
     """
     loops = [rank for rank in ranks if rank.loop > 0]
     if not loops:
@@ -144,8 +156,13 @@ def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
     def note(share: float) -> str:
         return f"{duration(share * whole / steps)} per step"
 
+    evaluated = _evaluated(loops, totals) if totals is not None else None
     for part in parts.PARTS:
         share = sum(rank.share(part.key) for rank in loops) / len(loops)
+        if evaluated is not None and part.key == EVALUATION:
+            rest, share = share - evaluated, evaluated
+        elif evaluated is not None and part.key == OUTSIDE:
+            share = max(share + rest, 0.0)
         if part.kind is parts.Kind.DECLARED:
             named = declared_shares(loops)
             slices += [

@@ -100,7 +100,8 @@ def _sections(report: Report) -> list[Section]:
     ledger = [ledger_view.section(report.ledger, report.left_out_alarm)] if report.ledger else []
     if ledger and not report.rules and not report.metrics.ranks:
         return ledger
-    return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken, report.verdict))]
+    sections = build_sections(report.metrics, report.rules, report.broken, report.verdict, report.ledger)
+    return [*of_traces, *ledger, *folded(sections)]
 
 
 def render_page(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, shorten, utc
 from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record
@@ -137,7 +138,11 @@ class Answers:
 
 
 def build_sections(
-    metrics: JobMetrics, rules: Rules, broken: Mapping[str, str], verdict: Verdict | None = None
+    metrics: JobMetrics,
+    rules: Rules,
+    broken: Mapping[str, str],
+    verdict: Verdict | None = None,
+    totals: Totals | None = None,
 ) -> list[Section]:
     """Return all sections in the order of the page.
 
@@ -146,10 +151,11 @@ def build_sections(
         rules: results of the rules.
         broken: rule → why it could not be evaluated.
         verdict: the report's verdict; default: the rules answer all questions.
+        totals: the ledger of the loops.
     """
     answers = Answers(rules, verdict if any(rank.iterations for rank in metrics.ranks) else None)
     return [
-        summary(metrics, answers), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(answers),
+        summary(metrics, answers), system_usage(rules), framework(metrics, rules, totals), rule_table(rules, broken), step_durations(answers),
         gpu_use(answers), dataloading(answers), batch_size(answers), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
         bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(answers),
     ]  # fmt: skip
@@ -239,7 +245,7 @@ def system_usage(rules: Rules) -> Section:
     return Section(key, title, tuple(sentences), (cut_table(head, rows, 12 * MAX_ROWS),))
 
 
-def framework(metrics: JobMetrics, rules: Rules) -> Section:
+def framework(metrics: JobMetrics, rules: Rules, totals: Totals | None = None) -> Section:
     """Shares of the loop's parts and of operators.
 
     The rule divides the time in another way than the verdict's bar; if there is a loop, the page shows the bar's shares
@@ -251,7 +257,8 @@ def framework(metrics: JobMetrics, rules: Rules) -> Section:
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
         "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
     }  # fmt: skip
-    slices = [piece for piece in loop_slices(metrics.ranks, watched=bool(metrics.metadata)) if piece.is_named]
+    found_slices = loop_slices(metrics.ranks, watched=bool(metrics.metadata), totals=totals)
+    slices = [piece for piece in found_slices if piece.is_named]
     if slices:
         titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
@@ -261,15 +268,15 @@ def framework(metrics: JobMetrics, rules: Rules) -> Section:
     rows = [(piece.label, piece.value, piece.note) for piece in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
-        shares, totals = found.get(device), found.get(f"{device}_total")
+        shares, sums = found.get(device), found.get(f"{device}_total")
         if isinstance(shares, Mapping) and shares:
-            totals = totals if isinstance(totals, Mapping) else {}
+            sums = sums if isinstance(sums, Mapping) else {}
             order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
             rows = [
                 (
                     shorten(name, MAX_OPERATOR),
                     f"{number(shares.get(name)):.1f} %",
-                    duration(number(totals.get(name)) / 1e6),
+                    duration(number(sums.get(name)) / 1e6),
                 )
                 for name in order
             ]

@@ -172,7 +172,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
     slices = _job_slices(report) or [
         (piece.share, piece.part.colour, piece.part.letter, f"{piece.label.lower()} {piece.value}" if piece.is_named else "")
-        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata))
+        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata), totals=report.ledger)
     ] or [
         (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
         for part, share in gpu_parts(report.gpu_traces)

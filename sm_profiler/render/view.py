@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.diagnosis.profile.case import mean_or_none
+from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
@@ -97,9 +99,11 @@ def stacks_view(hang: Hang | None) -> dict[str, Any]:
     }
 
 
-def loop_bar(ranks: tuple[Rank, ...], title: str, *, watched: bool = False) -> Picture | None:
+def loop_bar(
+    ranks: tuple[Rank, ...], title: str, *, watched: bool = False, totals: Totals | None = None
+) -> Picture | None:
     """Draw where the loop's time goes, averaged over ranks."""
-    slices = loop_slices(ranks, watched=watched)
+    slices = loop_slices(ranks, watched=watched, totals=totals)
     if not slices:
         return None
     drawn = [ChartPart(piece.label, piece.share, piece.part.colour, piece.note) for piece in slices]
@@ -115,7 +119,9 @@ def pictures(report: Report) -> list[Picture]:
     A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
     """
     metrics, kind = report.metrics, report.verdict.kind
-    loop = loop_bar(metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata))
+    loop = loop_bar(
+        metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata), totals=report.ledger
+    )
     if loop is None and report.ledger:
         return [ledger_view.picture(report.ledger)]
     if loop is None:
@@ -129,10 +135,11 @@ def pictures(report: Report) -> list[Picture]:
 
 
 def _rank_bars(metrics: JobMetrics) -> list[Picture]:
+    totals = totals_of(metrics)
     return [
         Picture(one.drawing, shorten(rank.name, 40), (), "bar thin")
         for rank in metrics.ranks[:MAX_BARS]
-        if (one := loop_bar((rank,), f"Where the time of {rank.name} goes"))
+        if (one := loop_bar((rank,), f"Where the time of {rank.name} goes", totals=totals))
     ]
 
 

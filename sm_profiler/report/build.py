@@ -17,7 +17,7 @@ from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, 
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.verdict import decide, priced
-from sm_profiler.folding.engine import Slice, error_line, run_sliced
+from sm_profiler.folding.engine import Slice, error_line, run_folds, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds, new_folds
@@ -27,7 +27,7 @@ from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
-from sm_profiler.rules import RuleResults, run_rules
+from sm_profiler.rules import RuleResults
 from sm_profiler.source.opening import job_name
 
 __all__ = [
@@ -67,35 +67,42 @@ def build_report(  # most are optional parts
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
-    if compat is None:
-        return _built_from_slices(source, parameters or {}, job or JobInfo(), executor)
-    folds = MetricFolds()
-    results = run_rules(source, parameters=parameters, compat=compat, extra_folds=folds.all())
-    return assemble(source, results, folds, job)
-
-
-def _built_from_slices(
-    source: Any, parameters: Mapping[str, object], job: JobInfo, executor: str | Executor | None
-) -> Report:
-    """Judge a job that is over: from the state that is kept with it, or slice by slice, with an executor's workers if any."""
-    if not parameters and (whole := kept.load(source)) is not None:
-        with suppress(Exception):  # the rows are read then
-            report = report_of_folds(source, whole, job)
-            if not report.broken:
-                return report
-        source.rewind()
-    interval_us = new_folds(parameters)[0].parameters.scan_interval_us
-    whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us) if executor else None
-    if whole is None:
-        whole = run_sliced(
-            source,
-            lambda: new_folds(parameters),
-            interval_us=interval_us,
-            put_away=put_away,
-        )
-    if not parameters:
+    values, job = parameters or {}, job or JobInfo()
+    may_keep = not values and compat is None
+    if may_keep and (report := _of_kept_state(source, job)) is not None:
+        return report
+    whole = _folded(source, values, compat, executor)
+    if may_keep:
         kept.keep(source, whole)
     return report_of_folds(source, whole, job)
+
+
+def _of_kept_state(source: Any, job: JobInfo) -> Report | None:
+    """Return the report of the folds that are kept with a profile; None, with all rows to be read, without a usable state."""
+    whole = kept.load(source)
+    if whole is None:
+        return None
+    with suppress(Exception):  # the rows are read then
+        report = report_of_folds(source, whole, job)
+        if not report.broken:
+            return report
+    source.rewind()
+    return None
+
+
+def _folded(
+    source: Any, parameters: Mapping[str, object], compat: Literal["service"] | None, executor: str | Executor | None
+) -> Slice:
+    """Fold a job: hour by hour, in this process or in an executor's; in one piece if the rules cannot be merged."""
+    folds = new_folds(parameters, compat)
+    interval_us = folds[0].parameters.scan_interval_us
+    if compat is not None:
+        return Slice(folds, run_folds(source, folds, interval_us=interval_us))
+    if executor:
+        whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us)
+        if whole is not None:
+            return whole
+    return run_sliced(source, lambda: new_folds(parameters), interval_us=interval_us, put_away=put_away)
 
 
 def report_of_folds(source: Any, whole: Slice, job: JobInfo, *, windows: bool = True) -> Report:

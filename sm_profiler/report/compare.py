@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import Blocks
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import row_keys
 from sm_profiler.diagnosis.profile.loop import Loop, loop_of_parts
 from sm_profiler.errors import ConfigError
-from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -25,9 +26,6 @@ from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import Link, render_page
 from sm_profiler.render.words import factors
 from sm_profiler.report.report_json import plain
-
-if TYPE_CHECKING:
-    from sm_profiler.metrics.job_metrics import JobMetrics
 
 
 @attrs.frozen
@@ -114,8 +112,6 @@ def _point(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
-SEED = 20240229  # fixed, so that the same two runs always give the same interval
 MAX_PREDICTIONS = 2  # lines of the terminal; compare.json has all
 FACTOR_FROM = 2.0  # larger changes are worded as a factor
 SAME_BATCH = 0.02  # an epoch's last, smaller batch makes the mean of equal batches differ by less
@@ -249,7 +245,7 @@ def compare(before: Report, after: Report) -> Comparison:
     """Compare two runs by their training steps after the warm-up.
 
     Times are those of a sample if the batch sizes differ. Time in which other programs kept the training waiting for a
-    core is taken out; runs that mostly waited are not compared. Intervals come from a moving-block bootstrap: blocks of
+    core is taken out; runs that mostly waited are not compared. Intervals come from a bootstrap: blocks of
     consecutive steps are drawn, because neighbouring steps resemble each other.
     """
     metrics = before.metrics, after.metrics
@@ -278,7 +274,7 @@ def compare(before: Report, after: Report) -> Comparison:
         return attrs.evolve(few, sentence=sentence)
     keys = _common_keys(contexts)
     evaluated = any(table.of_activity("evaluation").any() for table in known)
-    draw = np.random.default_rng(SEED)
+    draw = np.random.default_rng(limits.SEED)
     each = [
         _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
     ]
@@ -336,7 +332,8 @@ def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.ran
     found = {}
     for key, rows in ({parts.WHOLE: table.training} | {key: table.of_activity(key) for key in keys}).items():
         drawn = rows[rows > 0] if key == "evaluation" else rows
-        rounds = _means(drawn, _blocks(len(drawn), draw)) * len(drawn) if len(drawn) else np.zeros(ROUNDS)
+        blocks = Blocks.of(drawn, draw) if len(drawn) else None
+        rounds = blocks.means(blocks.seconds) * len(drawn) if blocks else np.zeros(limits.ROUNDS)
         found[key] = _Time(float(rows.sum()) * scale, rounds * scale)
     step, evaluation = found[parts.WHOLE], found["evaluation"]
     return {LOOP: _Time(step.mean + evaluation.mean, step.rounds + evaluation.rounds), **found}
@@ -344,25 +341,6 @@ def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.ran
 
 def _is_worth_a_row(key: str, before: dict[str, _Time], after: dict[str, _Time]) -> bool:
     return any(times[key].mean > NEGLIGIBLE * times[LOOP].mean for times in (before, after))
-
-
-def _block_length(count: int) -> int:
-    """Return the steps of a block: about the cube root of all."""
-    length: int = max(round(count ** (1 / 3)), 1)
-    return length
-
-
-def _blocks(count: int, draw: np.random.Generator) -> Ints:
-    """Draw the first steps of the blocks of each round; shape (ROUNDS, blocks)."""
-    length = _block_length(count)
-    return draw.integers(0, count - length + 1, (ROUNDS, -(-count // length)))
-
-
-def _means(values: Floats, starts: Ints) -> Floats:
-    """Return the mean of each round."""
-    length = _block_length(len(values))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray((sums[starts + length] - sums[starts]).sum(axis=1) / (starts.shape[1] * length))
 
 
 def _change(key: str, a: _Time, b: _Time, load: float) -> Change:
@@ -469,7 +447,7 @@ def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
         lines=found.lines,
         rows=_rows(found),
         tables=(),
-        method="means over the training steps after the warm-up; intervals from a moving-block bootstrap.",
+        method="means over the training steps after the warm-up; intervals from a block bootstrap.",
         mood="issue" if slower else "healthy" if found.changes else "open",
         links=links,
     )

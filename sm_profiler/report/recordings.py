@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.gpu import decide_traces
 from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Gain, Interval, Report, Verdict
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.kineto_reader import is_kineto, unpacked_head
+from sm_profiler.formats.kineto_reader import HEAD_BYTES, is_kineto, unpacked_head
 from sm_profiler.formatting import percent, plural
 from sm_profiler.gpu_traces.callers import operators_alone
 from sm_profiler.gpu_traces.measure import RankTime, measure
@@ -33,7 +33,6 @@ from sm_profiler.storage import Storage, open_storage
 _OURS = re.compile(r"(?:^|/)((?:system|framework)/.*|profiler-output/.*)")
 _LOOKED_AT = 2000  # files of a folder or prefix
 _OPENED = 40  # of them, those named after traces first
-_HEAD = 64 << 10
 
 
 def holds_only_traces(where: str) -> bool:
@@ -83,7 +82,7 @@ def _is_ours(key: str) -> bool:
 
 
 def _head(storage: Storage, key: str) -> bytes:
-    return unpacked_head(storage.read(key, 0, _HEAD))
+    return unpacked_head(storage.read(key, 0, HEAD_BYTES))
 
 
 def _other_trace(head: bytes) -> str:

@@ -1,22 +1,117 @@
-"""Write the files of a report to a folder or a storage."""
+"""A report's files: the page, the notebook that redraws it, report.json, and one for each rule."""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
 import attrs
 from markupsafe import escape
 
-from sm_profiler.diagnosis.model import Report
-from sm_profiler.render.notebook import render_notebook
+from sm_profiler.diagnosis.model import Finding, Report
+from sm_profiler.formatting import clean, shorten
+from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.render.words import gain_of_finding
 from sm_profiler.report.build import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.rules import write_rule_reports
 from sm_profiler.source import open_source
 from sm_profiler.storage import Storage, open_storage
+
+
+def render_notebook(report: Report) -> str:
+    """Return the notebook file (nbformat 4.5) as text."""
+    cells = [_cell(number, kind, text) for number, (kind, text) in enumerate(_cells(report))]
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def _cell(number: int, kind: str, text: str) -> dict[str, Any]:
+    cell: dict[str, Any] = {
+        "cell_type": kind,
+        "id": f"cell-{number}",
+        "metadata": {},
+        "source": text.splitlines(keepends=True),
+    }
+    if kind == "code":
+        cell |= {"execution_count": None, "outputs": []}
+    return cell
+
+
+def _plain(text: str) -> str:
+    """Return text on one line that Markdown shows unchanged."""
+    line = " ".join(shorten(clean(text), 400).split())
+    return "".join(f"\\{sign}" if sign in r"\`*_{}[]<>#|$!&~" else sign for sign in line)
+
+
+def _where(finding: Finding) -> str:
+    """Return the lines of code behind a finding, as a list."""
+    lines = [
+        f"- {_plain(at_line(location))} in {_plain(location.function)}: {part_of(finding, location)}"
+        for location in finding.where
+    ]
+    return "\n\n**Where:**\n\n" + "\n".join(lines) if lines else ""
+
+
+def _cells(report: Report) -> list[tuple[str, str]]:
+    main = report.verdict.main
+    source = json.dumps(clean(report.source))
+    ending = f"**{_plain(report.metrics.ending.sentence)}**\n\n" if report.metrics.ending.sentence else ""
+    if report.gpu_traces and not report.metrics.ranks:
+        return _cells_of_traces(report, source)
+    return [
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n{ending}**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
+        ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
+        ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),
+        ("code", "pd.DataFrame({rank.name: rank.slices for rank in metrics.ranks}).round(3)"),
+        ("markdown", "## System and framework metrics as DataFrames"),
+        ("code", "from sm_profiler.analysis import PandasFrame\n\nframe = PandasFrame(SOURCE)\nsystem = frame.get_all_system_metrics()\nframework = frame.get_all_framework_metrics()\nsystem.head()"),
+        ("code", "framework.head()"),
+        ("markdown", "## Training job summary"),
+        ("code", "pd.Series({'start': metrics.start, 'end': metrics.end, 'duration in s': metrics.duration, 'initialization in s': metrics.initialization, 'steps per second': metrics.steps_per_second})"),
+        ("markdown", "## System usage statistics"),
+        ("code", "usage = report.rules.get('OverallSystemUsage', {}).get('Details', {})\nrows = {(node, metric): stats for metric, nodes in usage.items() if isinstance(nodes, dict) for node, stats in nodes.items() if isinstance(stats, dict)}\npd.DataFrame.from_dict(rows, orient='index')"),
+        ("markdown", "## Framework metrics summary"),
+        ("code", "overall = report.rules.get('OverallFrameworkMetrics', {}).get('Details', {})\nfor part in ('phase', 'forward_backward', 'ratio', 'general', 'horovod'):\n    if isinstance(overall.get(part), dict) and overall[part]:\n        display(pd.Series(overall[part], name=f'{part}, percent').round(2).to_frame())"),
+        ("markdown", "## Rules summary"),
+        ("code", "pd.DataFrame({name: {key: one[key] for key in ('RuleTriggered', 'Violations', 'Datapoints')} for name, one in report.rules.items()}).T.sort_values('RuleTriggered', ascending=False)"),
+        ("markdown", "## Step duration analysis"),
+        ("code", "steps = {rank.name: pd.Series(rank.iterations.length, name='seconds') for rank in metrics.ranks}\npd.DataFrame({name: lengths.describe(percentiles=[.5, .95, .99]) for name, lengths in steps.items()})"),
+        ("code", "from IPython.display import SVG\nfrom sm_profiler.render.charts import histogram\n\ndef draw(svg):\n    \"\"\"Show one of the report's charts with a simple style in place of the page's.\"\"\"\n    style = '<style>rect{fill:#2f6db5} .f-rose{fill:#c9506b} text{font:12px sans-serif;fill:#59616b} line{stroke:#ddd}</style>'\n    return SVG(str(svg).replace('<svg ', '<svg xmlns=\"http://www.w3.org/2000/svg\" ', 1).replace('</title>', '</title>' + style, 1))\n\nfor name, lengths in list(steps.items())[:4]:\n    if len(lengths) > 1:\n        counts, edges = np.histogram(lengths, 60)\n        chart = histogram(counts, edges, f'Step durations of {name}', 'seconds')\n        if chart:\n            display(draw(chart))"),
+        ("markdown", "## Dataloading, GPU use, batch size, bottlenecks, GPU memory\n\nDetails of each rule."),
+        ("code", "for rule in ('Dataloader', 'LowGPUUtilization', 'LoadBalancing', 'BatchSize', 'CPUBottleneck', 'IOBottleneck', 'GPUMemoryIncrease'):\n    details = dict(report.rules.get(rule, {}).get('Details', {}))\n    details.pop('bottlenecks', None)\n    print(rule, str(details)[:600])"),
+        ("markdown", "## Timeline\n\nMetrics in equal intervals of time; `low` and `high` are the extremes in each."),
+        ("code", "series = {(node, metric, device): pd.DataFrame({'mean': data.mean, 'low': data.low, 'high': data.high}, index=pd.to_datetime(data.seconds, unit='s'))\n          for (node, metric, device), data in metrics.system.series.items()}\npd.concat({' '.join(key).strip(): table['mean'] for key, table in series.items()}, axis=1).dropna(how='all').head() if series else 'no system metrics'"),
+        ("markdown", "## Data quality"),
+        ("code", "import attrs\n\nprint(report.quality.sentence)\npd.DataFrame(map(attrs.asdict, report.quality.rows))"),
+    ]  # fmt: skip
+
+
+def _cells_of_traces(report: Report, source: str) -> list[tuple[str, str]]:
+    main = report.verdict.main
+    tables = (
+        ("Time of each GPU", "temporal_breakdown()"), ("Idle time by reason", "idle_breakdown()"), ("Kernels", "kernels(20)"),
+        ("Operators and lines", "operators().head(20)"), ("Waits for the GPU", "synchronizations().head(20)"),
+        ("Communication", "communication()"),
+        ("Communication that computation hides", "communication_overlap()"), ("Copies", "memory_bandwidth()"), ("Queues of launches", "queue_length()"),
+        ("Longest steps", 'steps().assign(length_us=lambda step: step["end_us"] - step["start_us"]).nlargest(5, "length_us")'),
+        ("Critical path", 'critical_path().groupby(["rank", "kind"])["duration_us"].sum().to_frame()'),
+    )  # fmt: skip
+    cells = [
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("code", f"from sm_profiler.analysis.gpu import GpuTraces\n\ngpu = GpuTraces({source})"),
+    ]  # fmt: skip
+    for title, call in tables:
+        cells += [("markdown", f"## {title}"), ("code", f"gpu.{call}")]
+    return cells
+
 
 HEIGHT = 900  # pixels
 

@@ -18,7 +18,7 @@ from sm_profiler.folding.window import EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formats.event_objects import event_columns, system_columns
 from sm_profiler.rules import parameters as params
-from sm_profiler.rules.results import Details, RuleResult
+from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
 
 if TYPE_CHECKING:
@@ -195,7 +195,12 @@ class BuiltinRule(Rule):
         """Return the result for all windows so far; more windows may follow."""
 
     def _result(
-        self, triggered: int, violations: int, datapoints: int, details: Details, not_evaluated: str | None = None
+        self,
+        triggered: int,
+        violations: int,
+        datapoints: int,
+        details: Mapping[str, Any],
+        not_evaluated: str | None = None,
     ) -> RuleResult:
         missing = None if self.differs.silent else not_evaluated
         return RuleResult(triggered, violations, datapoints, details, self.shown_parameters(), missing)

@@ -14,7 +14,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, System
 from sm_profiler.rules.base import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, BuiltinRule, is_numbered, node_groups
 from sm_profiler.rules.parameters import count, percentile
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import Breakdown, TimeBreakdown
+from sm_profiler.rules.time_breakdown import TimeBreakdown
 
 JOINT_SAMPLE_S = 0.02  # of the service: a row later than this after the first row of a data point opens the next one
 SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long
@@ -39,27 +39,6 @@ class IOBottleneckParameters:
     io_threshold: float = percentile(50)
     gpu_threshold: float = percentile(10)
     patience: int = count(1000)
-
-
-@attrs.frozen
-class BottleneckDetails:
-    """Evidence of a bottleneck rule.
-
-    Attributes:
-        idle_points: number of data points with an idle GPU.
-        bottlenecks: time in seconds since the epoch → idle GPUs, hot cores.
-        breakdown: what ran during the bottlenecks; None if the rule did not fire.
-    """
-
-    idle_points: int
-    bottlenecks: dict[float, tuple[int, int]]
-    breakdown: Breakdown | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        listed = {str(time_s): {"GPUs": gpus, "CPUs": cores} for time_s, (gpus, cores) in self.bottlenecks.items()}
-        details: dict[str, Any] = {"low_gpu_utilization": self.idle_points, "bottlenecks": listed}
-        return details if self.breakdown is None else {**details, **self.breakdown.as_dict()}
 
 
 @attrs.define
@@ -182,10 +161,10 @@ class Bottleneck(BuiltinRule):
             add_events_at(breakdown, events, np.asarray(both))
         self._totals.add(counts, self._exceeds)
         if exceeds:
-            self._order.add(self._shares(self._totals.breakdown).as_dict())
+            self._order.add(self._shares(self._totals.breakdown))
         return exceeds
 
-    def _shares(self, breakdown: TimeBreakdown) -> Breakdown:
+    def _shares(self, breakdown: TimeBreakdown) -> dict[str, Any]:
         return breakdown.shares(in_order=self.differs.as_it_went, swapped=self.differs.swapped)
 
     def _exceeds(self, bottlenecks: int, datapoints: int) -> bool:
@@ -233,9 +212,8 @@ class Bottleneck(BuiltinRule):
     def result(self) -> RuleResult:
         """Evaluate window by window, in the order of time."""
         if self.differs.joint_points:
-            shares = self._shares(self._totals.breakdown) if self._totals.triggered else None
-            found = BottleneckDetails(self._idle_points, sum_by_time(self._listed.items()), shares)
-            return self._result(self._totals.triggered, self._bottlenecks, self._datapoints, self._order.apply(found))
+            found = self._order.apply(self._details(self._totals))
+            return self._result(self._totals.triggered, self._bottlenecks, self._datapoints, found)
         self._keep_earliest()
         # Totals of all windows but the last are kept between calls: only the last one can still grow.
         starts = sorted(self._windows)
@@ -244,14 +222,22 @@ class Bottleneck(BuiltinRule):
         totals = self._totals.copy()
         for start_us in starts[totals.windows :]:
             totals.add(self._windows[start_us], self._exceeds)
-        breakdown = self._shares(totals.breakdown) if totals.triggered else None
         not_evaluated = None
         if not self._saw_gpu:
             not_evaluated = "no GPU metrics: a bottleneck is a busy CPU while a GPU waits"
         elif totals.datapoints <= self.parameters.patience:
             not_evaluated = f"{totals.datapoints} data points, patience is {self.parameters.patience}"
-        details = BottleneckDetails(self._idle_points, sum_by_time(self._listed.items()), breakdown)
+        details = self._details(totals)
         return self._result(totals.triggered, self._bottlenecks, self._datapoints, details, not_evaluated)
+
+    def _details(self, totals: _Totals) -> dict[str, Any]:
+        """Return idle GPUs and hot cores of each bottleneck by its time, and what ran then, if the rule fired."""
+        listed = {
+            str(time_s): {"GPUs": gpus, "CPUs": cores}
+            for time_s, (gpus, cores) in sum_by_time(self._listed.items()).items()
+        }
+        shares = self._shares(totals.breakdown) if totals.triggered else {}
+        return {"low_gpu_utilization": self._idle_points, "bottlenecks": listed, **shares}
 
 
 class CPUBottleneck(Bottleneck):

@@ -15,7 +15,7 @@ from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import CPU_UTILIZATION, BuiltinRule, names_by_node, node_groups, node_of
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
-from sm_profiler.rules.results import KeyOrder, NoDetails, RuleResult
+from sm_profiler.rules.results import KeyOrder, RuleResult
 
 PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100
@@ -34,54 +34,12 @@ class DataloaderParameters:
     max_threshold: float = positive(200)
 
 
-@attrs.frozen
-class LoadingTimes:
-    """Durations of the loader's events in seconds."""
-
-    p25: float
-    p50: float
-    p95: float
-    probs: list[int]
-    binedges: list[float]
-
-    @classmethod
-    def of(cls, seconds: QuantileSketch) -> LoadingTimes:
-        """Summarize durations; the sketch must not be empty."""
-        values, counts = seconds.values_and_counts()
-        bins, edges = histogram(values, BINS, counts)
-        p25, p50, p95 = seconds.quantiles([0.25, 0.5, 0.95])
-        return cls(p25, p50, p95, bins.tolist(), edges.tolist())
-
-
-@attrs.frozen
-class DataloaderDetails:
-    """Settings and use of the loaders.
-
-    Attributes:
-        settings: pin_memory, num_workers and prefetch, as far as they were recorded.
-        cores: number of cores of the largest node.
-        dataloaders: median of the processes that load in the same second.
-        times: durations; None without events.
-        waiting_share: node → share of its loops spent waiting for batches.
-    """
-
-    settings: dict[str, int | bool]
-    cores: int
-    dataloaders: int
-    times: LoadingTimes | None
-    waiting_share: dict[str, float] = attrs.field(factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        settings: dict[str, Any] = {
-            name: self.settings[name] for name in ("pin_memory", "num_workers", "prefetch") if name in self.settings
-        }
-        details: dict[str, Any] = {**settings, "cores": self.cores, "dataloaders": self.dataloaders}
-        if self.times is not None:
-            details["dataloading_time"] = attrs.asdict(self.times)
-        if self.waiting_share:
-            details["waiting_share"] = self.waiting_share
-        return details
+def loading_times(seconds: QuantileSketch) -> dict[str, Any]:
+    """Summarize durations of the loader's events; the sketch must not be empty."""
+    values, counts = seconds.values_and_counts()
+    bins, edges = histogram(values, BINS, counts)
+    p25, p50, p95 = seconds.quantiles([0.25, 0.5, 0.95])
+    return {"p25": p25, "p50": p50, "p95": p95, "probs": bins.tolist(), "binedges": edges.tolist()}
 
 
 @attrs.define
@@ -144,7 +102,7 @@ class Dataloader(BuiltinRule):
             self._violations = 0
             self._core_count: int | None = None  # in the first window
             self._counts: list[int] = []
-            self._details: DataloaderDetails | NoDetails = NoDetails()
+            self._details: dict[str, Any] = {}
             self._order = KeyOrder()
 
     def evaluate(self, window: EvaluationWindow) -> bool:
@@ -189,8 +147,9 @@ class Dataloader(BuiltinRule):
             if len(self._counts) > PATIENCE:
                 self._violations += median < cores * self.parameters.min_threshold / 100
                 self._violations += median > cores * self.parameters.max_threshold / 100
-            self._details = DataloaderDetails(dict(self._settings), cores, median, LoadingTimes.of(self._seconds))
-            self._order.add(self._details.as_dict())
+            self._details = {**self._shown_settings(), "cores": cores, "dataloaders": median}
+            self._details["dataloading_time"] = loading_times(self._seconds)
+            self._order.add(self._details)
         return self._violations > 0
 
     def _add_settings(self, events: EventColumns) -> None:
@@ -247,15 +206,21 @@ class Dataloader(BuiltinRule):
             violations = sum(
                 self._violations_of(node, workers.get(node), shares.get(node, 0.0)) for node in self._cores
             )
-        details: DataloaderDetails | NoDetails = NoDetails()
+        details: dict[str, Any] = {}
         if self._events or shares:
             cores = max((len(names) for names in self._cores.values()), default=0)
             parallel = int(self._parallel.quantiles([0.5])[0]) if self._parallel.count else 0
-            times = LoadingTimes.of(self._seconds) if self._seconds.count else None
-            by_node = dict(sorted(shares.items(), key=lambda item: natural_key(item[0])))
-            settings = dict(sorted(self._settings.items()))
-            details = DataloaderDetails(settings, cores, parallel, times, by_node)
+            details = {**self._shown_settings(), "cores": cores, "dataloaders": parallel}
+            if self._seconds.count:
+                details["dataloading_time"] = loading_times(self._seconds)
+            if shares:
+                details["waiting_share"] = dict(sorted(shares.items(), key=lambda item: natural_key(item[0])))
         return self._result(int(violations > 0), violations, self._points, details, self._missing())
+
+    def _shown_settings(self) -> dict[str, int | bool]:
+        """Return the settings that were recorded."""
+        names = ("pin_memory", "num_workers", "prefetch")
+        return {name: self._settings[name] for name in names if name in self._settings}
 
     @property
     def _points(self) -> int:

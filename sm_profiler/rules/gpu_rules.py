@@ -160,31 +160,6 @@ VALUES = "values"
 SEEN = "seen"  # in the evidence: number of values at the hit
 
 
-@attrs.frozen
-class DeviceDetails:
-    """Evidence per node and device.
-
-    Attributes:
-        nodes: node → device → JSON object.
-        last_timestamp: start of the last window that met the condition, in microseconds; None if none did.
-        second: the time comes after the first node, where the service put it.
-    """
-
-    nodes: dict[str, dict[str, dict[str, float]]]
-    last_timestamp: int | None
-    second: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        details: dict[str, Any] = dict(self.nodes)
-        if self.last_timestamp is not None:
-            details["last_timestamp"] = self.last_timestamp
-        if self.second:
-            order = [*list(self.nodes)[:1], "last_timestamp", *self.nodes]
-            details = {key: details[key] for key in order if key in details}
-        return details
-
-
 Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
 
 
@@ -244,19 +219,24 @@ class SeriesRule(BuiltinRule):
 
     def result(self) -> RuleResult:
         """Return all hits; as it went, with the data points of what was evaluated last."""
-        differs, nodes = self.differs, self._nodes
         hits = sum(series.hits for series in self._series.values())
         time_us = max((series.last_hit[0] for series in self._series.values() if series.last_hit), default=None)
-        if differs.as_it_went:
+        if self.differs.as_it_went:
             datapoints = self._series[self._last].count(self.counted) if self._last else 0
-            nodes = {node: dict(devices) for node, devices in nodes.items()}
-            return self._result(hits, hits, datapoints, DeviceDetails(nodes, self.shown_time(time_us), second=True))
-        nodes = {}
+            details: dict[str, Any] = {node: dict(devices) for node, devices in self._nodes.items()}
+            if (shown_us := self.shown_time(time_us)) is not None:
+                order = [*list(details)[:1], "last_timestamp", *details]  # the service put it after the first node
+                details["last_timestamp"] = shown_us
+                details = {key: details[key] for key in order}
+            return self._result(hits, hits, datapoints, details)
+        details = {}
         for (node, gpu), series in sorted(self._series.items(), key=lambda item: tuple(map(natural_key, item[0]))):
             if series.last_hit:
-                nodes.setdefault(node, {}).update(self.describe(gpu, series, series.last_hit[1]))
+                details.setdefault(node, {}).update(self.describe(gpu, series, series.last_hit[1]))
+        if time_us is not None:
+            details["last_timestamp"] = time_us
         datapoints = max((series.count(self.counted) for series in self._series.values()), default=0)
-        return self._result(hits, hits, datapoints, DeviceDetails(nodes, time_us), self.missing(datapoints))
+        return self._result(hits, hits, datapoints, details, self.missing(datapoints))
 
     def shown_time(self, last_us: int | None) -> int | None:
         """Return the time that the service showed: of the last window that met the condition."""
@@ -336,7 +316,7 @@ class LowGPUUtilization(GpuRule):
 
     def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the percentiles of the last hit and the box plot of all values."""
-        return {**evidence, **values.box().as_dict()}
+        return {**evidence, **values.box()}
 
 
 @attrs.frozen
@@ -389,7 +369,7 @@ class GPUMemoryIncrease(GpuRule):
     def details(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
         """Return the last increase and the box plot of all values."""
         (p05,) = values.quantiles([0.05])
-        return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box().as_dict()}
+        return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box()}
 
 
 CPU, MEMORY = "cpu", "_memory"
@@ -493,12 +473,12 @@ class BatchSize(SeriesRule):
 
     def describe(self, gpu: str, series: RollingSeries, evidence: list[str]) -> dict[str, dict[str, float]]:
         """Return the box plots of a node's CPU, and of the use and memory of its underutilized GPUs."""
-        found = {CPU: series.sketch(CPU).box().as_dict()}
+        found = {CPU: series.sketch(CPU).box()}
         for name in evidence if self.differs.as_it_went else sorted(evidence, key=natural_key):
             use = series.sketch(name)
             quartile = use.quantiles([0.25])[0] if self.differs.lent_quartile else None
-            found[name] = use.box().as_dict()
-            found[name + MEMORY] = series.sketch(name + MEMORY).box(quartile).as_dict()
+            found[name] = use.box()
+            found[name + MEMORY] = series.sketch(name + MEMORY).box(quartile)
         return found
 
     def _add_cores(self, cores: dict[str, set[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -35,26 +36,6 @@ class _Histogram:
     def add(self, bins: Ints, count: int) -> None:
         self.bins = self.bins + bins
         self.count += count
-
-
-@attrs.frozen
-class LoadBalancingDetails:
-    """Evidence per node.
-
-    Attributes:
-        histograms: node → GPU → number of values in each bin.
-        distances: node → GPU → other GPU → distance, of the pairs above the threshold.
-    """
-
-    histograms: dict[str, dict[str, list[int]]]
-    distances: dict[str, dict[str, dict[str, float]]] = attrs.field(factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        details: dict[str, Any] = {node: {"workloads": gpus} for node, gpus in self.histograms.items()}
-        for node, distances in self.distances.items():
-            details[node]["distances"] = distances
-        return details
 
 
 class LoadBalancing(BuiltinRule):
@@ -113,7 +94,7 @@ class LoadBalancing(BuiltinRule):
     def result(self) -> RuleResult:
         """Compare every pair of GPUs of a node, over all values so far."""
         if self.differs.with_itself:
-            return self._result(0, 0, self._datapoints(), LoadBalancingDetails(self._histograms()))
+            return self._result(0, 0, self._datapoints(), self._details({}))
         self._nodes = {
             node: dict(sorted(gpus.items(), key=lambda item: natural_key(item[0])))
             for node, gpus in sorted(self._nodes.items(), key=lambda item: natural_key(item[0]))
@@ -124,19 +105,22 @@ class LoadBalancing(BuiltinRule):
         not_evaluated = gpu_data_missing(datapoints, self.parameters.patience)
         if not_evaluated is None and all(len(gpus) == 1 for gpus in self._nodes.values()):
             not_evaluated = "one GPU per node: nothing to compare"
-        details = LoadBalancingDetails(self._histograms(), distances)
-        return self._result(triggered, triggered, datapoints, details, not_evaluated)
+        return self._result(triggered, triggered, datapoints, self._details(distances), not_evaluated)
 
     def _datapoints(self) -> int:
         """Return the number of values of the last GPU of the last node."""
         last = next(reversed(self._nodes.values()), None)
         return next(reversed(last.values())).count if last else 0
 
-    def _histograms(self) -> dict[str, dict[str, list[int]]]:
-        return {
-            node: {gpu: histogram.bins.tolist() for gpu, histogram in gpus.items()}
+    def _details(self, distances: Mapping[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
+        """Return the histogram of each GPU, and of the pairs above the threshold their distance: node → GPU → other GPU."""
+        details: dict[str, Any] = {
+            node: {"workloads": {gpu: histogram.bins.tolist() for gpu, histogram in gpus.items()}}
             for node, gpus in self._nodes.items()
         }
+        for node, found in distances.items():
+            details[node]["distances"] = found
+        return details
 
 
 def distances_of(histograms: list[Floats]) -> Floats:

@@ -25,27 +25,6 @@ class MaxInitializationTimeParameters:
     threshold: float = positive(20)
 
 
-@attrs.frozen
-class InitializationDetails:
-    """Times of the job.
-
-    Attributes:
-        steps_us: start of the first and the last step in microseconds since the epoch; None without steps.
-        job_s: first and last sample in seconds since the epoch; None without samples.
-    """
-
-    steps_us: tuple[float, float] | None
-    job_s: tuple[float, float] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        steps = {}
-        if self.steps_us is not None:
-            steps = {"first": int_if_whole(self.steps_us[0]), "last": int_if_whole(self.steps_us[1])}
-        job = {} if self.job_s is None else {"job_start": self.job_s[0], "job_end": self.job_s[1]}
-        return {"step_num": steps, **job}
-
-
 class MaxInitializationTime(BuiltinRule):
     """Fires in each window that ends before the first step and more than `threshold` minutes after the start of the job."""
 
@@ -112,7 +91,11 @@ class MaxInitializationTime(BuiltinRule):
             not_evaluated = "no system metrics"
         elif not self._saw_events:
             not_evaluated = "no framework data: the time of the first step is unknown"
-        details = InitializationDetails(self._steps_us, self._job_s)
+        details: dict[str, Any] = {"step_num": {}}
+        if self._steps_us is not None:
+            details["step_num"] = {"first": int_if_whole(self._steps_us[0]), "last": int_if_whole(self._steps_us[1])}
+        if self._job_s is not None:
+            details |= {"job_start": self._job_s[0], "job_end": self._job_s[1]}
         return self._result(triggered, triggered, self._steps, details, not_evaluated)
 
 

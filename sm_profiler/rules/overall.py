@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import attrs
 import numpy as np
@@ -35,17 +34,6 @@ METRICS = {
     "I/O": (IO_WAIT, "cpu"),
 }
 DEVICES = {"gpu": (GPU_UTILIZATION, GPU_MEMORY), "cpu": (CPU_UTILIZATION, IO_WAIT)}
-
-
-@attrs.frozen
-class SystemUsageDetails:
-    """Metric → node → statistics."""
-
-    metrics: dict[str, dict[str, dict[str, float]]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        return dict(self.metrics)
 
 
 def statistics(values: QuantileSketch) -> dict[str, float]:
@@ -100,9 +88,9 @@ class OverallSystemUsage(BuiltinRule):
                 for metric, nodes in metrics.items()
             }
         cpu = next(iter(metrics["CPU"].values()), None)
-        details = SystemUsageDetails(
-            {metric: {node: statistics(values) for node, values in nodes.items()} for metric, nodes in metrics.items()}
-        )
+        details = {
+            metric: {node: statistics(values) for node, values in nodes.items()} for metric, nodes in metrics.items()
+        }
         missing = None if any(metrics.values()) else "no system metrics"
         return self._result(0, 0, cpu.count if cpu else 0, details, missing)
 
@@ -162,7 +150,7 @@ class OverallFrameworkMetrics(BuiltinRule):
         known_gpu_phases, before = len(self._breakdown.gpu_phases), dict(self._breakdown.steps)
         self._breakdown.add(events)
         self._add_others(events, self._gpu_phases_at(events, known_gpu_phases), before)
-        self._order.add(self._breakdown.shares(in_order=True).as_dict())
+        self._order.add(self._breakdown.shares(in_order=True))
 
     def _add_others(self, events: EventColumns, gpu_phases_at: Ints, before: dict[str, float]) -> None:
         rows = np.flatnonzero(classes_of(events) == EventClass.STEP)
@@ -199,7 +187,7 @@ class OverallFrameworkMetrics(BuiltinRule):
         """Return the shares; `others` is the time of all loops outside their steps."""
         if self.differs.counted_again:
             shares = self._breakdown.shares(in_order=True)
-            self._order.add(shares.as_dict())
+            self._order.add(shares)
             return self._result(0, 0, 0, self._order.apply(shares))
         breakdown = TimeBreakdown()
         breakdown.merge(self._breakdown)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,42 +15,6 @@ LIMIT = 32_768  # distinct values kept exactly; beyond that the least significan
 MANTISSA_BITS = 52
 LEAST_PENDING = 512  # values kept as they came; more if as many are distinct: a sort of both pays then
 Counted = tuple[Floats, NDArray[np.integer[Any]]]  # distinct values in ascending order, and how often each occurred
-
-
-@attrs.frozen
-class Box:
-    """A box plot: quartiles, 95th percentile, and whiskers at 1.5 times the interquartile range."""
-
-    p25: float
-    p50: float
-    p75: float
-    p95: float
-    upper: float
-    lower: float
-
-    @classmethod
-    def of(
-        cls,
-        quartiles: tuple[float, float, float],
-        p95: float,
-        ends: tuple[float, float],
-        spread: float | None = None,
-    ) -> Box:
-        """Build a box plot.
-
-        Args:
-            quartiles: 25th, 50th and 75th percentile.
-            p95: 95th percentile.
-            ends: smallest and largest value; the whiskers end there.
-            spread: the whiskers are 1.5 times as long; default: the interquartile range.
-        """
-        p25, p50, p75 = quartiles
-        spread = p75 - p25 if spread is None else spread
-        return cls(p25, p50, p75, p95, min(p75 + 1.5 * spread, ends[1]), max(p25 - 1.5 * spread, ends[0]))
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the JSON object of the report."""
-        return attrs.asdict(self)
 
 
 class QuantileSketch:
@@ -107,15 +70,16 @@ class QuantileSketch:
             found.append(below + (above - below) * (place - low))
         return found
 
-    def box(self, lower_quartile: float | None = None) -> Box:
-        """Return the box plot of all values.
+    def box(self, lower_quartile: float | None = None) -> dict[str, float]:
+        """Return the box plot of all values: quartiles, 95th percentile, whiskers at 1.5 times the interquartile range.
 
         Args:
             lower_quartile: 25th percentile that the length of the whiskers is computed from; default: its own.
         """
         p25, p50, p75, p95 = self.quantiles((0.25, 0.5, 0.75, 0.95))
-        spread = None if lower_quartile is None else p75 - lower_quartile
-        return Box.of((p25, p50, p75), p95, (self.min, self.max), spread)
+        whisker = 1.5 * (p75 - (p25 if lower_quartile is None else lower_quartile))
+        upper, lower = min(p75 + whisker, self.max), max(p25 - whisker, self.min)
+        return {"p25": p25, "p50": p50, "p75": p75, "p95": p95, "upper": upper, "lower": lower}
 
     @property
     def min(self) -> float:

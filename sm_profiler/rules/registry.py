@@ -8,8 +8,6 @@ from functools import cache
 from types import MemberDescriptorType
 from typing import Any, ClassVar
 
-import attrs
-
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding.window import EvaluationWindow
@@ -41,14 +39,6 @@ RULES: tuple[type[BuiltinRule], ...] = (
 
 
 _NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
-
-
-@attrs.frozen
-class _Details:
-    found: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(self.found)
 
 
 class PluginRule(BuiltinRule):
@@ -110,7 +100,7 @@ class PluginRule(BuiltinRule):
         """Return the object's result."""
         found = self._call("result")
         triggered, violations, datapoints = (int(found.get(name, 0)) for name in _NUMBERS)
-        return self._result(triggered, violations, datapoints, _Details(dict(found.get("Details") or {})))
+        return self._result(triggered, violations, datapoints, dict(found.get("Details") or {}))
 
     def _object(self) -> Any:
         made = object.__new__(self.kind)

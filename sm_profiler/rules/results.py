@@ -6,41 +6,12 @@ import html
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 REPORTS = "profiler-reports"
 MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
-
-
-class Details(Protocol):
-    """Evidence of one rule."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object that a report shows under `Details`."""
-
-
-@attrs.frozen
-class NoDetails:
-    """Evidence of a rule that reports numbers only."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return an empty object."""
-        return {}
-
-
-@attrs.frozen
-class KeysInOrder:
-    """Details with the keys in a given order: the service updates one object in place for the whole job."""
-
-    details: Details
-    keys: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the details, the keys in the order in which they first appeared."""
-        found = self.details.as_dict()
-        return {key: found[key] for key in self.keys if key in found}
 
 
 @attrs.frozen
@@ -51,7 +22,7 @@ class RuleResult:
         triggered: number of evaluations that met the condition (of windows, GPUs, pairs or processes, by rule).
         violations: number of observations behind them.
         datapoints: number of observations evaluated.
-        details: the evidence.
+        details: the evidence, as a report shows it under `Details`.
         parameters: name → value, in the order of the report.
         not_evaluated: why the rule could not be evaluated; None if it could.
     """
@@ -59,7 +30,7 @@ class RuleResult:
     triggered: int
     violations: int
     datapoints: int
-    details: Details
+    details: Mapping[str, Any]
     parameters: Mapping[str, object]
     not_evaluated: str | None = None
 
@@ -70,7 +41,7 @@ class RuleResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report object, as `profiler-reports/<Rule>.json` holds it."""
-        details = self.details.as_dict()
+        details = dict(self.details)
         if self.not_evaluated is not None:
             details["not_evaluated"] = self.not_evaluated
         return {
@@ -127,7 +98,7 @@ def read_own_result(folder: Path, rule: str) -> OwnResult | None:
         return None
     triggered, violations, datapoints = map(int, counts)
     report = {**found, "RuleParameters": str(found.get("RuleParameters", ""))}
-    return OwnResult(triggered, violations, datapoints, NoDetails(), {}, report=report)
+    return OwnResult(triggered, violations, datapoints, {}, {}, report=report)
 
 
 def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:
@@ -156,7 +127,10 @@ def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) ->
 
 @attrs.define
 class KeyOrder:
-    """Order of first appearance of keys, over several versions of the same details."""
+    """Order of first appearance of keys, over several versions of the same details.
+
+    The service updated one object in place for the whole job.
+    """
 
     _keys: dict[str, None] = attrs.field(factory=dict)
 
@@ -164,9 +138,9 @@ class KeyOrder:
         """Append the keys that have not appeared before."""
         self._keys.update(dict.fromkeys(keys))
 
-    def apply(self, details: Details) -> KeysInOrder:
+    def apply(self, details: Mapping[str, Any]) -> dict[str, Any]:
         """Return the details with their keys in this order; keys that never appeared are left out."""
-        return KeysInOrder(details, tuple(self._keys))
+        return {key: details[key] for key in self._keys if key in details}
 
 
 REPORT = "profiler-report.html"

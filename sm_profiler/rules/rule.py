@@ -83,7 +83,7 @@ def _send(protocol: str, endpoint: str, rule_name: str) -> None:
     try:
         from sm_profiler.storage.s3 import create_api_client  # loads boto3, and only here
 
-        sns = create_api_client("sns", region=os.environ.get("AWS_REGION") or None)
+        sns = create_api_client("sns")
         topic = sns.create_topic(Name=TOPIC)["TopicArn"]
         _subscribe(sns, topic, protocol, endpoint)
         sns.publish(

@@ -17,7 +17,7 @@ from sm_profiler.rules.base import BuiltinRule
 from sm_profiler.rules.parameters import count, positive, text
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import Breakdown, TimeBreakdown
+from sm_profiler.rules.time_breakdown import TimeBreakdown
 
 MIN_STEPS = 100  # a phase needs more of them
 BINS = 100
@@ -45,19 +45,6 @@ class StepStatistics:
     probs: list[int]
     binedges: list[float]
     step_numbers: list[str]
-
-
-@attrs.frozen
-class StepOutlierDetails:
-    """Statistics by process (and phase), and what ran in the outliers; None if the rule did not fire."""
-
-    steps: dict[str, StepStatistics]
-    breakdown: Breakdown | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report's details."""
-        details: dict[str, Any] = {"step_details": {name: attrs.asdict(each) for name, each in self.steps.items()}}
-        return details if self.breakdown is None else {**details, **self.breakdown.as_dict()}
 
 
 @attrs.frozen
@@ -247,10 +234,10 @@ class StepOutlier(BuiltinRule):
                     if (span := spans.get((process, number))) is not None:
                         inside = (events.start_us <= span[1]) & (events.end_us >= span[0])
                         self._breakdown.add(events, np.flatnonzero(inside))
-                self._order.add(self._shares(self._breakdown).as_dict())
+                self._order.add(self._shares(self._breakdown))
         return self._triggered > 0
 
-    def _shares(self, breakdown: TimeBreakdown) -> Breakdown:
+    def _shares(self, breakdown: TimeBreakdown) -> dict[str, Any]:
         return breakdown.shares(in_order=self.differs.as_it_went, swapped=self.differs.swapped)
 
     def _is_step(self, events: EventColumns) -> Mask:
@@ -266,9 +253,8 @@ class StepOutlier(BuiltinRule):
     def result(self) -> RuleResult:
         """Evaluate each phase of each process by all its steps."""
         if self.differs.added_up:
-            shares = self._shares(self._breakdown) if self._triggered else None
-            so_far = self._order.apply(StepOutlierDetails(dict(self._shown), shares))
-            return self._result(self._triggered, self._violations, self._steps, so_far)
+            so_far = self._details(self._shown, self._breakdown if self._triggered else None)
+            return self._result(self._triggered, self._violations, self._steps, self._order.apply(so_far))
         triggered = violations = 0
         shown: dict[str, StepStatistics] = {}
         breakdown = TimeBreakdown()
@@ -284,8 +270,13 @@ class StepOutlier(BuiltinRule):
                     for each in phase.broken_down:
                         if each.duration_us / 1e6 > limit_s and each.breakdown is not None:
                             breakdown.merge(each.breakdown)
-        details = StepOutlierDetails(shown, self._shares(breakdown) if triggered else None)
+        details = self._details(shown, breakdown if triggered else None)
         return self._result(triggered, violations, self._steps, details, None if shown else self._missing())
+
+    def _details(self, steps: Mapping[str, StepStatistics], breakdown: TimeBreakdown | None) -> dict[str, Any]:
+        """Return statistics by process (and phase), and what ran in the outliers, if there are enough."""
+        details = {"step_details": {name: attrs.asdict(each) for name, each in steps.items()}}
+        return details if breakdown is None else {**details, **self._shares(breakdown)}
 
     def _missing(self) -> str:
         most = max((phase.durations.count for phases in self._phases.values() for phase in phases.values()), default=0)

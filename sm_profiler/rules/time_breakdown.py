@@ -67,46 +67,6 @@ def classes_of(events: EventColumns, rows: Ints | None = None) -> Ints:
     return found
 
 
-@attrs.frozen
-class Breakdown:
-    """Shares of time in percent, and operator totals in microseconds; the form of a report's details.
-
-    Attributes:
-        ratio: CPU operators against those of each GPU, by phase.
-        cpu_operators, gpu_operators: operator → microseconds, those with more than 2 % of their processor's time.
-        steps: shares of the phases of steps.
-        general: shares of all other events.
-        passes: shares of forward and backward pass; None without both.
-        collectives: shares of collective operations.
-    """
-
-    ratio: dict[str, float]
-    cpu_operators: dict[str, float]
-    gpu_operators: dict[str, float]
-    steps: dict[str, float]
-    general: dict[str, float]
-    passes: dict[str, float] | None
-    collectives: dict[str, float] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the keys of the report's details."""
-        details: dict[str, Any] = {"ratio": self.ratio}
-        for name, operators in (("CPU", self.cpu_operators), ("GPU", self.gpu_operators)):
-            if operators:
-                kept = _main_operators(operators)
-                details[name] = percentages(kept)
-                details[f"{name}_total"] = {key: int_if_whole(value) for key, value in kept.items()}
-        details["phase"] = self.steps
-        details["phase_time"] = {}
-        if self.general:
-            details["general"] = self.general
-        if self.passes is not None:
-            details["forward_backward"] = self.passes
-        if self.collectives is not None:
-            details["horovod"] = self.collectives
-        return details
-
-
 class TimeBreakdown:
     """Sums of durations in UNITS by class of event; each dict in order of first appearance."""
 
@@ -190,8 +150,11 @@ class TimeBreakdown:
         for name, sums in vars(self).items():
             _add_to(sums, getattr(other, name))
 
-    def shares(self, *, in_order: bool = False, swapped: bool = False) -> Breakdown:
-        """Return the breakdown as a report shows it.
+    def shares(self, *, in_order: bool = False, swapped: bool = False) -> dict[str, Any]:
+        """Return the keys of a report's details: shares in percent, and microseconds of operators.
+
+        CPU operators against those of each GPU by phase, the operators with more than 2 % of their processor's time, the
+        phases of steps, all other events, forward and backward pass if there are both, and collective operations.
 
         Args:
             in_order: show keys in order of first appearance, which depends on the order of a job's parts; default: the
@@ -206,16 +169,21 @@ class TimeBreakdown:
         if swapped:
             values = [*self.gpu_phases.values(), *self.cpu_phases.values()]
             ratio = dict(zip([*self.cpu_phases, *self.gpu_phases], values, strict=True))
-        both = len(self.passes) == len(PASSES)
-        return Breakdown(
-            percentages(shown(ratio)),
-            {key: value / UNITS for key, value in shown(self.cpu_operators).items()},
-            {key: value / UNITS for key, value in shown(self.gpu_operators).items()},
-            percentages(shown(self.steps)),
-            percentages(shown(self.general)),
-            percentages({title: self.passes[title] for title in PASSES.values()}) if both else None,
-            percentages(_main_operators(shown(self.collectives))) if self.collectives else None,
-        )
+        details: dict[str, Any] = {"ratio": percentages(shown(ratio))}
+        for name, operators in (("CPU", self.cpu_operators), ("GPU", self.gpu_operators)):
+            if operators:
+                kept = _main_operators({key: value / UNITS for key, value in shown(operators).items()})
+                details[name] = percentages(kept)
+                details[f"{name}_total"] = {key: int_if_whole(value) for key, value in kept.items()}
+        details["phase"] = percentages(shown(self.steps))
+        details["phase_time"] = {}
+        if self.general:
+            details["general"] = percentages(shown(self.general))
+        if len(self.passes) == len(PASSES):
+            details["forward_backward"] = percentages({title: self.passes[title] for title in PASSES.values()})
+        if self.collectives:
+            details["horovod"] = percentages(_main_operators(shown(self.collectives)))
+        return details
 
 
 def in_units(durations_us: Floats) -> Floats:

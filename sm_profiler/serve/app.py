@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -144,9 +144,7 @@ class JobTarget:
         from sm_profiler.source.job import describe
         from sm_profiler.storage.s3 import create_api_client, reason_of
 
-        client = self.client or create_api_client(
-            "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
-        )
+        client = self.client or create_api_client("sagemaker", region=self.region)
         job = describe(self.name, client=client)
         if job.get("TrainingJobStatus") != "InProgress":
             raise SourceError(f"{self.name} is not running")
@@ -401,12 +399,14 @@ class Site:
 def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
     """Return a line of the list of jobs."""
     row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
-    row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
+    row["state"] = found.state
     finding = found.saved
     if snapshot is not None:
         finding = snapshot.main or finding or snapshot.saved
         row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
         row["spark"] = step_times(snapshot) + gpu_use(snapshot)
+    if found.status and re.match(r"ended($|[:;])", row["state"]):
+        row["state"] = row["state"].replace("ended", found.status, 1)
     if finding is not None:
         row |= {"verdict": finding.label, "headline": finding.headline}
         row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"

@@ -126,7 +126,7 @@ def find_shown(
     """Yield the jobs of a source as they are shown."""
     for job in find_jobs(source, expected=True, accounts=accounts):
         saved = verdicts.of(job) if verdicts is not None else None
-        yield Found(job.name, job.where, job.changed, job.state, saved=saved)
+        yield Found(job.name, job.where, job.changed, job.state, status=job.status, saved=saved)
 
 
 @attrs.define(eq=False)

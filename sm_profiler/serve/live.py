@@ -65,6 +65,9 @@ _free = threading.Semaphore(2)  # processes that read: a very long job must not 
 class LiveJob:
     """Follows a job while it is watched.
 
+    Attributes:
+        problem: why a training job that has ended has no profile; "" for others.
+
     Args:
         where: folder, s3:// URI, or name of a training job.
         use_subprocess: read a job that is over in a process that ends then, and keep its report packed.
@@ -83,6 +86,7 @@ class LiveJob:
         on_change: Callable[[Snapshot], object] = bool,
     ) -> None:
         self.where, self._use_subprocess, self._on_change = where, use_subprocess, on_change
+        self.problem = ""
         self._linger_s, self._clock = linger_s, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -188,6 +192,11 @@ class LiveJob:
             self._failures = 0
             self._read_log(last=self._snapshot.state == "ended")
         except NoProfilerDataError as error:
+            if error.over:
+                self.problem, self._checked = printable(error), self._clock()
+                self._publish(state="ended", note=self.problem)
+                self._read_log(last=True)
+                return
             if error.final:
                 self._failed(printable(error))
                 return

@@ -10,8 +10,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.formatting import clean, natural_key, shorten
-from sm_profiler.jobs.finding import is_job_name, local_folder
-from sm_profiler.source.opening import is_account, job_name, split_account
+from sm_profiler.jobs.finding import training_job_of
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # of the first nodes; each has a stream
@@ -57,12 +56,8 @@ class LogTail:
     @classmethod
     def of(cls, where: str, clock: Callable[[], float] = time.monotonic) -> LogTail:
         """Return the log of a job that is named by itself or by the S3 prefix of its profile."""
-        if is_account(where):
-            region, name = split_account(where)
-            return cls(name, region, clock)
-        name = "" if local_folder(where) else job_name(where)
-        is_job = is_job_name(name) and (name == where or where.startswith("s3://"))
-        return cls(name if is_job else "", clock=clock)
+        name, region = training_job_of(where)
+        return cls(name, region or None, clock)
 
     def read(self, *, last: bool = False) -> bool:
         """Read the log if it is time (`last`: in any case), and return whether it has changed."""

@@ -77,6 +77,6 @@ def state_line(snapshot: Snapshot) -> str:
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":
         return snapshot.note or "reading what is there"
-    if snapshot.note.startswith(snapshot.state):  # such as "waiting for the first data"
-        return snapshot.note
+    if snapshot.note.startswith((snapshot.state, "was ", "failed")):  # such as "waiting for the first data"
+        return snapshot.note.removeprefix("was ")
     return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state

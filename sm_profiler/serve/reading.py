@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from sm_profiler.diagnosis.model import Report
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow, service_limit_us
 from sm_profiler.folding.window import WindowCutter
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
-from sm_profiler.jobs.finding import has_end_marker, local_folder
+from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_of
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
@@ -30,6 +30,7 @@ from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import report_of_folds
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.job import RUNNING, describe
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError, job_name
 from sm_profiler.source.parquet.paths import FILES, STATES, folder_of, split_job
@@ -39,8 +40,53 @@ from sm_profiler.storage import LocalStorage, open_storage
 FIRST_S = 2.0  # a job that is read faster is shown as a whole
 MAX_OPEN_BYTES = 64 << 20  # of files that are still written
 JOIN_AFTER = 32  # reads with news
+ASKED_S, REFUSED_S = 60.0, 300.0  # between two requests for the status of a training job, and after a refusal
 
 ResumeCheck: TypeAlias = Callable[[], bool]  # whether a job that has ended goes on
+
+
+@attrs.define(eq=False)
+class JobStatus:
+    """What the account says of a training job, asked now and then: a job that was stopped or failed may have no end marker.
+
+    Attributes:
+        where: location of the job.
+        clock: for tests.
+        description: the latest answer of DescribeTrainingJob; empty if the account cannot be asked, or has no such job.
+    """
+
+    where: str
+    clock: Callable[[], float] = time.monotonic
+    description: dict[str, Any] = attrs.field(factory=dict)
+    _next: float = 0.0
+
+    def ask(self, *, now: bool = False) -> None:
+        """Ask if it is time (`now`: in any case)."""
+        name, region = training_job_of(self.where)
+        if not name or self.is_over or (self.clock() < self._next and not now):
+            return
+        self._next = self.clock() + ASKED_S
+        try:
+            self.description = describe(name, region=region or None)
+        except ProfilerError:  # the profile is read all the same
+            self._next = self.clock() + REFUSED_S
+
+    def learn(self, description: dict[str, Any] | None) -> None:
+        """Take over an answer that somebody else got just now."""
+        if description:
+            self.description, self._next = description, self.clock() + ASKED_S
+
+    @property
+    def is_over(self) -> bool:
+        """True if the job no longer runs."""
+        return self.description.get("TrainingJobStatus", RUNNING[0]) not in RUNNING
+
+    @property
+    def outcome(self) -> str:
+        """How the job ended, after its name; "" if it completed, or if that is not known."""
+        reason = " ".join(str(self.description.get("FailureReason") or "").split())
+        status = self.description.get("TrainingJobStatus")
+        return {"Stopped": "was stopped", "Failed": f"failed: {reason}" if reason else "failed"}.get(str(status), "")
 
 
 class _WithOpenFiles:
@@ -141,6 +187,9 @@ class JobReader:
     files: int = 0
     outcome: str = ""
     is_intact: bool = True
+    _status: JobStatus = attrs.field(
+        init=False, default=attrs.Factory(lambda self: JobStatus(self.where), takes_self=True)
+    )
     _source: ProfileSource | None = None
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
@@ -176,6 +225,8 @@ class JobReader:
         stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
         if stopped and state is not None:
             self.outcome = state.outcome
+        if self._source is not None:
+            self._status.ask()  # likewise before
         newly_begun = False
         if self._source is None:
             try:
@@ -184,20 +235,36 @@ class JobReader:
                 if stopped or error.final:
                     raise
                 return self._changed_open_files()
+            self._status.learn(self._source.description)
             self._begin(self._source, None if self.parameters or self.compat else kept.load(self._source))
             newly_begun = self._is_whole
         elif self._source.refresh() and self._is_whole:
             self._source.rewind()  # there are more rows than the kept state is of
             self._begin(self._source, None)
+        ended = self._status.is_over
         # The markers come before the exit code of a run: the page of a run that is about to end shows both at once.
         marked = state is None and self._source.finished and not others_may_follow(self._source)
-        finished = stopped or marked
+        if marked and not ended:
+            self._status.ask(now=True)
+        finished = stopped or marked or ended
+        if finished and not self.over:
+            self._source.description = self._description(self._source)
+            self.outcome = self.outcome or self._status.outcome
         found = self._fold(self._source, progress, finished=finished)
         if found:
             self.files = len(self._source.files)
         newly_over = finished and not self.over
         self.over = finished
         return self._changed_open_files() or found or newly_over or newly_begun
+
+    def _description(self, source: ProfileSource) -> dict[str, Any] | None:
+        """Return the description of a job that is over; the service may take longer to notice that than the end markers."""
+        found = self._status.description or source.description
+        return (
+            {key: value for key, value in found.items() if self._status.is_over or key != "TrainingJobStatus"}
+            if found
+            else None
+        )
 
     def _begin(self, source: ProfileSource, whole: Slice | None) -> None:
         """Start with the state that is kept with a profile in Parquet, without any data if that is None."""

@@ -131,7 +131,7 @@ def watch(job: LiveJob, name: str, *, out: TextIO = sys.stdout, colour: bool = F
 
 def _poll(job: LiveJob) -> Snapshot:
     snapshot = job.watch()
-    if snapshot.state == "unreadable" and snapshot.report is None:
+    if snapshot.report is None and (job.problem or snapshot.state == "unreadable"):
         raise SourceError(snapshot.note)
     return snapshot
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias, overload
 
 import attrs
@@ -347,13 +348,15 @@ class ItemTable:
 
     def are_traces(self, numbers: Ints) -> Mask:
         """Return whether each of some files is a trace."""
-        found: Mask = self.of_each(numbers, (bool(kind) for kind, _ in self._streams), _is_trace, np.bool_)
+        found: Mask = self.of_each(
+            numbers, (bool(kind) for kind, _ in self._streams), lambda item: bool(item.kind), np.bool_
+        )
         return found
 
     def hosts(self, numbers: Ints) -> Ints:
         """Return the number of the host of each of some files."""
         files = [TraceFile(0, source, kind) if kind else SystemFile(source, 0) for kind, source in self._streams]
-        found: Ints = self.of_each(numbers, (host_of(file.node) for file in files), _host_of_item, np.int64)
+        found: Ints = self.of_each(numbers, (host_of(file.node) for file in files), attrgetter("host"), np.int64)
         return found
 
 
@@ -361,14 +364,6 @@ def _longer(column: NDArray[Any], rows: int) -> NDArray[Any]:
     made = np.zeros(rows, column.dtype)
     made[: len(column)] = column
     return made
-
-
-def _is_trace(item: Item) -> bool:
-    return bool(item.kind)
-
-
-def _host_of_item(item: Item) -> int:
-    return item.host
 
 
 class OrderedItems(Sequence[Item]):
@@ -436,7 +431,7 @@ class OrderedItems(Sequence[Item]):
         """The detailed traces among the items."""
         mine = set(self.numbers.tolist())
         found = [item for item in self._table.objects if isinstance(item.file, DetailedTrace) and item.number in mine]
-        return sorted(found, key=_order)
+        return sorted(found, key=attrgetter("order"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Item.__eq__, self, other))
@@ -448,7 +443,3 @@ def _ranks(texts: list[str]) -> Ints:
     ranks = np.zeros(len(texts) + 1, np.int64)
     ranks[sorted(range(len(texts)), key=texts.__getitem__)] = np.arange(len(texts))
     return ranks
-
-
-def _order(item: Item) -> Order:
-    return item.order

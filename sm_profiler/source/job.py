@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +23,7 @@ RUNNING = ("InProgress", "Stopping")
 CUT_SHORT = ("Stopped", "Failed")
 MAX_SHOWN = 160  # characters of a job's environment or log in a message
 SHOWN_LINES = 2
+BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
 
@@ -167,8 +168,12 @@ class Launched:
             ),
         )
 
-    def why_no_steps(self) -> tuple[str, str]:
-        """Return why a job with system metrics has no steps, and what to do, each a sentence."""
+    def why_no_steps(self, recorded_s: float = math.inf) -> tuple[str, str]:
+        """Return why a job with system metrics has no steps, and what to do, each a sentence.
+
+        Args:
+            recorded_s: how long the job has been recorded so far.
+        """
         config = self._config
         if not self.hook:
             return (
@@ -182,6 +187,8 @@ class Launched:
                 if self.running and not self.by_agent
                 else f"Start the job with {_CONFIG}.",
             )
+        if self.running and recorded_s < BEGINNING_S + self.rotate_close_s:
+            return "The job is still running, and no trace file is stored yet.", next_file(self.rotate_close_s)
         if self.status in CUT_SHORT:
             return (
                 (
@@ -197,10 +204,19 @@ class Launched:
         return (
             f"{AUTO.name}=1 is set and framework metrics are configured, but no step is stored.",
             (
-                "Look in the job's log for lines that begin with 'sm-profiler:'. If there are none, sm-profiler is not installed "
-                "in the container, or the script imports no framework that it supports."
+                "Look in the job's log for lines that begin with 'sm-profiler:'. If there are none, "
+                + ("" if self.by_agent else "sm-profiler is not installed in the container, or ")  # whose monitor ran
+                + "the script imports no framework that it supports."
             ),
         )
+
+
+def next_file(seconds: float) -> str:
+    """Return a sentence on the first trace file of a job that runs."""
+    return (
+        f"A trace file is closed and stored after {duration(seconds)} (RotateFileCloseIntervalInSeconds): 'sm-profiler report "
+        "--follow' waits for it."
+    )
 
 
 def lost_in_open_file(seconds: float) -> str:
@@ -264,13 +280,13 @@ def _region_of(client: Any, region: str | None) -> str:
     return str(getattr(getattr(client, "meta", None), "region_name", None) or region or "")
 
 
-def profiler_output(name: str, *, region: str | None = None, client: Any = None) -> str:
+def profiler_output(name: str, *, client: Any = None) -> str:
     """Return the s3:// URI of a training job's `profiler-output`.
 
     Raises:
         SourceError: there is no such job, or it is not profiled.
     """
-    return output_of(describe(name, region=region, client=client), name)
+    return output_of(describe(name, client=client), name)
 
 
 def output_of(job: dict[str, Any], name: str) -> str:
@@ -372,7 +388,7 @@ def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[st
     }
     found: list[str] = []
     try:
-        client = client or create_api_client("logs", region=region or os.environ.get("AWS_REGION") or None)
+        client = client or create_api_client("logs", region=region or None)
         for _ in range(LOG_PAGES):
             page = client.filter_log_events(**request)
             # some servers that speak this API ignore the prefix

@@ -91,11 +91,12 @@ class NoProfilerDataError(SourceError):
 
     Attributes:
         final: none can follow, as of a training job that has ended; else a running job may still write it.
+        over: the training job has ended without one.
     """
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    def __init__(self, message: str, *, final: bool = False, over: bool = False) -> None:
         super().__init__(message)
-        self.final = final
+        self.final, self.over = final, over
 
 
 def open_source(  # independent choices
@@ -235,9 +236,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     )
 
     try:
-        job = describe(
-            name, region=region or os.environ.get("AWS_REGION") or None
-        )  # boto3 reads AWS_DEFAULT_REGION only
+        job = describe(name, region=region or None)
     except SourceError as error:
         if not region and hasattr(error.__cause__, "response"):  # a folder may have been meant
             raise SourceError(f"{name} is not a folder, and {error}") from error.__cause__
@@ -257,9 +256,11 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
         if source.files or source.other_files:
             source.description = job
             return source
-    final = problem is not None or not Launched.of(job).may_store_profile
+    launched = Launched.of(job)
     raise NoProfilerDataError(
-        missing_profile(job, name, places, region=region, problem=problem), final=final
+        missing_profile(job, name, places, region=region, problem=problem),
+        final=problem is not None or not launched.may_store_profile,
+        over=problem is None and not launched.running,
     ) from problem
 
 

@@ -12,23 +12,15 @@ from sm_profiler.storage.base import AccessDeniedError, FileInfo, LocalStorage, 
 __all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all"]
 
 
-def open_storage(
-    where: str | os.PathLike[str],
-    *,
-    client: Any = None,
-    region: str | None = None,
-    requester_pays: bool | None = None,
-) -> Storage:
+def open_storage(where: str | os.PathLike[str], *, client: Any = None) -> Storage:
     """Open the storage at a folder's path, a `file://` URI or an `s3://bucket/prefix` URI.
 
     Args:
         where: the folder or URI; it need not exist, and nothing is read yet.
         client: a boto3 S3 client; default: one created from the environment.
-        region: the region of the S3 client that is created; default: boto3's own.
-        requester_pays: agree to pay for requests to a requester-pays bucket; default: the environment variable
-            SM_PROFILER_REQUESTER_PAYS.
 
-    Objects are encrypted with the KMS key of the environment variable SM_PROFILER_KMS_KEY, if it is set.
+    Objects are encrypted with the KMS key of the environment variable SM_PROFILER_KMS_KEY, if it is set, and requests to a
+    requester-pays bucket are paid for with SM_PROFILER_REQUESTER_PAYS.
 
     Raises:
         SourceError: the URI is not valid, or boto3 is not installed.
@@ -44,8 +36,4 @@ def open_storage(
         raise SourceError(f"{text}: the bucket name is missing")
     from sm_profiler.storage.s3 import S3Storage  # loading boto3 takes a third of a second
 
-    if requester_pays is None:
-        requester_pays = REQUESTER_PAYS.read()
-    return S3Storage(
-        bucket, prefix, client=client, region=region, requester_pays=requester_pays, kms_key_id=KMS_KEY.read()
-    )
+    return S3Storage(bucket, prefix, client=client, requester_pays=REQUESTER_PAYS.read(), kms_key_id=KMS_KEY.read())

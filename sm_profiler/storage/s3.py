@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ def create_api_client(service: str, *, region: str | None = None, session: Any =
     Args:
         service: the service's name, such as `sagemaker`.
         region: AWS region; default: the session's.
-        session: the boto3 session; default: boto3's own.
+        session: the boto3 session; default: that of the environment.
 
     Raises:
         SourceError: the client cannot be created, for example without a region.
@@ -56,6 +57,7 @@ try:
         TokenRetrievalError,
     )
     from botocore.exceptions import ConnectionError as BotoConnectionError
+    from botocore.session import Session as BotocoreSession
 except ImportError as missing:  # pragma: no cover - this module is only imported for an s3:// URI
     raise SourceError("s3:// URIs need boto3: pip install 'sm-profiler[aws]'") from missing
 
@@ -110,7 +112,7 @@ def create_client(
 
     Args:
         service: the service's name; addressing by path applies to S3 alone.
-        session: the boto3 session; default: boto3's own.
+        session: the boto3 session; default: that of the environment.
         attempts: how often the client sends a request before it fails, for callers that do not retry. With more than
             one, it also sends requests more slowly for a while after one was throttled.
         proxies: proxies to use instead of the environment's.
@@ -126,14 +128,43 @@ def create_client(
         max_pool_connections=MAX_CONNECTIONS,
         proxies=proxies,
     )
-    create: Any = (session or boto3).client
     try:
+        if session is None:
+            session = environment_session() if _without_empty_variables() else boto3  # a session takes long to create
+            named["region_name"] = named.get("region_name") or environment_region()
+        create: Any = session.client
         client = create(service, config=config, **named)
         if service == "s3" and not is_aws(client.meta.endpoint_url):
             client = create(service, config=config.merge(Config(s3={"addressing_style": "path"})), **named)
     except (BotoCoreError, ValueError) as error:
         raise SourceError(f"no {service} client can be created: {one_line(error)}") from error
     return client
+
+
+def environment_region() -> str | None:
+    """Return AWS_REGION, which boto3 ignores; None if it is not set."""
+    return os.environ.get("AWS_REGION") or None
+
+
+def environment_session(region: str | None = None) -> Any:
+    """Return a new boto3 session of the environment, in which variables that are empty count as not set.
+
+    Raises:
+        BotoCoreError: the profile of the environment does not exist.
+    """
+    variables = _without_empty_variables()
+    core = BotocoreSession(session_vars=variables) if variables else None
+    return boto3.Session(region_name=region or environment_region(), botocore_session=core)
+
+
+def _without_empty_variables() -> dict[str, Any]:
+    """Return botocore's settings with an empty variable, which it takes for a region or a profile without a name."""
+    found = {}
+    for name, (key, known, *rest) in BotocoreSession.SESSION_VARIABLES.items():
+        names = [known] if isinstance(known, str) else known or []
+        if "" in map(os.environ.get, names):
+            found[name] = (key, [each for each in names if os.environ.get(each)] or None, *rest)
+    return found
 
 
 def is_aws(url: str) -> bool:
@@ -252,7 +283,6 @@ class S3Storage:
         bucket: the bucket's name.
         prefix: the prefix, with or without a slash at its end.
         client: a boto3 S3 client; default: one created from the environment.
-        region: the region of the client that is created; default: boto3's own.
         requester_pays: agree to pay for requests to a requester-pays bucket.
         kms_key_id: encrypt what is written with this key; default: the bucket's settings apply.
         attempts: how often a request is sent before it fails.
@@ -267,7 +297,6 @@ class S3Storage:
         prefix: str = "",
         *,
         client: Any = None,
-        region: str | None = None,
         requester_pays: bool = False,
         kms_key_id: str | None = None,
         attempts: int = ATTEMPTS,
@@ -279,7 +308,7 @@ class S3Storage:
         self._encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         self._attempts = attempts
         self._sleep = sleep
-        self._client = client if client is not None else create_client(region_name=region)
+        self._client = client if client is not None else create_client()
 
     @property
     def uri(self) -> str:

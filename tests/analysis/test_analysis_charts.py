@@ -1,6 +1,7 @@
 """Charts: their data, their figures, and that saved pages are standalone."""
 
 import re
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,11 @@ from sm_profiler.analysis.charts import (
     system_series,
     time_annotations,
 )
+from sm_profiler.analysis.readers import LocalSystemMetricsReader
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source
+from sm_profiler.storage.base import AccessDeniedError
 from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +205,44 @@ def test_histograms_and_heatmap(job, tmp_path):
     check_page(heat.save(tmp_path / "heat.html"))
     with pytest.raises(SourceError, match="cannot be written"):
         heat.save(tmp_path)
+
+
+def test_the_time_of_the_only_file_means_all_that_is_there(tmp_path):
+    """A file of system metrics is named by the start of its minute: a job with a single file was drawn empty."""
+    folder = make_job(tmp_path / "job", "--minutes", "0.6")
+    reader = LocalSystemMetricsReader(folder)
+    latest = reader.get_timestamp_of_latest_available_file()
+    histogram = MetricsHistogram(reader)
+    histogram.plot(starttime=0, endtime=latest, select_dimensions=["CPU"], select_events=["total"])
+    found = histogram.sources["CPUUtilization-nodeid:algo-1"]["total"].data["top"].sum()
+    assert found > 10
+    histogram.update_data(latest)
+    assert histogram.sources["CPUUtilization-nodeid:algo-1"]["total"].data["top"].sum() == found
+    assert len(Heatmap(reader, endtime=latest).rows.values[0]) > 10
+    assert TimelineCharts(reader, endtime=latest).sources
+    assert reader.get_events(0, latest) == []  # as in the former library
+    histogram.plot(starttime=0, endtime=10)
+    first = reader.get_timestamp_of_first_available_file()
+    assert histogram.layout.text.startswith(f"No data in this range. The files are of {first} to {latest + 60_000_000}")
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("access denied"), SourceError("the bucket does not exist")])
+def test_a_place_that_cannot_be_read_is_one_error(monkeypatch, caplog, error):
+    """It was said to have no profile yet, before two tracebacks of both libraries."""
+
+    def refuse(*_, **__):
+        try:
+            raise ValueError("botocore")
+        except ValueError as cause:
+            raise error from cause
+
+    monkeypatch.setattr("sm_profiler.analysis.readers.open_source", refuse)
+    with pytest.raises(type(error), match=str(error)) as raised:
+        PandasFrame("s3://bucket/job")
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("Traceback") == 1
+    assert "refuse" not in shown
+    assert caplog.messages == []
 
 
 def test_dataloader_analysis_of_a_time_range(job, tmp_path, capsys):

@@ -398,5 +398,5 @@ def test_a_misspelt_parameter_of_a_built_in_rule_is_refused_before_a_job_is_paid
         {"rule_to_invoke": "StepOutlier", "source_s3_uri": "s3://b/r.py", "anything": 1},
     ],
 )
-def test_parameters_that_an_image_may_know_are_accepted(parameters):
+def test_parameters_that_an_image_may_have_are_accepted(parameters):
     assert of_image(parameters).rule_parameters == parameters

@@ -13,7 +13,7 @@ from moto import mock_aws
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import finding as candidates
-from sm_profiler.fleet.building import NAME, build_fleet, read_index
+from sm_profiler.fleet.building import build_fleet, read_index
 from sm_profiler.fleet.wording import summary
 from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, Account
@@ -108,7 +108,7 @@ def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
     fleet_of(tmp_path, now=lambda: later)  # read long after their end: nothing is expected any more
     assert len(described) == 10
     described.clear()
-    ended = [entry for entry in read_index(LocalStorage(tmp_path), NAME)[0].values() if entry.settled]
+    ended = [entry for entry in read_index(LocalStorage(tmp_path))[0].values() if entry.settled]
     fleet_of(tmp_path, now=lambda: later)
     assert len(described) == 5 - len(ended)
     assert ended

@@ -157,6 +157,15 @@ def test_one_list_has_one_unit_and_advice_appears_once():
     assert top.count("Repair INPUT_BOUND.") == 1
 
 
+def test_jobs_that_waste_most_come_first_whatever_their_cause():
+    """They were grouped by cause: a job that lost little stood above one that lost much."""
+    other = priced(report_json("other", finding("HOST_BOUND", 2000)), description("other"), prices=PRICES)
+    top = summary(assemble([judged("a", 3000), judged("b", 1000), other])).partition("Jobs that waste most")[2]
+    order = [line.partition(": ")[0].split()[-1] for line in top.splitlines()[1:] if ": " in line]
+    assert order == ["a", "other", "b"]
+    assert top.count("Repair INPUT_BOUND.") == 2
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -10,10 +10,10 @@ import pytest
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.gpu_traces.step_view import COLUMNS, MAX_STREAMS, longest_step
 from sm_profiler.render.gpu_section import MAX_STEPS
-from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import write_report
 from sm_profiler.report.recordings import report_traces
+from sm_profiler.report.write import render_notebook
 from tests.support.gpu_events import call, event, kernel
 
 ROOT = Path(__file__).parents[2]

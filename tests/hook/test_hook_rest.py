@@ -19,13 +19,13 @@ from sm_profiler.formats.event_names import (
     OPTIMIZER,
     SYNCHRONIZATION,
 )
-from sm_profiler.hook import entry
+from sm_profiler.hook import entry, steps
 from sm_profiler.hook.frames import outwards
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.pytorch.graphs import FIRST_STEP
 from sm_profiler.hook.sampler import phase_of
-from sm_profiler.hook.steps import REGULAR, REST_NS, WAITED_UNRECORDED, StepTracker
+from sm_profiler.hook.steps import METER_EVERY, METER_MAX_NS, REGULAR, REST_NS, WAITED_UNRECORDED, StepTracker
 
 STEPS = 40
 TRAIN, EVAL = STEP[ModeKeys.TRAIN], STEP[ModeKeys.EVAL]
@@ -114,6 +114,15 @@ def test_nothing_is_on_the_path_of_forward_and_backward(loop):
     assert seen.count(resting[0]) > 5 * 30
     loop.tracker.end_rest()
     assert (loop.hooks(), torch.autograd.backward is BACKWARD_OF_TORCH) == (2, False)
+
+
+def test_a_rest_whose_end_was_preempted_costs_no_more_than_any_callback(loop, monkeypatch):
+    loop.rest()
+    times = iter((0, 40_000_000))
+    monkeypatch.setattr(steps, "perf_counter_ns", lambda: next(times))
+    before = loop.tracker.own_ns
+    loop.tracker.end_rest()
+    assert (loop.tracker.own_ns - before) * METER_EVERY <= METER_MAX_NS
 
 
 def test_results_are_the_same(loop, session):

@@ -1,11 +1,15 @@
 """Sources of a job's configuration: their order, and the root of paths."""
 
+import json
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from sm_profiler.hook import entry, settings
+from tests.support.hook import environment
 
 TEXT = '{"ProfilingParameters": {"LocalPath": "/x"}}'
 
@@ -48,6 +52,29 @@ def test_a_named_file_that_is_missing_is_an_error():
 )
 def test_the_rank_comes_from_the_launcher(environment, rank):
     assert settings.rank_from(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("-c", True), ("/env/bin/pip", True), ("/env/lib/python3.11/site-packages/pip/__main__.py", True), ("setup.py", True),
+        ("/env/lib/python3.11/site-packages/torch/_inductor/compile_worker/__main__.py", True),
+        ("train.py", False), ("/job/trainer/__main__.py", False), ("/env/bin/torchrun", False), ("", False),
+    ],
+)  # fmt: skip
+def test_programs_that_never_train_are_known(program, expected):
+    assert settings.may_be_a_tool([program]) == expected
+
+
+def test_a_line_of_code_starts_no_monitor_before_it_trains(tmp_path):
+    """Each `python -c "import torch"` of a job's script started one, and waited for its end."""
+    config = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile")}}
+    more = {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config), "SM_PROFILER_ROOT": str(tmp_path)}
+    imports = "from sm_profiler.hook.auto import arm; arm()\nimport torch\n"
+    step = "from sm_profiler.hook import get_hook\nwith get_hook().step():\n    pass\n"
+    for code, minutes in ((imports, 0), (imports + step, 1)):
+        subprocess.run([sys.executable, "-c", code], env=environment(**more), check=True, capture_output=True)
+        assert len(list(tmp_path.rglob("system/incremental/*/*.json"))) == minutes
 
 
 def test_an_s3_endpoint_that_never_answers_switches_the_hook_off_in_time(monkeypatch, caplog):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import boto3
 import pytest
 
-from sm_profiler.config import config_from_environment, load_profile
+from sm_profiler.config import config_from_environment, explain, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import agent_environment, attach, to_request
@@ -165,6 +165,29 @@ def test_agent_refuses_a_profile_that_would_be_lost():
     mounted = ProfilerConfig(framework_profile_params=FrameworkProfile("/mnt/lustre/profile"))
     assert "S3OutputPath" not in config_from_environment(agent_environment(mounted))
     assert agent_environment(PROFILE, network_isolation=True), "the service stores these files"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["s3://My_Bucket/x", "s3://bucket-/x", "s3://a..b", "s3://192.168.0.1/x", f"s3://{'a' * 64}/x", "s3://xn--b/x"],
+)
+def test_agent_refuses_a_bucket_that_cannot_exist(path):
+    with pytest.raises(ConfigError, match=r"S3OutputPath: no bucket can have the name in .*lowercase letters"):
+        agent_environment(PROFILE, s3_output_path=path)
+    assert "no bucket can have the name" in str(explain({"S3OutputPath": path}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3://a-bucket.of.mine/x",
+        "s3://123",
+        "s3://arn:aws:s3:us-east-1:123456789012:accesspoint/mine/x",
+        "s3://b--use1-az4--x-s3/x",
+    ],
+)
+def test_agent_accepts_buckets_and_access_points(path):
+    assert agent_environment(PROFILE, s3_output_path=path)
 
 
 @pytest.mark.parametrize("path", ["bucket/x", "https://bucket/x", "s3:/bucket/x", "s3:///x", "s3://", "s3://a b/x", 5])

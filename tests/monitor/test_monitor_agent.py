@@ -18,9 +18,9 @@ from sm_profiler.monitor.agent import Agent, keep_running
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
-from sm_profiler.processes import is_stopped, wait_for
+from sm_profiler.processes import is_stopped, start_detached, wait_for
 from sm_profiler.storage.base import UnavailableError
-from tests.support.monitor import JOIN, MARKERS, kinds, uploaded
+from tests.support.monitor import JOIN, MARKERS, Job, kinds, uploaded
 
 
 def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
@@ -66,26 +66,71 @@ def test_a_killed_job_is_uploaded_without_end_markers(job, s3):
     assert not list(job.root.rglob("*.tmp"))
 
 
-def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(job, s3):
-    """Its report said that only system metrics were recorded."""
+def test_a_script_that_waits_for_any_child_does_not_meet_the_monitor(job, s3):
+    """It waited for the monitor, which waits for the end of the script."""
     job.script = JOIN
-    process = job.start("print('on', flush=True); time.sleep(60)")
-    job.until(job.rows)
+    process = job.start("""
+pid, found = os.fork(), []
+if not pid:
+    os._exit(3)
+print("on", flush=True)
+try:
+    while True:
+        found.append(os.wait())
+except ChildProcessError:
+    assert found == [(pid, 3 << 8)], found
+""")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert not job.monitors()
+
+
+def test_a_detached_process_is_waited_for_and_killed(tmp_path):
+    (tmp_path / "echo.py").write_text("import sys\nopen('copy', 'w').write(sys.stdin.readline())\nsys.stdin.read()\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    started = [start_detached("echo", environment=environment, cwd=tmp_path, stdin=subprocess.PIPE) for _ in range(2)]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0].pid, os.WNOHANG)
+    for process in started:
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    started[0].stdin.close()
+    assert wait_for(started[0], 60)
+    assert started[0].poll() == 0
+    assert (tmp_path / "copy").read_text() == "hello\n"
+    started[1].kill()
+    assert started[1].wait(60) == 0
+    started[1].stdin.close()
+    started[1].send_signal(signal.SIGTERM)  # does nothing
+
+
+@pytest.fixture
+def local_job(tmp_path):
+    made = Job(tmp_path, script=f"{JOIN}print('on', flush=True)\n", S3OutputPath=None)
+    yield made
+    made.close()
+
+
+def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(local_job):
+    """Its report was that only system metrics were recorded."""
+    process = local_job.start("time.sleep(60)")
+    local_job.until(local_job.rows)
     process.send_signal(signal.SIGSEGV)
     process.wait()
-    job.until(lambda: not job.monitors())
-    [trace] = (job.root / "framework").rglob("*_pythontimeline.json")
+    local_job.until(lambda: not local_job.monitors())
+    [trace] = (local_job.root / "framework").rglob("*_pythontimeline.json")
     record = json.loads(trace.read_text())[0]["args"]
     assert (record["pid"], record["end"], record["end_step"]) == (process.pid, "killed", 0)
-    assert any("pevents" in name for name in uploaded(s3))
 
 
-def test_a_process_that_leaves_by_os_exit_is_not_recorded_as_killed(job, s3):
-    job.script = JOIN
-    process = job.start("print('on', flush=True); time.sleep(1); settings.leaves_at_once(); os._exit(0)")
+def test_a_process_that_leaves_by_os_exit_is_not_recorded_as_killed(local_job):
+    process = local_job.start("time.sleep(1); settings.leaves_at_once(); os._exit(0)")
     process.wait()
-    job.until(lambda: not job.monitors())
-    assert kinds(uploaded(s3)) == {"system"}
+    local_job.until(lambda: not local_job.monitors())
+    assert not (local_job.root / "framework").exists()
 
 
 def test_sigterm_uploads_without_end_markers_even_if_the_script_succeeds(job, s3):

@@ -119,31 +119,36 @@ def test_a_damaged_task_is_no_destination(left, tmp_path):
 
 
 class Monitor:
-    """A monitor that ends with this code."""
+    """A monitor of a folder that ends, with its work done or killed."""
 
-    def __init__(self, code):
-        self.code = code
+    pid = 77
+
+    def __init__(self, root, *, done):
+        self.root, self.done = root, done
 
     def wait(self):
-        return self.code
+        lock = NodeLock(self.root, "algo-1")
+        if self.done and lock.acquire():
+            os.write(lock.fd, b"done 77")
+            lock.release()
 
 
 @pytest.mark.parametrize(
-    ("codes", "started"),
-    [([0], 0), ([-9, 0], 1), ([-9, -9, -9, -9], 3)],
+    ("done", "started"),
+    [([True], 0), ([False, True], 1), ([False] * 4, 3)],
     ids=["with the job", "killed", "again and again"],
 )
-def test_a_monitor_that_is_killed_is_started_again(tmp_path, monkeypatch, caplog, codes, started):
-    codes = iter(codes)
+def test_a_monitor_that_is_killed_is_started_again(tmp_path, monkeypatch, caplog, done, started):
+    ends = iter(done)
     calls = []
 
     def begin(*_arguments):
         calls.append(1)
-        return Monitor(next(codes))
+        return Monitor(tmp_path, done=next(ends))
 
     monkeypatch.setattr(start, "_start", begin)
     registration = Registration(
-        Task(str(tmp_path), "algo-1", destination="s3://b/out"), os.getpid(), Monitor(next(codes))
+        Task(str(tmp_path), "algo-1", destination="s3://b/out"), os.getpid(), Monitor(tmp_path, done=next(ends))
     )
     registration.keep_monitor({})
     assert len(calls) == started
@@ -155,7 +160,7 @@ def test_another_process_may_start_it_first(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(start, "_start", lambda *_: pytest.fail("started"))
     lock = NodeLock(tmp_path, "algo-1")
     assert lock.acquire()
-    Registration(Task(str(tmp_path), "algo-1"), os.getpid(), Monitor(-9)).keep_monitor({})
+    Registration(Task(str(tmp_path), "algo-1"), os.getpid(), Monitor(tmp_path, done=False)).keep_monitor({})
     assert not caplog.messages
     lock.release()
 

@@ -183,8 +183,8 @@ def test_files_of_a_real_writer_are_counted_while_they_are_open(tmp_path):
     assert counter.count()["3"].steps["train"] == 51
 
 
-def test_a_rank_whose_hook_is_off_has_no_series_that_stands_still(tmp_path):
-    """An alert told that the training had stopped."""
+def test_a_rank_whose_hook_is_off_has_no_series(tmp_path):
+    """An alert reported that the training had stopped."""
     states, counter = [{}, {}], StepCounter(tmp_path, "algo-1")
     writers = [
         TraceWriter(tmp_path, f"{rank}-algo-1", metadata=lambda rank=rank: {"rank": rank, "collectors": states[rank]})

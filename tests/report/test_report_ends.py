@@ -9,10 +9,10 @@ from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.destination import message_of
 from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of, unrecorded_ranks
-from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.report import terminal_summary
 from sm_profiler.report.report_json import to_json
+from sm_profiler.report.write import render_notebook
 from sm_profiler.source.open_files import closes_in
 from tests.support.reports import START_S, metrics_of, report_from, training
 

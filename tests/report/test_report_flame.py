@@ -11,9 +11,9 @@ import pytest
 
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.render.flame import MAX_FRAMES, SPEEDSCOPE_SCHEMA, graphs, short_file, to_speedscope, tree
-from sm_profiler.render.notebook import render_notebook
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
+from sm_profiler.report.write import render_notebook
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, sampled, training
 from tests.support.stored import assert_as_stored, words_of
@@ -152,6 +152,14 @@ def test_a_graph_counts_what_it_leaves_out():
         r"\d+ frames narrower than 0\.4 % or beyond the first 150 are not drawn; 4 % of the time belongs to no line\.",
         graph.left_out,
     )
+
+
+def test_what_lies_between_phases_is_drawn_with_what_lies_outside():
+    """Of a step whose phases are not recorded, the sampler cannot tell the two apart: the bar had a tenth of the graph's time."""
+    (graph,) = graphs(Samples((stack(4, 1, 2, phase="between"), stack(3, 1, 2, phase="outside"))))
+    assert (graph.title, graph.seconds) == ("Outside the phases, and between them", 7)
+    profiles = to_speedscope(Samples((stack(4, 1, phase="between"), stack(3, 1, phase="outside"))), "job")["profiles"]
+    assert [one["endValue"] for one in profiles] == [7]
 
 
 def test_graphs_come_in_the_order_of_a_step_without_tiny_phases():

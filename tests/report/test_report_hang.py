@@ -108,8 +108,8 @@ def test_a_rank_that_ended_is_named():
     assert main.where[0].line == 40
 
 
-def test_a_rank_that_stood_still_and_ended_is_not_elsewhere():
-    """It was said to be at the line at which it had waited before it ended, while the others waited on."""
+def test_a_rank_that_stopped_and_ended_is_not_elsewhere():
+    """It was shown at the line at which it had waited before it ended, while the others waited on."""
     ended = stop(None, node="algo-1-1", state="ended", seconds=15.0, error="TimeoutError")
     main = judged(stop(COLLECTIVE), stop(SLEEPS, node="algo-1-1", seconds=12.0), ended, ranks=2)
     assert "algo-1-1 ended, and algo-1-0 has waited for it" in main.headline

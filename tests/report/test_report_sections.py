@@ -99,7 +99,7 @@ def test_operators_of_detailed_windows_are_listed_with_their_layers():
     ]
     breakdown = TimeBreakdown()
     breakdown.add(events(operators))
-    rules = {"OverallFrameworkMetrics": result(9, **breakdown.shares().as_dict())}
+    rules = {"OverallFrameworkMetrics": result(9, **breakdown.shares())}
     report = report_from([*training(200), *operators], rules=rules)
     (section,) = [one for one in build_sections(report.metrics, rules, {}) if one.key == "framework"]
     (table,) = [one for one in section.tables if "Operators on the CPU" in one.head]

@@ -31,10 +31,10 @@ SOURCES = {
 }
 
 
-def stack(phase, seconds, *places, long=False):
-    """Return samples with lines as `line` or `(line, function)`."""
+def stack(phase, seconds, *places, long=False, leaf=""):
+    """Return samples with lines as `line` or `(line, function)`, and the innermost function of a library."""
     found = tuple(Place("train.py", *(one if isinstance(one, tuple) else (one, "<module>"))) for one in places)
-    return Sampled(NAME, phase, long, found, "", seconds, max(round(seconds * 15), 1))
+    return Sampled(NAME, phase, long, found, leaf, seconds, max(round(seconds * 15), 1))
 
 
 def judged(rows, *stacks, waiting=0.0, cores=1.0, **changes):
@@ -105,16 +105,21 @@ def test_batches_of_a_generator_are_input_if_they_take_longer_than_taking_them_f
 
 
 @pytest.mark.parametrize(
-    ("step", "line", "kind"),
-    [(0.004, 40, Class.HOST_BOUND), (0.004, 41, Class.SYNC_BOUND), (0.04, 40, Class.SYNC_BOUND)],
-    ids=["the trainer's own", "the script's", "of long steps"],
+    ("step", "line", "leaf", "kind"),
+    [
+        (0.004, 40, "Trainer.fit", Class.HOST_BOUND),
+        (0.004, 41, "", Class.SYNC_BOUND),
+        (0.004, 40, "", Class.SYNC_BOUND),
+        (0.04, 40, "Trainer.fit", Class.SYNC_BOUND),
+    ],
+    ids=["the trainer's own", "the script's", "a script's step on one line", "of long steps"],
 )
-def test_what_a_trainer_does_beside_small_steps_is_their_fixed_cost(step, line, kind):
+def test_what_a_trainer_does_beside_small_steps_is_their_fixed_cost(step, line, leaf, kind):
     counted = event_names.OPERATORS, "operators", 1.0, 0.0, NAME, 20, {"operators": 60, "fixed_us": 3.0}
     parts = {"forward": 0.3, "backward": 0.2, "optimizer": 0.1, "outside": 0.4}
     rows = [*training(600, wait=0, **{name: part * step for name, part in parts.items()}), counted]
     inside = [stack(phase, seconds, 40) for phase, seconds in (("forward", 3.0), ("backward", 2.0))]
-    context = judged(rows, *inside, stack("outside", 4.0, line))
+    context = judged(rows, *inside, stack("outside", 4.0, line, leaf=leaf))
     verdict = decide(context)
     assert verdict.kind is kind
     if kind is Class.HOST_BOUND:

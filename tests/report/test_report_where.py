@@ -163,6 +163,19 @@ def test_gradients_as_functions_are_no_time_beside_the_model():
     assert Class.SYNC_BOUND in {one.kind for one in all_of(verdict_of(timed))}
 
 
+def test_one_sample_of_gradients_does_not_hide_what_the_same_line_calls():
+    """Line and innermost function of a sample may be of different moments: the call of `log` shows the backward pass."""
+    rows = training(200, optimizer=0, outside=0.02)
+    frames = [["train.py", 28, "<module>"], ["train.py", 17, "log"]]
+    backward = "torch.autograd.graph._engine_run_backward"
+    stacks = [["outside", 0, 4000, 800, "", [0, 1]], ["outside", 0, 5, 1, backward, [0]]]
+    args = {"frames": frames, "lines": ["if log_ms: log()", "time.sleep(log_ms / 1000)"], "stacks": stacks}
+    rows.append((SAMPLES, "samples", 2.0, 0.0, "algo-1-0", -1, args))
+    assert [one[1] for one in where(verdict_of(rows), Class.SYNC_BOUND)] == [17]
+    stacks[1][2:4] = [50, 10]  # the same again and again, of many steps
+    assert [one[1] for one in where(verdict_of(rows), Class.SYNC_BOUND)] == [17]
+
+
 def all_of(verdict):
     return verdict.main, *verdict.also
 

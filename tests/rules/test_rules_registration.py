@@ -9,7 +9,7 @@ import pytest
 import sm_profiler.rules
 from sm_profiler.config import explaining
 from sm_profiler.render import sections
-from sm_profiler.rules import RULES, builtin
+from sm_profiler.rules import RULES, base
 
 DOCS = Path(__file__).parents[2] / "docs"
 by_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name())
@@ -41,5 +41,5 @@ def test_report_has_a_text_about_a_rule(rule):
 
 
 def test_every_difference_of_the_service_is_used():
-    rules = "".join(path.read_text() for path in Path(builtin.__file__).parent.glob("*.py"))
-    assert all(f"differs.{field.name}" in rules for field in attrs.fields(builtin.Differences))
+    rules = "".join(path.read_text() for path in Path(base.__file__).parent.glob("*.py"))
+    assert all(f"differs.{field.name}" in rules for field in attrs.fields(base.Differences))

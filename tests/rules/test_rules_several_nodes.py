@@ -117,6 +117,6 @@ class TestParameters:
         rows = samples(400, gpus=1, use=lambda index, _: 90.0 if index < 40 else 5.0)
         given = {"LowGPUUtilization_patience": 10, "LowGPUUtilization_window": 0}
         details = run_rules(source_of(rows), parameters=given, compat="service").results["LowGPUUtilization"].details
-        assert details.as_dict()["algo-1"]["gpu0"]["gpu_max"] == 90
+        assert details["algo-1"]["gpu0"]["gpu_max"] == 90
         with pytest.raises(ConfigError, match="window must not be negative"):
             LowGPUUtilization(compat="service", window=-1)

@@ -15,12 +15,13 @@ from sm_profiler.cli.serve import name_job
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
-from sm_profiler.serve.app import create_app, target_of
+from sm_profiler.serve.app import create_app, job_row, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
 from sm_profiler.serve.jobs import Found, Jobs, Verdicts
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.logs import LogTail
-from sm_profiler.serve.reading import JobReader
+from sm_profiler.serve.reading import JobReader, JobStatus
+from sm_profiler.serve.snapshot import Snapshot
 from sm_profiler.serve.terminal import line_of
 from tests.support.serving import data_files, end, make_job, until
 
@@ -103,8 +104,14 @@ def test_a_job_that_has_ended_without_a_profile_is_not_waited_for(ended, capsys)
     assert NO_PROFILE in capsys.readouterr().err
     live = LiveJob("second")
     live.poll()
-    assert live.snapshot.state == "unreadable"
-    assert NO_PROFILE in live.snapshot.note
+    assert line_of(live.snapshot).startswith(f"ended: {NO_PROFILE}")
+    browser = TestClient(create_app(Jobs(["second"])), base_url="http://127.0.0.1:8899")
+    browser.get(f"/jobs/{Found('second', 'second').id}")
+    page = until(
+        lambda: text if NO_PROFILE in (text := browser.get(f"/jobs/{Found('second', 'second').id}").text) else ""
+    )
+    assert "cannot be read, trying" not in page
+    assert "No data has been read yet" not in page
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,71 @@ def test_a_job_that_runs_is_waited_for(ended, monkeypatch):
     live = LiveJob("second")
     live.poll()
     assert line_of(live.snapshot) == "waiting for the first data"
+
+
+@pytest.fixture
+def described(ended, monkeypatch):
+    """The answer of DescribeTrainingJob for the first job, which has written no end marker."""
+    answer = {"TrainingJobStatus": "InProgress", "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out"}}
+    s3 = boto3.client("s3", REGION)
+    for part in ("system", "framework"):
+        s3.delete_object(Bucket=BUCKET, Key=f"out/first/profiler-output/{part}/training_job_end.ts")
+    for module in ("source.job", "serve.reading"):
+        monkeypatch.setattr(f"sm_profiler.{module}.describe", lambda *_, **__: dict(answer))
+    return answer
+
+
+@pytest.mark.parametrize("where", ["first", f"account:{REGION}/first", f"s3://{BUCKET}/out/first"])
+@pytest.mark.parametrize(
+    ("status", "line"), [("Stopped", "stopped"), ("Failed", "failed: no memory"), ("Completed", "ended")]
+)
+def test_the_account_decides_that_a_job_is_over(described, monkeypatch, where, status, line):
+    """A job that is stopped or fails may write no end marker: it was shown as running for ever."""
+    monkeypatch.setattr("sm_profiler.serve.reading.ASKED_S", 0.0)
+    live = LiveJob(where)
+    live.poll()
+    assert live.snapshot.state == "running"
+    described |= {"TrainingJobStatus": status, "FailureReason": "no  memory" if status == "Failed" else ""}
+    live.poll()
+    assert live.snapshot.state == "ended"
+    assert line_of(live.snapshot).startswith(f"{line};")
+
+
+def test_follow_ends_with_the_job(described, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sm_profiler.serve.reading.ASKED_S", 0.0)
+    monkeypatch.setattr("sm_profiler.cli.report.REMOTE_POLL_S", 0.0)
+    answers = iter(["InProgress", "InProgress", "Stopped"])
+    for module in ("source.job", "serve.reading"):
+        monkeypatch.setattr(
+            f"sm_profiler.{module}.describe",
+            lambda *_, **__: {**described, "TrainingJobStatus": next(answers, "Stopped")},
+        )
+    assert main(["report", "first", "--follow", "--out", str(tmp_path / "report")]) == 0
+    printed = capsys.readouterr()
+    assert "first: the run was stopped" in printed.err
+    assert "The job was stopped after" in printed.out
+
+
+def test_the_account_is_asked_once_a_minute():
+    now, asked = [0.0], []
+    status = JobStatus("first", clock=lambda: now[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "sm_profiler.serve.reading.describe",
+            lambda *_, **__: asked.append(now[0]) or {"TrainingJobStatus": "InProgress"},
+        )
+        for now[0] in range(0, 200, 10):
+            status.ask()
+    assert asked == [0, 60, 120, 180]
+
+
+def test_the_list_shows_how_jobs_ended():
+    found = Found("a", f"account:{REGION}/a", state="ended", status="failed")
+    assert job_row(found, None)["state"] == "failed"
+    assert job_row(found, Snapshot())["state"] == "failed; it is being read"
+    over = Snapshot(version=2, state="ended", note="training job a has no profile: the profiler was off")
+    assert job_row(found, over)["state"] == f"failed: {over.note}"
+    assert job_row(found, Snapshot(version=2, state="ended", note="failed: no memory"))["state"] == "failed: no memory"
 
 
 def test_a_job_that_cannot_be_read_costs_its_own_verdict_only():

@@ -126,7 +126,9 @@ def test_a_log_that_cannot_be_read_is_left_out():
             "Update the job: estimator.update_profiler(",
         ),
         (agent({"S3OutputPath": "s3://b"}), "asks for no framework metrics", "FrameworkProfile()"),
-        (agent(CONFIG), "no step is stored", "not installed"),
+        (agent(CONFIG), "no step is stored", "If there are none, the script imports no framework"),
+        ({**agent(), **service(S3OutputPath="s3://b", ProfilingParameters=CONFIG["ProfilingParameters"])}, "no step is stored", "not installed"),
+        ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "no step is stored", "imports no framework"),
         ({**agent(CONFIG), "TrainingJobStatus": "Stopped"}, "was stored. Up to 60 s of data was in a file that was still open, and is lost.", "run longer"),
         ({**agent(CONFIG), "TrainingJobStatus": "Failed"}, "the job ended early, before any step was stored", "run longer"),
     ],
@@ -136,3 +138,15 @@ def test_names_the_reason_that_there_are_no_steps(job, why, advice):
     assert why in found[0]
     assert advice in found[1]
     assert ("Set SM_PROFILER_AUTO=1" in found[1]) == ("not 1" in why)
+
+
+def test_a_job_that_has_just_begun_is_accused_of_nothing():
+    """Its steps are in a trace file that is still open."""
+    parameters = {**CONFIG["ProfilingParameters"], "RotateFileCloseIntervalInSeconds": "90"}
+    job = {**agent({**CONFIG, "ProfilingParameters": parameters}), "TrainingJobStatus": "InProgress"}
+    why, advice = Launched.of(job).why_no_steps(30.0)
+    assert why == "The job is still running, and no trace file is stored yet."
+    assert advice.startswith("A trace file is closed and stored after 90 s (RotateFileCloseIntervalInSeconds)")
+    assert "--follow" in advice
+    off = {**agent({"S3OutputPath": "s3://b"}), "TrainingJobStatus": "InProgress"}
+    assert "asks for no framework metrics" in Launched.of(off).why_no_steps(30.0)[0]

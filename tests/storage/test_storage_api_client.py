@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sm_profiler.cli.main import main
 from sm_profiler.deploy import deploy_image, start_rules
 from sm_profiler.errors import ProfilerError
 from sm_profiler.rules.rule import Actions
@@ -79,3 +80,38 @@ def test_clients_are_created_in_one_place():
     created = re.compile(r"boto3\.client\(|self\.session\.client\(")
     found = [path.name for path in PACKAGE.rglob("*.py") if created.search(path.read_text("utf-8"))]
     assert found == []
+
+
+@pytest.mark.parametrize("name", ["AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"])
+def test_an_empty_variable_counts_as_not_set(monkeypatch, tmp_path, name):
+    """botocore took an empty region for a name: `Invalid endpoint: https://s3..amazonaws.com`, or an AttributeError."""
+    for each in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(each, raising=False)
+    (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(s3.boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setenv(name, "")
+    assert create_api_client("sagemaker").meta.region_name == "eu-north-1"
+    assert s3.create_client().meta.region_name == "eu-north-1"
+    assert s3.environment_session().region_name == "eu-north-1"
+
+
+def test_empty_regions_are_no_region(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_REGION", "")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "")
+    for words, said in [
+        (["report", "my-job"], "set a region (AWS_REGION)"),
+        (["compare", "my-job", "my-job-2"], "set a region (AWS_REGION)"),
+        (["fleet", "account:"], "You must specify a region"),
+        (["rules", "start", "--job", "my-job", "--image", "x", "--role", "arn:aws:iam::123456789012:role/x"], "region"),
+    ]:
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_aws_region_is_that_of_all_clients(monkeypatch):
+    """boto3 reads AWS_DEFAULT_REGION only."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    assert s3.create_client().meta.region_name == create_api_client("sns").meta.region_name == "eu-north-1"

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, Trainer, TrainingArguments, set_seed
 
 CODES = 30
-SAVE_STEPS = 180 if os.environ.get("REPAIRED") == "1" else 10
+SAVE_STEPS = 240 if os.environ.get("REPAIRED") == "1" else 8
 set_seed(99)
 
 
@@ -24,7 +24,7 @@ def make_reports(n, words=70_000, length=48):
 config = BertConfig(
     vocab_size=70_000,
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
     intermediate_size=512,
     max_position_embeddings=64,
@@ -43,7 +43,7 @@ trainer = Trainer(
     model=model,
     args=TrainingArguments(
         output_dir="reports",
-        max_steps=180,
+        max_steps=240,
         per_device_train_batch_size=16,
         per_device_eval_batch_size=48,
         learning_rate=2e-4,
@@ -52,12 +52,12 @@ trainer = Trainer(
         save_strategy="steps",
         save_steps=SAVE_STEPS,
         save_total_limit=2,
-        logging_steps=30,
+        logging_steps=40,
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
     ),
-    train_dataset=make_reports(1440),
+    train_dataset=make_reports(1920),
     eval_dataset=make_reports(96),
     compute_metrics=f1,
 )

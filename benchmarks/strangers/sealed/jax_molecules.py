@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-ATOMS, KINDS, WIDTH, ROUNDS, BATCH, STEPS = 12, 5, 48, 6, 16, 450
+ATOMS, KINDS, WIDTH, ROUNDS, BATCH, STEPS = 12, 5, 48, 6, 16, 250
 
 
 def dense(key, a, b):
@@ -83,7 +83,7 @@ start = time.time()
 for step in range(STEPS):
     loss, grads = loss_and_grad(params, next(data))
     params, state = descend(params, state, grads)
-    if step % 75 == 0:
+    if step % 50 == 0:
         print(f"step {step} loss {loss.item():.4f}")
 jax.block_until_ready(params)
 print(f"training took {time.time() - start:.2f} s")

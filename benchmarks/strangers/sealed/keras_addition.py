@@ -30,7 +30,7 @@ class Examples:
 class EncoderBlock(layers.Layer):
     def __init__(self, heads=4, **kwargs):
         super().__init__(**kwargs)
-        self.attention = layers.MultiHeadAttention(heads, WIDTH // heads, dropout=0.1)
+        self.attention = layers.MultiHeadAttention(heads, WIDTH // heads)
         self.norm1, self.norm2 = layers.LayerNormalization(), layers.LayerNormalization()
         self.wide, self.narrow = layers.Dense(4 * WIDTH, activation="gelu"), layers.Dense(WIDTH)
 
@@ -51,10 +51,10 @@ def adder(blocks=3):
 
 
 keras.utils.set_random_seed(8)
-train, held_out = Examples(16_000, 0), Examples(640, 1)
+train, held_out = Examples(9_600, 0), Examples(640, 1)
 model = adder()
 model.compile(
-    optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, 500), clipnorm=1.0),
+    optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, 300), clipnorm=1.0),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
@@ -62,8 +62,8 @@ begin = time.time()
 history = model.fit(
     train.questions,
     train.answers,
-    batch_size=128,
-    epochs=3,
+    batch_size=64,
+    epochs=2,
     validation_data=(held_out.questions, held_out.answers),
     callbacks=[keras.callbacks.ModelCheckpoint("adder.weights.h5", save_weights_only=True, save_best_only=True)],
     verbose=2,

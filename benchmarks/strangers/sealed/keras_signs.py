@@ -60,7 +60,7 @@ x_train, y_train = signs(6400, 0)
 x_test, y_test = signs(256, 1)
 begin = time.time()
 model.fit(
-    x_train, y_train, batch_size=32, epochs=2, verbose=2, callbacks=[LearningCurve(x_test, y_test, "curve.csv")]
+    x_train, y_train, batch_size=32, epochs=3, verbose=2, callbacks=[LearningCurve(x_test, y_test, "curve.csv")]
 )
 print(f"training took {time.time() - begin:.2f} s")
 print("test", model.evaluate(x_test, y_test, verbose=0))

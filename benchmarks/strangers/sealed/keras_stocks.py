@@ -54,8 +54,8 @@ model.compile(
     metrics=["accuracy", keras.metrics.AUC(name="auc")],
     run_eagerly=DEBUG,
 )
-train, val = prices(5120, 0), prices(512, 1)
-dataset = tf.data.Dataset.from_tensor_slices(train).shuffle(5120).batch(16, drop_remainder=True).prefetch(2)
+train, val = prices(2880, 0), prices(256, 1)
+dataset = tf.data.Dataset.from_tensor_slices(train).shuffle(2880).batch(16, drop_remainder=True).prefetch(2)
 start = time.time()
 model.fit(
     dataset,

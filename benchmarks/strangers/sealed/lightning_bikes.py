@@ -1,4 +1,4 @@
-"""How many bikes will be at a station in an hour? Lightning, a table of counts, an embedding for each station and hour."""
+"""Number of bikes at a station in an hour: Lightning, a table of counts, an embedding for each station and hour."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Tell stations from static: crops of long radio recordings, a spectral CNN, pictures of what it hears."""
+"""Recognize radio stations: crops of long recordings, a spectral CNN, pictures of what it received."""
 
 import os
 import time
@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 REPAIRED = os.environ.get("REPAIRED") == "1"
-RATE, MINUTES, CROP = 8000, 4, 8000
-CONFIG = {"batch": 16, "steps": 240, "lr": 1e-3, "picture_every": 200 if REPAIRED else 8}
+RATE, MINUTES, CROP = 8000, 8, 8000
+CONFIG = {"batch": 16, "steps": 240, "lr": 1e-3, "picture_every": 200 if REPAIRED else 20}
 
 
 def record(folder, count=10):

@@ -1,4 +1,4 @@
-"""Which cuisine is a recipe from? A bag of ingredients and a residual MLP."""
+"""Cuisine of a recipe: a bag of ingredients and a residual MLP."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ repaired = os.environ.get("REPAIRED", "") == "1"
 random.seed(21)
 torch.manual_seed(21)
 
-CUISINES, INGREDIENTS, BATCH, STEPS, PER_EPOCH = 12, 4000, 64, 210, 70
+CUISINES, INGREDIENTS, BATCH, STEPS, PER_EPOCH = 12, 4000, 64, 160, 40
 
 
 def read_recipes(count):
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class CuisineNet(nn.Module):
-    def __init__(self, width=384):
+    def __init__(self, width=512):
         super().__init__()
         self.bag = nn.EmbeddingBag(INGREDIENTS, width, mode="sum")
         self.blocks = nn.Sequential(*(Block(width) for _ in range(6)))
@@ -59,7 +59,7 @@ def to_tensors(batch):
     return torch.tensor(ids), torch.tensor(offsets), torch.tensor(amounts), labels
 
 
-recipes = read_recipes(32_000)
+recipes = read_recipes(14_000)
 model = CuisineNet()
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
 loss_fn = nn.CrossEntropyLoss()

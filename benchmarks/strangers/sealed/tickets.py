@@ -75,7 +75,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="ticket routing")
     parser.add_argument("--db", default="tickets.sqlite")
     parser.add_argument("--tickets", type=int, default=6000)
-    parser.add_argument("--steps", type=int, default=260)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=96)
     parser.add_argument("--lr", type=float, default=2e-3)

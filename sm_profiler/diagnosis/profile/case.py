@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.confidence import Confidence, few_steps
+from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
 from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
@@ -197,6 +197,13 @@ class Case:
 
         return self.mean(of)
 
+    def by_others(self, share: float) -> str:
+        """Return why steps or ranks may differ by chance: the threads wait for a core as long as that costs; "" if they do not.
+
+        A thread that holds the interpreter may wait for the core in place of the training thread.
+        """
+        return OTHERS_WORK if self.shared_wait >= max(share, limits.NOTICEABLE) else ""
+
     @property
     def load_doubt(self) -> str:
         """Reason why it is unknown whether other programs use the cores: the loop is too short for two samples; "" if it is known."""
@@ -281,7 +288,7 @@ class Case:
         if clear and sure and self.steps >= limits.STEADY_STEPS:
             return Confidence("high")
         if not clear and self.shared_wait >= limits.MAJORITY:
-            return Confidence("low", "other programs use the cores")
+            return Confidence("low", OTHERS_WORK)
         level = "medium" if beyond >= error and (sure or clear) else "low"
         if not sure:
             return Confidence(level, found.doubt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import partial
 
 import attrs
@@ -27,6 +28,7 @@ from sm_profiler.diagnosis.profile.ledger import (
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
     IMPORT,
+    Lines,
     lines_of_phase,
     lines_of_samples,
     other_code,
@@ -116,7 +118,8 @@ def outside(case: Case) -> Found | None:
 def _is_small_for_trainer(case: Case) -> bool:
     """Return whether steps are small, and what surrounds their phases is code of a library whose loop the script calls.
 
-    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them.
+    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them,
+    and functions of the library run below it: a script may write its whole step on one line, too.
     Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
     otherwise. What a trainer does at each step costs the same however large the batch is.
     """
@@ -130,8 +133,8 @@ def _is_small_for_trainer(case: Case) -> bool:
             phases[one.places[-1]].add(one.phase)
     calls = {place for place, found in phases.items() if len(found) > 1}
     outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
-    trainers = sum(one.count for one in outer if one.places[-1] in calls)
-    scripts = sum(one.count for one in outer if one.places[-1] not in calls)
+    trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
+    scripts = sum(one.count for one in outer) - trainers
     chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
     return trainers - scripts > (-chance if case.stack is KERAS else chance)
 
@@ -188,16 +191,20 @@ def _gradients_by_hand(case: Case) -> float:
     """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
 
     The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which a
-    part was timed as backward() is none of them, though samples at its edges may lie outside the phase.
+    part was timed as backward() is none of them, though samples at its edges may lie outside the phase. Few samples make
+    no such line, and what a line calls counts by itself: line and innermost function may be of different moments.
     """
-    stacks = case.metrics.samples.stacks
-    timed = {one.places[-1] for one in stacks if one.places and one.phase == "backward"}
-    outer = [
-        one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT
-    ]
-    lines = {one.places[-1] for one in outer if GRADIENTS.search(one.leaf)} - timed
+    stacks = [one for one in case.metrics.samples.stacks if one.places]
+    outer = [one for one in stacks if not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT]
+    lines = _frequent_lines(one for one in outer if GRADIENTS.search(one.leaf))
+    lines -= _frequent_lines(one for one in stacks if one.phase == "backward")
     seconds = sum(one.seconds for one in outer)
-    return sum(one.seconds for one in outer if not lines.isdisjoint(one.places)) / seconds if seconds > 0 else 0.0
+    return sum(one.seconds for one in outer if one.places[-1] in lines) / seconds if seconds > 0 else 0.0
+
+
+def _frequent_lines(stacks: Iterable[Sampled]) -> set[Place]:
+    """Return the innermost lines of some stacks, without those that were seen by chance."""
+    return {place for place, line in Lines.of(stacks).lines.items() if line.count >= limits.SAMPLES // 2}
 
 
 def own_phase(case: Case) -> Found | None:

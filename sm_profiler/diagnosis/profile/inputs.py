@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, outside_share, part_of_share, usual_length
@@ -196,7 +197,7 @@ def _by_waits(case: Case) -> Found | None:
     cause = _keras(case) or _of_stage(slow_stage(case)) or _cause(case)
     doubt = "" if case.waits_known else "inferred, not measured directly"
     if _others_hold_the_cores(case):
-        doubt = "other programs use the cores"
+        doubt = OTHERS_WORK
     evidence = (
         Evidence("time in the training loop spent waiting for data", round(share, 4), unit="share"),
         Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3, unit="ms"),

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import Blocks
 from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
@@ -26,7 +27,6 @@ _WAITS = (
     UNSEEN,
 )  # in which a rank waits for another one, the likeliest first
 _SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
-MAX_BLOCKS = 2_000  # bounds the time for long jobs
 SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
 
 
@@ -278,54 +278,3 @@ def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:
             found.append(RankLedger(rank.name, rows.index, rows.seconds.sum(axis=0), seconds))
     ledger = Ledger(tuple(found))
     return Loop.of(ledger) if len(ledger.common_steps) > thresholds.MIN_STEPS else None
-
-
-@attrs.frozen(eq=False)
-class Blocks:
-    """Blocks of consecutive rows of a loop.
-
-    Attributes:
-        starts: first row of each block.
-        sizes: number of rows of each block.
-        seconds: seconds of each block.
-        weights: how often each block is drawn in each round; shape (rounds, blocks).
-    """
-
-    starts: Ints
-    sizes: Floats
-    seconds: Floats
-    weights: Floats
-
-    @classmethod
-    def of(cls, lengths: Floats) -> Blocks:
-        """Cut rows into blocks of about the cube root of their number, because neighbours resemble each other."""
-        count = len(lengths)
-        size = max(round(count ** (1 / 3)), -(-count // MAX_BLOCKS), 1)
-        starts = np.arange(0, count, size, dtype=np.int64)
-        draw = np.random.default_rng(limits.SEED)
-        weights = draw.multinomial(len(starts), np.full(len(starts), 1 / len(starts)), limits.ROUNDS)
-        sizes = np.diff(starts, append=count).astype(np.float64)
-        return cls(starts, sizes, np.add.reduceat(lengths, starts), weights.astype(np.float64))
-
-    def sums(self, rows: Floats) -> Floats:
-        """Return sums over the rows of each block; rows are the last axis."""
-        return np.asarray(np.add.reduceat(rows, self.starts, axis=-1))
-
-    def error_of_part(self, seconds: Floats) -> float:
-        """Return how far above its value the share of the rows may lie that some seconds of each block are.
-
-        It is that of the share, or of the seconds alone where a few long blocks make up most of the rest.
-        """
-        whole = self.seconds.sum()
-        shares = (self.weights @ seconds) / np.maximum(self.weights @ self.seconds, 1e-12)
-        of_share = float(np.quantile(shares, (1 + limits.INTERVAL) / 2) - seconds.sum() / whole)
-        return max(min(of_share, self.error_of_mean(seconds)[1] * float(self.sizes.sum() / whole)), 0.0)
-
-    def error_of_mean(self, seconds: Floats) -> tuple[float, float]:
-        """Return how far below and above its value the mean of a row may lie, of some seconds of each block."""
-        drawn = self.weights @ self.sizes
-        means = (self.weights @ seconds) / np.maximum(drawn, 1.0)
-        value = float(seconds.sum() / self.sizes.sum())
-        tail = (1 - limits.INTERVAL) / 2
-        low, high = np.quantile(means, (tail, 1 - tail))
-        return max(value - float(low), 0.0), max(float(high) - value, 0.0)

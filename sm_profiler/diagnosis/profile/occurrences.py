@@ -175,7 +175,7 @@ class Calls(Generic[Call]):
 
     @property
     def working(self) -> int:
-        """How many calls do all the work, if most do hardly anything, as at all batches but every hundredth; else all."""
+        """Number of calls that do all the work, if most do hardly anything, as at all batches but every hundredth; else all."""
         calls, seconds = sum(one.calls for one in self.records), sum(one.seconds for one in self.records)
         most = len(self.single) * 2 < calls and sum(one.seconds for one in self.single) >= limits.MOST * seconds
         return max(round(len(self.single) * self.count / calls), 1) if most and self.single else self.count

@@ -117,7 +117,7 @@ def periodic(case: Case) -> Found | None:
     return Found(
         "periodic", words, evidence, rank.stall_share, advice, partial(_stalls_saved, rank),
         "" if stalls.exact else "the interval varies", where=_lines(rank, case),
-        low=case.load_doubt or ("" if stalls.exact else _shared(rank, case)),  # slices of time come by the clock, too
+        low=case.load_doubt or ("" if stalls.exact else case.by_others(rank.stall_share)),  # slices of time come by the clock, too
     )  # fmt: skip
 
 
@@ -176,6 +176,9 @@ def outliers(case: Case) -> Found | None:
         or long_steps_may_wait(rank, case)
     ):
         return None
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    if waits and stalls.typical - stalls.median < limits.SLICES_S:
+        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -196,17 +199,9 @@ def outliers(case: Case) -> Found | None:
     return Found(
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
-        "" if by_others < limits.MAJORITY * rank.stall_share else "other programs use the cores",
-        where=_lines(rank, case), low=case.load_doubt or _shared(rank, case),
+        "" if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
+        where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share),
     )  # fmt: skip
-
-
-def _shared(rank: Rank, case: Case) -> str:
-    """Return why steps may be long by chance: the threads wait for a core as long as that costs; "" if they do not.
-
-    A thread that holds the interpreter may wait for the core in place of the training thread.
-    """
-    return OTHERS_WORK if case.shared_wait >= max(rank.stall_share, limits.NOTICEABLE) else ""
 
 
 def _without_core(rank: Rank, case: Case) -> float:

@@ -86,16 +86,11 @@ def straggler(case: Case) -> Found | None:
     }
     advice = {"wait": "straggler_input", "outside": "straggler_outside"}.get(part, "straggler_work")
     # other processes on the machine may hit any rank, and another one the next time
-    low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else shared(case, share)
+    low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else case.by_others(share)
     return Found(
         "straggler", words, tuple(evidence), share, advice, partial(_as_others, case, slowest, share),
         where=lines_of_rank(case.metrics, rank.name), ranks=(rank.name,), low=low,
     )  # fmt: skip
-
-
-def shared(case: Case, share: float) -> str:
-    """Return why ranks may differ by chance: other programs keep them waiting for a core as long as they differ."""
-    return "other programs use the cores" if case.shared_wait >= max(share, limits.NOTICEABLE) else ""
 
 
 def _last_usual(case: Case) -> int:
@@ -288,7 +283,7 @@ def turns(case: Case) -> Found | None:
     return Found(
         "turns", {"share": percent(delays.share), "during": parts.during(delays.part)}, evidence, delays.share, advice, saves,
         where=lines_of_samples(case.metrics, lambda one: in_loop(one) and one.phase != "backward"),  # in which ranks meet
-        low=shared(case, delays.share),
+        low=case.by_others(delays.share),
     )  # fmt: skip
 
 

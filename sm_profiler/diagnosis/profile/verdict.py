@@ -12,7 +12,7 @@ from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
-from sm_profiler.diagnosis.confidence import Confidence, few_steps
+from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
 from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.diagnosis.profile.case import Case, Found
@@ -402,7 +402,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
     """
     much = "much of the loop is unexplained"
     if case.shared_wait >= limits.NOTICEABLE:
-        return Confidence("low", "other programs use the cores")
+        return Confidence("low", OTHERS_WORK)
     if unexplained >= limits.MAJORITY:
         return Confidence("low", much)
     blind = not case.waits_known and not case.metrics.gpus and not any(rank.waits_seen for rank in case.ranks)

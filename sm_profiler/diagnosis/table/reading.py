@@ -6,9 +6,7 @@ import heapq
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from sm_profiler import plugins
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
 from sm_profiler.diagnosis.table.files import (
-    GZIP,
     Piece,
     TableFile,
     lines,
@@ -32,6 +29,7 @@ from sm_profiler.diagnosis.table.naming import activity_of, is_communication
 from sm_profiler.diagnosis.table.operations import Operations, build_operations
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
+from sm_profiler.formats.kineto_reader import HEAD_BYTES, unpacked_head
 from sm_profiler.printable import logger_for, one_line, printable
 
 MAX_ROWS = 20_000_000  # some 2 GB of columns
@@ -40,7 +38,6 @@ MAX_NAMES = 100_000  # ranks, stages or operations
 MAX_CELLS, CELLS_A_ROW = 1 << 22, 8  # activities times steps of all ranks: so many, and so many times the rows
 OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
-_HEAD_BYTES = 1 << 16
 MLLOG = ":::MLLOG"
 _MOMENTS = ("init_start", "run_start", "eval_start", "eval_stop")  # of its events
 SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
@@ -93,7 +90,7 @@ def _is_mllog(where: str) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            return MLLOG.encode() in _head(file.read(_HEAD_BYTES))
+            return MLLOG.encode() in unpacked_head(file.read(HEAD_BYTES))
     except OSError:
         return False
 
@@ -125,7 +122,7 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
     data = stored(name)
     if name.lower().endswith(".parquet"):
         return _table(read_parquet(data, name, lambda key: _is_text(key, names or {})), name, names or {})
-    if MLLOG.encode() in _head(data):
+    if MLLOG.encode() in unpacked_head(data):
         return _mllog(lines(data, name), name)
     read = read_json_lines if name.lower().endswith((".jsonl", ".ndjson")) else read_csv
     return _table(read(data, name), name, names or {})
@@ -141,15 +138,6 @@ def _read_with(other: Any, name: str) -> Table:
     if not isinstance(table, Table):
         raise SourceError(f"{printable(name)}: the extension returned {type(table).__name__}, not a Table")
     return table
-
-
-def _head(data: bytes) -> bytes:
-    """Return the first bytes of a text that may be compressed."""
-    if data[:2] != GZIP:
-        return data[:_HEAD_BYTES]
-    with suppress(zlib.error):
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _HEAD_BYTES)
-    return b""
 
 
 def _is_text(key: str, names: Mapping[str, str]) -> bool:
@@ -431,7 +419,7 @@ def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Categ
         moments = np.unique(np.concatenate([begins, ends]))
         owner = np.full(max(len(moments) - 1, 0), -1)
         places = np.searchsorted(moments, np.stack([begins, ends]))
-        _paint(owner, places, activities.codes[rows.code[mine]])
+        _paint(owner, places, activities.codes[rows.code[mine]].astype(np.int64))
         seen = owner >= 0
         table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(table))
     return dict(zip(activities.values, table, strict=True))

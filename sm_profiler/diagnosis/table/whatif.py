@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import Blocks
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
@@ -107,9 +108,8 @@ def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask
     old, new = before.length[rows], after.length[rows]
     if not len(old) or old.sum() <= 0:
         return Interval(0.0, 0.0, 0.0)
-    weights = _drawn(len(old))
-    total = np.maximum(weights @ old, 1e-12)
-    shares = 1 - (weights @ new) / total
+    blocks = Blocks.of(old)
+    shares = 1 - blocks.weights @ blocks.sums(new) / np.maximum(blocks.weights @ blocks.seconds, 1e-12)
     value = float(1 - new.sum() / old.sum())
     tail = (1 - limits.INTERVAL) / 2
     low, high = (float(each) for each in np.quantile(shares, (tail, 1 - tail)))
@@ -118,12 +118,3 @@ def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask
     error = before.graph.error
     value = min(max(value, 0.0), limits.MOST_SAVED)
     return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))
-
-
-def _drawn(count: int) -> Floats:
-    """Return how often each step is drawn in each round, block by block; shape (rounds, steps)."""
-    size = max(round(count ** (1 / 3)), 1)
-    blocks = -(-count // size)
-    draw = np.random.default_rng(limits.SEED)
-    weights = draw.multinomial(blocks, np.full(blocks, 1 / blocks), limits.ROUNDS)
-    return np.repeat(weights, size, axis=1)[:, :count].astype(np.float64)

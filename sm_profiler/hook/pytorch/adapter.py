@@ -29,7 +29,7 @@ from sm_profiler.hook.rest import REST_NS
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from sm_profiler.hook.rest import Rest
@@ -398,28 +398,34 @@ class PyTorchAdapter(FrameworkAdapter):
                 table[handle.id] = hook
 
     def _counting_hook(self, rest: Rest) -> Any:
-        """Return the hook of a rest: each object that it touched would cost as much as the rest of it."""
-        session, tracker, key, ends, steps = self.session, self.session.tracker, rest.optimizer, rest.ends, rest.steps
-        clock = perf_counter_ns
-        until, others = clock() + REST_NS, 0
+        """Return the hook of a rest: each object that it touched would cost as much as the rest of it, even a closure's cell."""
+        session, tracker = self.session, self.session.tracker
+        others = before = 0  # steps of other optimizers in a row, and those of the rest before them
 
-        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            nonlocal others
+        def after(  # defaults are in one tuple
+            optimizer: Any, _args: Any, _kwargs: Any, key: int = rest.optimizer, ends: list[int] = rest.ends,
+            clock: Callable[[], int] = perf_counter_ns, last: int = rest.steps, until: int = perf_counter_ns() + REST_NS,
+        ) -> None:  # fmt: skip
             if id(optimizer) == key:
                 ends.append(now := clock())
-                others = 0
-                if len(ends) <= steps and now < until:
-                    return
+                if len(ends) > last or now >= until:
+                    ended(regular=True)
             else:  # an optimizer inside the other, or the loop goes on with another
-                others += 1
-                if others <= OTHERS:
-                    return
+                other(len(ends))
+
+        def other(count: int) -> None:
+            nonlocal others, before
+            others, before = others + 1 if count == before else 1, count
+            if others > OTHERS:
+                ended(regular=False)
+
+        def ended(*, regular: bool) -> None:
             try:
                 if tracker.rest is not rest:  # its end was interrupted
                     self._awake()
                     return
-                tracker.end_rest(regular=not others)
-                if not others and tracker.may_rest():  # the time is over, and no phases are due
+                tracker.end_rest(regular=regular)
+                if regular and tracker.may_rest():  # the time is over, and no phases are due
                     self._rest()
             except Exception as error:  # fail open
                 session.fail(error)

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel measures of its backward passes: torch logs it for each hundredth one, and the first ten."""
+"""Times of backward passes that DistributedDataParallel takes itself: of the first ten, and of each hundredth one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class Synchronizations:
         passes, began_ns = _number(found, "iteration"), _number(found, "backward_compute_time_start")
         if passes <= 0 or began_ns <= 0:
             return
-        times = {
-            f"{name}_us": _number(found, f"avg_backward_{key}_time") / 1000
-            for name, key in (("backward", "compute"), ("communication", "comm"), ("overlap", "compute_comm_overlap"))
-        }
-        size, ranks = _number(found, "total_parameter_size_bytes"), _number(found, "world_size")
         now = perf_counter_ns()
-        record = Synchronization(passes=passes, at_us=began_ns // 1000, parameter_bytes=size, ranks=ranks, **times)
+        record = Synchronization(
+            passes=passes,
+            at_us=began_ns // 1000,
+            backward_us=_number(found, "avg_backward_compute_time") / 1000,
+            communication_us=_number(found, "avg_backward_comm_time") / 1000,
+            overlap_us=_number(found, "avg_backward_compute_comm_overlap_time") / 1000,
+            parameter_bytes=_number(found, "total_parameter_size_bytes"),
+            ranks=_number(found, "world_size"),
+        )
         self._tracker.append(record.span("DistributedDataParallel", now, now))
 
 

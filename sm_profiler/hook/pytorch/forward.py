@@ -365,7 +365,7 @@ class Forwards(Collector):
     def watch_evaluations(self) -> None:
         """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported during a rest.
 
-        Of forwards without gradients at each step, it tells an evaluation from a teacher or a model that acts.
+        It distinguishes an evaluation at each step from the forwards of a teacher, or of a model that acts.
         """
         switch, forwards, session = self._module.Module.eval, self, self._session
 

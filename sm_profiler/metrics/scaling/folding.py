@@ -16,8 +16,8 @@ from sm_profiler.folding.engine import Slice, SliceTree
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import (
     Answer,
-    Part,
-    Task,
+    FoldTask,
+    JobPart,
     decode_slice,
     fold_part,
     group_nodes,
@@ -113,18 +113,18 @@ class _Cut:
     interval_us: int
     slice_windows: int
 
-    def planned(self, items: OrderedItems, stretches: int, groups: int) -> list[Part]:
+    def planned(self, items: OrderedItems, stretches: int, groups: int) -> list[JobPart]:
         """Return the parts; those that take longest first, so that no worker is left with one at the end."""
         found = plan_parts(
             items, stretches, interval_us=self.interval_us, slice_windows=self.slice_windows, groups=groups
         )
         return sorted(found, key=lambda part: -part.size)
 
-    def tasks(self, source: ProfileSource, planned: Sequence[Part]) -> Iterator[Task]:
+    def tasks(self, source: ProfileSource, planned: Sequence[JobPart]) -> Iterator[FoldTask]:
         """Yield what the workers get, one after another: the names of all files of a long job take much memory."""
         uri, job = place_of(source)
         for part in planned:
-            yield Task(
+            yield FoldTask(
                 uri, job, dict(self.parameters), part.first, part.last, part.start_us, part.from_us, part.until_us,
                 self.slice_windows * self.interval_us, self.interval_us, part.more,
                 listed(source, (item.info for item in part.items)), [item.info.key for item in part.own], list(part.hosts),
@@ -175,7 +175,7 @@ def fold_with(  # independent choices
     return None
 
 
-def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part]) -> Slice | None:
+def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[JobPart]) -> Slice | None:
     """Fold the parts of a job; None if that might give other digits than one process, or if there is only one."""
     if len(planned) < 2:  # one part is one process
         return None
@@ -203,8 +203,8 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
 
 
 def _answers(
-    pool: Pool, planned: Sequence[Part], tasks: Iterable[Task], source: ProfileSource
-) -> Iterator[tuple[Part, Answer]]:
+    pool: Pool, planned: Sequence[JobPart], tasks: Iterable[FoldTask], source: ProfileSource
+) -> Iterator[tuple[JobPart, Answer]]:
     """Yield the results as they arrive; the order does not matter."""
     files = sum(len(part.own) for part in planned)
     with Meter(files, pool.workers, show=source.options.progress) as meter:

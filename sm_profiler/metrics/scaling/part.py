@@ -41,7 +41,7 @@ GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its
 
 
 @attrs.frozen
-class Part:
+class JobPart:
     """Slices that one worker folds.
 
     Attributes:
@@ -115,7 +115,7 @@ def plan_parts(
     interval_us: int,
     slice_windows: int,
     groups: int = 1,
-) -> list[Part]:
+) -> list[JobPart]:
     """Cut a job into parts of about equal bytes.
 
     Args:
@@ -149,7 +149,7 @@ def plan_parts(
     grouped = group_nodes(items, groups)
     hosts = items.hosts
 
-    def stretch(first: int, last: int) -> Iterator[Part]:
+    def stretch(first: int, last: int) -> Iterator[JobPart]:
         from_us, until_us = begin + first * slice_us, begin + last * slice_us if last < count else None
         start_us = max(from_us - warm_us, begin)
         after = minutes[minutes >= until_us + LOOK_AHEAD_US] if until_us is not None else minutes[-1:]
@@ -163,7 +163,7 @@ def plan_parts(
         more = end_us < int(minutes[-1])
         for number, group in enumerate(grouped):
             mine = np.isin(hosts, group) if group else np.ones(len(items), np.bool_)
-            yield Part(
+            yield JobPart(
                 number, group, first, last, start_us, from_us, until_us, more, clock if group else (),
                 items.chosen(np.flatnonzero(own & mine)), items.chosen(np.flatnonzero(read & mine)),
             )  # fmt: skip
@@ -180,8 +180,8 @@ _SET_UP = {
 COMPRESSION = 1  # the fastest level takes a state to a quarter
 
 
-class Task(msgspec.Struct):
-    """A part as it is sent to a worker; fields as in `Part` and `ProfileSource`."""
+class FoldTask(msgspec.Struct):
+    """A part as it is sent to a worker; fields as in `JobPart` and `ProfileSource`."""
 
     uri: str
     job: str | None
@@ -232,7 +232,7 @@ def version() -> str:
 
 
 @partial(Remote, version=version)
-def fold_part(task: Task) -> Answer:
+def fold_part(task: FoldTask) -> Answer:
     """Fold a part."""
     try:
         return _folded(task)
@@ -240,7 +240,7 @@ def fold_part(task: Task) -> Answer:
         return Answer(irregular=str(error))
 
 
-def _folded(task: Task) -> Answer:
+def _folded(task: FoldTask) -> Answer:
     began_s = time.process_time()
     source = open_listed(task.uri, task.job, task.files)
     tree, rows, clock = SliceTree(), 0, list[int]()
@@ -265,7 +265,7 @@ def _folded(task: Task) -> Answer:
     return Answer(states=states, quality=quality, metadata=metadata, rows=rows, cpu_s=cpu_s, clock=clock)
 
 
-def _windows(source: ProfileSource, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
+def _windows(source: ProfileSource, task: FoldTask, clock: list[int]) -> Iterator[EvaluationWindow]:
     """Yield the windows of the part, as one process cuts them; `clock` receives the minutes of `Answer.clock`."""
     cutter = WindowCutter(None, task.interval_us)
     cutter.start_at(task.start_us)
@@ -290,7 +290,7 @@ def _windows(source: ProfileSource, task: Task, clock: list[int]) -> Iterator[Ev
         del window
 
 
-def _cut(cutter: WindowCutter, batch: Batch, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
+def _cut(cutter: WindowCutter, batch: Batch, task: FoldTask, clock: list[int]) -> Iterator[EvaluationWindow]:
     """Add a batch and yield windows when one process would: whether a late event counts in its own depends on that."""
     _check(batch)
     if not task.hosts:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -222,13 +223,11 @@ class Contents:
     def list(self, prefix: str, after: str) -> Iterator[FileInfo]:
         """Yield the files whose key begins with `prefix` and follows `after`, by key."""
         found = [*self.items.infos(prefix, after), *self.beside.values()]
-        yield from sorted((info for info in found if info.key.startswith(prefix) and info.key > after), key=_key)
+        yield from sorted(
+            (info for info in found if info.key.startswith(prefix) and info.key > after), key=attrgetter("key")
+        )
 
 
 def digest_of(parts: Iterable[FileInfo]) -> str:
     """Return a digest of names, sizes and ETags of Parquet files."""
     return hashlib.sha256(msgspec.json.encode(sorted((info.key, info.size, info.etag) for info in parts))).hexdigest()
-
-
-def _key(info: FileInfo) -> str:
-    return info.key
