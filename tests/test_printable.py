@@ -82,7 +82,7 @@ def test_messages_of_errors_are_one_printable_line():
     assert str(error) == r"key \x1b[2J\n\udc80 is not valid"
 
 
-def test_says_a_line_on_standard_error(capsys, monkeypatch):
+def test_prints_a_line_on_standard_error(capsys, monkeypatch):
     say("hello")
     assert capsys.readouterr().err == "sm-profiler: hello\n"
     monkeypatch.setattr(sys, "stderr", None)

@@ -70,7 +70,7 @@ class Hook:
         session, tracker = self.session, self.session.tracker
         try:
             forced = ModeKeys[mode.name]
-        except Exception as error:  # training, of which a mode of another kind says nothing, goes on
+        except Exception as error:  # not a mode: the training goes on
             pass_on(error)
             session.report_once("modes", f"set_mode takes a mode such as ModeKeys.TRAIN, not {type(mode).__name__}")
             return

@@ -52,7 +52,7 @@ def attempt(action: Callable[[], Result], failed: Callable[[Exception], None] = 
 
 
 def told(error: BaseException) -> str:
-    """Return the first line of an error's text; "" if it has none, or the script's class of the error cannot tell it."""
+    """Return the first line of an error's text; "" if it has none, or the text of the script's class of errors raises."""
     return attempt(lambda: str.__str__(str(error)).partition("\n")[0][:300]) or ""
 
 

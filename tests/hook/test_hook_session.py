@@ -332,6 +332,6 @@ def test_a_mode_of_another_kind_is_reported_once(session, caplog):
     assert session.tracker.forced_mode is None
 
 
-def test_an_error_that_cannot_tell_its_text_switches_off_its_collector_only(session):
+def test_an_error_whose_text_raises_switches_off_its_collector_only(session):
     session.guard.failed("mine", Unspeakable())
     assert session.guard.failures == {"mine": "Unspeakable: "}
