@@ -249,7 +249,7 @@ def _healthy(ranks: Sequence[RankTime]) -> Finding:
     names = _names(ranks, "compute")
     if names:
         evidence.append(Evidence("most of it in", names))
-    if compute >= limits.IDLE_GPU / 100:
+    if compute >= limits.MAJORITY:
         return Finding(
             Class.COMPUTE_BOUND if compute >= busy else Class.BALANCED,
             GPU_HEADLINES["healthy"].format(share=percent(compute)), tuple(evidence), GPU_ADVICE["healthy"], 0.0,

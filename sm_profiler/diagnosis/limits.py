@@ -64,7 +64,6 @@ SHORT_RUN_S = 120.0  # a trial run: its start is the price of trying, and is pai
 # The machine. Use is in percent.
 WORKERS = 8  # to try first; more start slowly, take memory, and are rarely needed
 BUSY = 75.0  # percent; a GPU is the limit, and CPU cores have nothing left to prepare batches with
-IDLE_GPU = 50.0  # percent; a GPU that is idle more than half of the time is not used well
 UNEVEN = 30.0  # percentage points between the most and the least used GPU of a node
 SLOWER = 1.25  # times as long; clocks, caches and neighbours change steps by a tenth
 IDLE_CORES = 0.25  # a thread that works occupies a core, a waiting process with its hook a few hundredths

@@ -273,9 +273,11 @@ class Use(_Timed):
             return
         rows, seconds, values = rows[good], seconds[good], np.round(values[good] * STEPS)
         self._make_room(float(seconds.min()), float(seconds.max()))
-        cells = rows * self.count.shape[1] + (seconds // self.width).astype(np.int64) - self.first
-        self.count += np.bincount(cells, minlength=self.count.size).reshape(self.count.shape)
-        self.total += np.bincount(cells, values, self.total.size).reshape(self.total.shape)
+        node_rows = slice(int(rows.min()), int(rows.max()) + 1)  # next to each other: devices come with their node
+        count, total = self.count[node_rows], self.total[node_rows]
+        cells = (rows - node_rows.start) * count.shape[1] + (seconds // self.width).astype(np.int64) - self.first
+        count += np.bincount(cells, minlength=count.size).reshape(count.shape)
+        total += np.bincount(cells, values, total.size).reshape(total.shape)
 
     def _row(self, device: tuple[str, str]) -> int:
         """Return a device's row, -1 if there are too many."""

@@ -469,7 +469,7 @@ def _idle_in_phases(case: Case) -> Found | None:
     gpu, idle = case.gpu_mean, case.gpu_idle
     if gpu is None or idle is None or case.wait >= limits.HEALTHY or outside_share(case) >= limits.HEALTHY:
         return None
-    if gpu >= limits.IDLE_GPU and idle < limits.USUAL:
+    if gpu >= 100 * limits.MAJORITY and idle < limits.USUAL:
         return None
     best: dict[str, float] = {}
     for device in case.metrics.gpus:
@@ -482,7 +482,7 @@ def _idle_in_phases(case: Case) -> Found | None:
     if not case.waits_known and bottleneck >= limits.MAJORITY:
         return None  # an input problem
     evidence = [
-        Evidence("mean GPU use in the loop", round(gpu, 1), limits.IDLE_GPU, unit="percent", held="good from"),
+        Evidence("mean GPU use in the loop", round(gpu, 1), 100 * limits.MAJORITY, unit="percent", held="good from"),
         Evidence("GPU samples below 10 %", round(idle, 4), unit="share"),
     ]
     explained = _launches_may_explain(case)

@@ -59,7 +59,7 @@ def clocks(case: Case) -> Found | None:
 def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
     metrics = case.metrics
     clock = _gpu_mean(metrics, "gpu_clock", gpu)
-    if clock is None or not gpu.mean >= limits.IDLE_GPU:  # a GPU with less to do lowers its clock
+    if clock is None or not gpu.mean >= 100 * limits.MAJORITY:  # a GPU with less to do lowers its clock
         return None
     heat, hardware, power = (
         (_gpu_mean(metrics, metric, gpu) or 0.0) / 100 for metric in ("gpu_by_heat", "gpu_by_hardware", "gpu_by_power")
@@ -67,7 +67,7 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
     peers = [
         value
         for other in metrics.gpus
-        if other is not gpu and other.mean >= limits.IDLE_GPU
+        if other is not gpu and other.mean >= 100 * limits.MAJORITY
         and (value := _gpu_mean(metrics, "gpu_clock", other)) is not None
     ]  # fmt: skip
     possible = _gpu_mean(metrics, "gpu_clock_max", gpu)

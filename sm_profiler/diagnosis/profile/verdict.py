@@ -364,7 +364,7 @@ def _healthy(case: Case) -> Finding | None:
         headline += FRAGMENTS["shared_besides"].format_map(words)
         advice = f"{ADVICE['shared_machine']} {advice}"
     gpu = case.gpu_mean
-    if label == Class.BALANCED.label and gpu is not None and gpu < limits.IDLE_GPU:
+    if label == Class.BALANCED.label and gpu is not None and gpu < 100 * limits.MAJORITY:
         headline, advice, label = HEADLINES["gpu_mostly_idle"].format_map(words), ADVICE["gpu_mostly_idle"], MOSTLY_IDLE
         confidence = Confidence("low", "no cause explains it")
         evidence.append(
