@@ -4,19 +4,24 @@ import json
 import re
 
 import attrs
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import readable_processes
 from sm_profiler.report.report_json import to_json
-from tests.support.reports import report_from, sampled, training
+from tests.support.reports import metrics_of, report_from, sampled, training
 from tests.support.stored import assert_as_stored, words_of
 
 WITHOUT_GPU = {
@@ -144,3 +149,29 @@ def test_operators_of_a_loop_over_samples_do_not_go_away_with_a_larger_batch():
 
 def test_operators_that_are_too_few_for_a_loop_over_samples_go_away_with_a_larger_batch():
     assert looping_loss(512).verdict.main.larger_batch
+
+
+def test_logging_that_a_slow_sampler_saw_a_few_times_is_found():
+    """The page's ledger had 18 % of logging, which no finding named; one that saves "0 to 22 %" led instead."""
+    rows = training(300, outside=0.0042)
+    stack = Sampled("algo-1-0", "outside", False, (Place("train.py", 15, "main"),), "json.encoder.dumps", 1.2, 4)
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 15): "f.write(json.dumps(row))"}))
+    found = decide(Case(metrics, {})).main
+    assert (found.kind, found.confidence) == (Class.LOGGING, "low")
+    assert found.doubt == "only 4 samples"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.15])
+def test_a_listed_finding_saves_the_least_worth_naming(spread):
+    random, rows, now = np.random.default_rng(3), [], 1.0
+    for step in range(240):  # a machine whose pace changes
+        pace = 1 + spread * (-1) ** (step // 30)
+        rows += training(1, forward=0.004 * pace, backward=0.005 * pace * random.uniform(0.9, 1.1), at=now, number=step)
+        now = rows[-1][2] + rows[-1][3] + 0.0002
+        if step % 8 == 0:
+            rows.append(("sm_profiler/save", "torch.save", now, 0.008, "algo-1-0", step, {"calls": 1}))
+            now += 0.008
+    verdict = report_from(rows).verdict
+    found = [one for one in (verdict.main, *verdict.also) if one.gain]
+    assert [one.kind for one in found] == [Class.CHECKPOINTING]
+    assert all(one.gain.share_of_loop.low >= limits.FLOOR for one in found)

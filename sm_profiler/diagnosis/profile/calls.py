@@ -140,7 +140,7 @@ def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) ->
     )
     return Found(
         text, {"share": percent(share), "place": place}, evidence, share, saves=saves,
-        doubt="inferred from samples", error=seen.error, where=seen.lines,
+        doubt="inferred from samples", error=seen.error, where=seen.lines, low=seen.low,
     )  # fmt: skip
 
 
@@ -194,8 +194,9 @@ def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
         Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
     )
     return Found(
-        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines
-    )
+        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines,
+        low=seen.low,
+    )  # fmt: skip
 
 
 def _saves(case: Case, call: Record[Callback]) -> bool:
