@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.formats.event_names import CALLBACK, COMPILE
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
@@ -175,3 +176,34 @@ def test_a_listed_finding_saves_the_least_worth_naming(spread):
     found = [one for one in (verdict.main, *verdict.also) if one.gain]
     assert [one.kind for one in found] == [Class.CHECKPOINTING]
     assert all(one.gain.share_of_loop.low >= limits.FLOOR for one in found)
+
+
+def with_callbacks(every, *, length=0.1, early=0.002, steps=400):
+    """Return a loop with a callback whose calls begin a moment before the step is over, at every few steps."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        rows += training(1, at=now, number=step)
+        now = rows[-1][2] + rows[-1][3]
+        if step % every == 0:
+            args = {"calls": 1, "file": "/code/train.py", "line": 15, "function": "Watch.on_train_batch_end"}
+            rows.append((CALLBACK, "Watch.on_train_batch_end", now - early, length + early, "algo-1-0", step, args))
+            now += length
+        now += 0.0002
+    return rows
+
+
+def test_a_callback_that_works_now_and_then_is_no_stall():
+    """Its calls begin in one step, and their time lies in the next, which was called a stall for other reasons."""
+    verdict = report_from(with_callbacks(5)).verdict
+    assert verdict.kind is Class.SLOW_CALLBACK
+    assert Class.PERIODIC_STALL not in {one.kind for one in verdict.also}
+    assert verdict.main.gain.share_of_loop.value == pytest.approx(0.66, abs=0.06)
+
+
+def test_what_a_callback_compiles_goes_with_it():
+    rows = with_callbacks(1, length=0.04, steps=200)
+    for row in [row for row in rows if row[0] == CALLBACK]:
+        rows.append((COMPILE, "predict", row[2] + 0.005, 0.02, *row[4:6], {"again": False, "calls": 1}))
+    found = report_from(rows).verdict.main
+    assert found.kind is Class.SLOW_CALLBACK
+    assert found.gain.share_of_loop.value > 0.7
