@@ -14,13 +14,13 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, Ledger
+from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
 from sm_profiler.diagnosis.table.naming import activity_of, is_computation, runs_backward
 from sm_profiler.diagnosis.table.operations import sums_by_rank
 from sm_profiler.diagnosis.table.patterns import long_steps, period_of, relative, slow_stretch, within_ranks
 from sm_profiler.diagnosis.table.whatif import Steps, by_stage, gain
 from sm_profiler.formats.columns import Floats, Ints, Mask
-
+from sm_profiler.formatting import plural
 
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
@@ -92,9 +92,14 @@ def activity(
     if not spent.any():
         return None
 
+    mine = sums_by_rank(spent, before.graph.ranks[rows], len(before.ranks))
+    waited = mine.max(axis=0) - mine  # those that do not save or evaluate wait for the rank that does
+    unseen = before.graph.named(UNSEEN)
+
     def with_share(share: float) -> Steps:
         seconds = before.seconds.copy()
         seconds[rows] = spent * share
+        seconds[unseen] = np.maximum(seconds[unseen] - (1 - share) * waited[before.graph.ranks[unseen]], 0.0)
         return before.repaired(seconds)
 
     share = ledger.totals.share(name)
@@ -105,19 +110,26 @@ def activity(
         Fact(f"time of the ranks in {name}", share, "share"),
         Fact(f"steps with {name}", steps_with, "", float(spent.shape[1])),
     )
-    return Repair(
-        with_share(kept), None if least is None else with_share(least), {"share": share, "when": when}, facts
-    )
+    return Repair(with_share(kept), None if least is None else with_share(least), {"share": share, "when": when}, facts)
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair the few ranks that take longer than their peers for the same work, in all steps."""
-    if len(before.ranks) < 2 or _work_column(before, ledger) is not None:  # what has more work need not be slow
+    if len(before.ranks) < 2:
         return None
-    factors = np.median(relative(before.local, np.asarray(before.stage_of)), axis=1)
+    fair = _even_work(before, ledger)  # a rank that has more work need not be slow
+    factors = np.median(relative(fair.local, np.asarray(before.stage_of)), axis=1)
+
+    def repaired(slow: Ints, *, slowest: bool = False) -> Steps:
+        if fair is before:
+            return _as_peers(before, slow, slowest=slowest)
+        scale = np.ones((len(factors), 1))
+        scale[slow, 0] = np.maximum(factors[slow], 1.0)
+        return before.working(before.local / scale)
+
     order = np.argsort(-factors, kind="stable")
     most = min(len(order) // 2, limits.SAME_RANKS)
-    tried = [(gain(before, _as_peers(before, order[:count])).value, count) for count in range(1, most + 1)]
+    tried = [(gain(before, repaired(order[:count])).value, count) for count in range(1, most + 1)]
     best = max(value for value, _ in tried)
     count = next(count for value, count in tried if value >= limits.MOST * best)
     slow = order[:count]
@@ -130,8 +142,8 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
         _waiting(ledger),
         *_explained(ledger, before.local),
     )  # fmt: skip
-    least = _as_peers(before, slow, slowest=True)
-    return Repair(_as_peers(before, slow), least, {"factor": float(factors[slow].mean())}, facts, names)
+    least = repaired(slow, slowest=True)
+    return Repair(repaired(slow), least, {"factor": float(factors[slow].mean())}, facts, names)
 
 
 def _as_peers(before: Steps, slow: Ints, *, slowest: bool = False) -> Steps:
@@ -160,9 +172,7 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
     local = before.local
     several = len(before.ranks) > 1
-    if several and _work_column(before, ledger) is not None:
-        return None
-    series = relative(local, np.asarray(before.stage_of)) if several else local
+    series = relative(_even_work(before, ledger).local, np.asarray(before.stage_of)) if several else local
     found = {rank: stretch for rank in range(len(series)) if (stretch := slow_stretch(series[rank]))}
     if not found and several:  # all at once, which no comparison among ranks can show
         stretch = slow_stretch(before.length)
@@ -335,21 +345,22 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     seconds = before.seconds.copy()
     seconds[:, long] = np.minimum(seconds[:, long], usual[:, None])
     length = before.length
-    grown: dict[str, float] = {}
-    for name, more in zip(before.graph.names, before.seconds[:, long].mean(axis=1) - usual, strict=True):
-        grown[activity_of(name)] = grown.get(activity_of(name), 0.0) + max(float(more), 0.0)
+    grown = _grown_most(before, before.seconds[:, long].mean(axis=1) - usual)
     total = sum(grown.values())
     if sum(grown.get(name, 0.0) for name in NAMED) >= limits.MAJORITY * total:
         return None  # that operation is the cause
     most = max(grown, key=lambda name: grown[name])
     known = grown[most] >= limits.MAJORITY * total and most not in UNKNOWN
+    find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
+    if known:
+        find = f"Find out why {most} takes longer every {{}}; do that less often, faster, or in the background."
     numbers = before.graph.steps
     words = {
         "count": int(long.sum()),
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
         "mostly": f", most of it in {most}" if known else "",
-        "find": f"Find what {most} does" if known else "Find what the loop does",
+        "find": find.format(plural(period or 0, "step")),
         "what": f"{most} in those steps" if known else "those steps",
     }
     facts = (
@@ -365,18 +376,31 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     return Repair(before.repaired(seconds), None, words, facts)
 
 
+def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
+    """Return how much the activities of a rank grow, given it by node: the rank on which most of the growth has a name."""
+    graph, best = before.graph, dict[str, float]()
+    for rank in range(len(before.ranks)):
+        grown: dict[str, float] = {}
+        for node in np.flatnonzero((graph.ranks == rank) | ~graph.local).tolist():
+            name = activity_of(graph.names[node])
+            grown[name] = grown.get(name, 0.0) + max(float(more[node]), 0.0)
+        best = max(best, grown, key=lambda each: sum(spent for name, spent in each.items() if name not in UNKNOWN))
+    return best
+
+
 def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair work that is divided unevenly, as a column of the table counts it: tokens, samples."""
     found = _work_column(before, ledger)
     if found is None:
         return None
     name, values, agreement = found
-    work, local = values - by_stage(values, before.stage_of), before.local
-    slope = float((work * local).sum() / (work * work).sum())
-    after = before.working(np.maximum(local - slope * work, 0.0))  # the work is divided, not removed
     more = np.median(relative(values, np.asarray(before.stage_of)), axis=1)
     most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
-    names = tuple(before.ranks[rank] for rank in most.tolist()) if len(most) <= min(len(more) // 2, limits.SAME_RANKS) else ()
+    names = (
+        tuple(before.ranks[rank] for rank in most.tolist())
+        if len(most) <= min(len(more) // 2, limits.SAME_RANKS)
+        else ()
+    )
     facts = (
         Fact(f"the ranks' work goes with the column {name}", agreement, "correlation"),
         *(Fact(f"{name}, compared with its peers", float(more[rank]), "times", 1.0, before.ranks[rank]) for rank in most[:3].tolist() if names),
@@ -387,7 +411,17 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
         listed = f"rank{'s' * (len(names) > 1)} {', '.join(names)} ha{'ve' if len(names) > 1 else 's'}"
         uneven = f"{listed} {float(more[most].mean()):.3g} times as much as the others, which wait"
     words = {"column": name, "uneven": uneven}
-    return Repair(after, None, words, facts, names)
+    return Repair(_even_work(before, ledger), None, words, facts, names)
+
+
+def _even_work(before: Steps, ledger: Ledger) -> Steps:
+    """Return the steps in which the ranks have equal work; as they are if no column shows the work."""
+    found = _work_column(before, ledger)
+    if found is None:
+        return before
+    work, local = found[1] - by_stage(found[1], before.stage_of), before.local
+    slope = float((work * local).sum() / (work * work).sum())
+    return before.working(np.maximum(local - slope * work, 0.0))  # the work is divided, not removed
 
 
 def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | None:
@@ -415,16 +449,14 @@ def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | N
     return best
 
 
-def turns(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair steps in which the ranks wait for a late one that is another each time."""
+def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
+    """Repair steps in which the ranks wait for a late one: the same now and then, or another each time."""
     count = len(before.ranks)
     if count < 2 or _work_column(before, ledger) is not None or _passes_agree(before)[0] >= limits.TOGETHER:
         return None  # the data explain it
-    late = before.lateness
+    late, usual = before.lateness
     gone = before.repaired(before.working(before.local / np.maximum(late, 1.0)).seconds)
-    usual = before.local / np.where(late > 0, late, 1.0)  # of each rank in each step, if its peers' times tell
-    each = np.where(usual > 0, before.local / np.where(usual > 0, usual, 1.0), 1.0)
-    spread = before.working(usual * by_stage(each, before.stage_of))
+    spread = before.working(by_stage(before.local / usual, before.stage_of) * usual)
     lost = np.maximum(before.length - gone.length, 0.0)
     rows = lost <= np.quantile(lost, limits.MOST)  # rare long steps are another cause
     if lost[rows].sum() < limits.FLOOR * before.length[rows].sum():
@@ -432,18 +464,27 @@ def turns(before: Steps, ledger: Ledger) -> Repair | None:
     last = late.argmax(axis=0)
     causes = np.bincount(last, lost, count) / lost.sum()
     most = int(causes.argmax())
-    if causes[most] > 1 / count + limits.MAJORITY * (1 - 1 / count):
-        return None  # a single rank is at fault
+    if (causes[most] > 1 / count + limits.MAJORITY * (1 - 1 / count)) != single:
+        return None
     grown = {name: _grown(before, name, last) for name in sorted({activity_of(one) for one in before.graph.names})}
     where = max(grown, key=lambda name: grown[name])
+    changes = Fact(
+        "steps in which another rank is late than in the step before", float((np.diff(last) != 0).mean()), "share"
+    )
     facts = (
         Fact("time lost to the rank that is late most often", float(causes[most]), "share", 1 / count, before.ranks[most]),
-        Fact("steps in which another rank is late than in the step before", float((np.diff(last) != 0).mean()), "share"),
+        *(() if single else (changes,)),
         _waiting(ledger),
         *_explained(ledger, before.local),
     )  # fmt: skip
-    words = {"mostly": f", mostly in {where}" if where not in UNKNOWN and len(grown) > 1 else ""}
-    return Repair(gone, spread, words, facts)
+    words = {
+        "mostly": f"; what takes it longer is mostly {where}" if where not in UNKNOWN else "",
+        "share": float((late[most] >= 1 + limits.FLOOR).mean()),
+        "hide": "Load ahead, so that a slow batch hides behind others: more workers, more prefetching. "
+        if where == "data wait"
+        else "",
+    }
+    return Repair(gone, spread, words, facts, (before.ranks[most],) if single else ())
 
 
 def _grown(before: Steps, name: str, last: Ints) -> float:
@@ -480,7 +521,7 @@ def _explained(ledger: Ledger, local: Floats) -> tuple[Fact, ...]:
 CAUSES: Sequence[Cause] = (
     Cause(
         "STRAGGLER", slow_ranks,
-        "{Ranks} {take} {factor:.3g} times as long as {their} peers for the same work, and all other ranks wait.",
+        "{Ranks} {take} {factor:.3g} times as long as {their} peers, and all other ranks wait.",
         "Compare the machine of {ranks} with the others: GPU clocks and temperature, memory errors, other processes. Swap it "
         "for another and run again. If the same rank numbers stay slow, look for work or data that only they have.",
     ),
@@ -504,9 +545,15 @@ CAUSES: Sequence[Cause] = (
         "or pack it to the same {column} for each rank.",
     ),
     Cause(
-        "MOVING_STRAGGLER", turns,
-        "The ranks wait for a late one that changes from step to step{mostly}.",
-        "If their data differ in size, give all ranks equal work in each step, and add a column with it (tokens, samples) to "
+        "STRAGGLER", partial(late_ranks, single=True),
+        "{Ranks} {take} longer than usual in {share:.0%} of the steps, and all other ranks wait{mostly}.",
+        "{hide}Find what stops {ranks} now and then: other processes on the machine, garbage collection, slow reads, logging or "
+        "metrics that no other rank has.",
+    ),
+    Cause(
+        "MOVING_STRAGGLER", partial(late_ranks, single=False),
+        "The late rank changes from step to step, and all others wait for it{mostly}.",
+        "{hide}If their data differ in size, give all ranks equal work in each step, and add a column with it (tokens, samples) to "
         "confirm it. If not, look for what stops a rank now and then: other processes, garbage collection, slow reads.",
     ),
     Cause(
@@ -522,7 +569,7 @@ CAUSES: Sequence[Cause] = (
     Cause(
         "PERIODIC_STALL", partial(rare_steps, regular=True),
         "Every {period} steps, one takes {factor:.3g} times as long as the others{mostly}.",
-        "{find} every {period} steps: saving, evaluating, logging, or collecting garbage.",
+        "{find}",
     ),
     Cause(
         "STEP_OUTLIERS", partial(rare_steps, regular=False),

@@ -97,7 +97,7 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
             break
         found.sort(key=lambda one: -one[0].low)
         saved, cause, repair = found[0]
-        rival = found[1][0].high if len(found) > 1 else 0.0
+        rival = next((other.high for other, another, _ in found if another.kind != cause.kind), 0.0)
         seconds = float((steps.length - repair.after.length).sum())
         findings.append(_finding(cause, repair, saved, seconds, _confidence(saved, rival, ledger), ledger))
         steps = repair.after

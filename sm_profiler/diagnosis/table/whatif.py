@@ -79,11 +79,15 @@ class Steps:
         return [int(stage) for stage in found]
 
     @cached_property
-    def lateness(self) -> Floats:
-        """How many times as long each rank works in each step as its peers, beyond what it usually does; shape (ranks, steps)."""
+    def lateness(self) -> tuple[Floats, Floats]:
+        """How many times as long each rank works as its peers: in each step beyond what is usual for it, and usually.
+
+        The shapes are (ranks, steps) and (ranks, 1).
+        """
         ratio = relative(self.local, np.asarray(self.stage_of))
         usual = np.median(ratio, axis=1, keepdims=True)
-        return ratio / np.where(usual > 0, usual, 1.0)
+        usual = np.where(usual > 0, usual, 1.0)
+        return ratio / usual, usual
 
     def working(self, seconds: Floats) -> Steps:
         """Return the steps in which each rank works this long, shape (ranks, steps); its operations keep their shares."""
