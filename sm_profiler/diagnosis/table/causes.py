@@ -452,8 +452,8 @@ def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | N
 def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     """Repair steps in which the ranks wait for a late one: the same now and then, or another each time."""
     count = len(before.ranks)
-    if count < 2 or _work_column(before, ledger) is not None or _passes_agree(before)[0] >= limits.TOGETHER:
-        return None  # the data explain it
+    if count < 2:
+        return None
     late, usual = before.lateness
     gone = before.repaired(before.working(before.local / np.maximum(late, 1.0)).seconds)
     spread = before.working(by_stage(before.local / usual, before.stage_of) * usual)
@@ -466,6 +466,8 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     most = int(causes.argmax())
     if (causes[most] > 1 / count + limits.MAJORITY * (1 - 1 / count)) != single:
         return None
+    if _work_column(before, ledger) is not None or _passes_agree(before)[0] >= limits.TOGETHER:
+        return None  # the data explain it
     grown = {name: _grown(before, name, last) for name in sorted({activity_of(one) for one in before.graph.names})}
     where = max(grown, key=lambda name: grown[name])
     changes = Fact(
@@ -505,12 +507,15 @@ def _waiting(ledger: Ledger) -> Fact:
 def _explained(ledger: Ledger, local: Floats) -> tuple[Fact, ...]:
     """Return further columns of the table that go with what the ranks' own work takes, on average or step by step."""
     found = []
+    ranks = np.repeat(np.arange(len(local)), local.shape[1]).tolist()
     for name, values in ledger.facts.items():
-        pairs = [(values.mean(axis=1), local.mean(axis=1))] if len(local) > 2 else []
+        means, spent = values.mean(axis=1), local.mean(axis=1)
+        correlation = 0.0
+        if len(means) == len(local) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
+            correlation = float(np.corrcoef(means, spent)[0, 1])
         if values.shape == local.shape:
-            pairs.append(((values - values.mean(axis=0)).ravel(), (local - local.mean(axis=0)).ravel()))
-        known = [float(np.corrcoef(*pair)[0, 1]) for pair in pairs if np.ptp(pair[0]) > 0 and np.ptp(pair[1]) > 0]
-        correlation = max(known, key=abs, default=0.0)
+            in_step = (values - values.mean(axis=0)).ravel(), (local - local.mean(axis=0)).ravel()
+            correlation = max(correlation, within_ranks(*in_step, ranks), key=abs)
         if abs(correlation) >= limits.TOGETHER:
             found.append(
                 (abs(correlation), Fact(f"the ranks' work goes with the column {name}", correlation, "correlation"))
