@@ -156,7 +156,7 @@ def test_a_rank_with_more_work_is_not_slow(tmp_path):
     assert finding.gain.value == pytest.approx(1 - 1150 / 1600, abs=0.02)  # the others take over some of it
 
 
-def test_a_slow_rank_is_found_beside_uneven_work(tmp_path):
+def test_a_slow_rank_is_found_in_spite_of_uneven_work(tmp_path):
     draw = random.Random(SEED)
     tokens = {(rank, step): draw.randint(500, 2000) for step in range(300) for rank in range(4)}
     rows = whole_steps(
@@ -201,7 +201,7 @@ def test_long_steps_are_named_after_the_operation_that_takes_them(rare, kind, he
     assert "saving, evaluating" not in first.advice
 
 
-def test_irregular_evaluations_are_no_matter_of_the_network(tmp_path):
+def test_irregular_evaluations_are_named(tmp_path):
     rows = [
         {"step": step, "rank": rank, "operation": name, "seconds": spent}
         for step in range(400)
@@ -258,13 +258,13 @@ def test_a_rank_whose_last_steps_are_unwritten_has_not_ended_early(tmp_path):
     assert report_table(write(tmp_path / "t.csv", rows)).verdict.kind.value == "BALANCED"
 
 
-def test_a_training_that_began_again_counts_once(tmp_path):
+def test_a_restarted_training_counts_once(tmp_path):
     rows = [row | {"seconds": spent} for spent in (0.2, 0.1) for row in whole_steps(late(1), ranks=2, steps=200)]
     table = read_table(write(tmp_path / "t.csv", rows))
     assert (table.lost, table.why) == (400, "a step is repeated")
     assert table.ledger.totals.duration == pytest.approx(40)
     without = [{key: row[key] for key in ("step", "seconds")} for row in rows]
-    with pytest.raises(SourceError, match=r"rank, or operation.*keep the rows of its last attempt"):
+    with pytest.raises(SourceError, match=r"rank, or operation.*keep the rows of the last attempt"):
         read_table(write(tmp_path / "t.csv", without))
 
 

@@ -459,7 +459,7 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     spread = before.working(by_stage(before.local / usual, before.stage_of) * usual)
     lost = np.maximum(before.length - gone.length, 0.0)
     rows = lost <= np.quantile(lost, limits.MOST)  # rare long steps are another cause
-    if lost[rows].sum() < limits.FLOOR * before.length[rows].sum():
+    if lost.sum() <= 0 or lost[rows].sum() < limits.FLOOR * before.length[rows].sum():
         return None
     last = late.argmax(axis=0)
     causes = np.bincount(last, lost, count) / lost.sum()

@@ -336,7 +336,7 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
 
     Raises:
         SourceError: most steps occur several times, so a column that distinguishes the rows is missing. A rank that goes
-            through the steps again, instead of having several rows of a step in a row, began again.
+            through the steps again, instead of having several rows of a step in succession, was restarted.
     """
     order = np.lexsort((np.arange(len(rows.step)), rows.step, rows.rank))
     repeated = np.r_[(np.diff(rows.rank[order]) == 0) & (np.diff(rows.step[order]) == 0), False]
@@ -347,7 +347,7 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
         missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
         raise SourceError(
             f"{printable(name)}: most steps occur several times, as step {rows.step[at]}; a column is missing: {missing}; "
-            "of a training that began again, keep the rows of its last attempt"
+            "of a restarted training, keep the rows of the last attempt"
         )
     return np.sort(order[~repeated])
 

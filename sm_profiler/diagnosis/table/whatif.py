@@ -80,7 +80,7 @@ class Steps:
 
     @cached_property
     def lateness(self) -> tuple[Floats, Floats]:
-        """How many times as long each rank works as its peers: in each step beyond what is usual for it, and usually.
+        """Work of each rank as a multiple of its peers': in each step beyond what is usual for that rank, and usually.
 
         The shapes are (ranks, steps) and (ranks, 1).
         """
