@@ -427,7 +427,7 @@ def _even_work(before: Steps, ledger: Ledger) -> Steps:
 def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | None:
     """Return the column of work that differs among ranks as their time does: name, values by rank and step, correlation.
 
-    A column such as a temperature may follow the time, too, so the name must say that it counts work; and if time grows
+    A column such as a temperature may follow the time, too, so the name must show that it counts work; and if time grows
     faster than the square of the work, it is something else that takes it.
     """
     stages, kept = before.stage_of, np.isin(ledger.common_steps, before.graph.steps)
@@ -546,8 +546,8 @@ CAUSES: Sequence[Cause] = (
     Cause(
         "SEQUENCE_IMBALANCE", uneven_work,
         "The ranks' work follows the column {column}, which is divided unevenly: {uneven}.",
-        "Divide {column} evenly among the ranks of each step: sort what the batches are made of by its size and deal it out, "
-        "or pack it to the same {column} for each rank.",
+        "Divide {column} evenly among the ranks of each step: sort the samples by size and deal them out, "
+        "or pack them to the same {column} for each rank.",
     ),
     Cause(
         "STRAGGLER", partial(late_ranks, single=True),

@@ -335,7 +335,7 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     """Return which rows to keep: of a step that a rank has several times, as after an interruption, the last.
 
     Raises:
-        SourceError: most steps occur several times, so a column that distinguishes the rows is missing. A rank that goes
+        SourceError: many steps occur several times, so a column that distinguishes the rows is missing. A rank that goes
             through the steps again, instead of having several rows of a step in succession, was restarted.
     """
     order = np.lexsort((np.arange(len(rows.step)), rows.step, rows.rank))
@@ -346,7 +346,7 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
         at = order[int(np.flatnonzero(repeated)[0])]
         missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
         raise SourceError(
-            f"{printable(name)}: most steps occur several times, as step {rows.step[at]}; a column is missing: {missing}; "
+            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}; "
             "of a restarted training, keep the rows of the last attempt"
         )
     return np.sort(order[~repeated])
