@@ -153,7 +153,7 @@ def test_sigkill_for_the_script_and_its_monitor_while_it_starts_is_known_on_this
     for pid in (process.pid, agent):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    local_job.until(lambda: not local_job.monitors())
+    local_job.until(lambda: not NodeLock(local_job.root, "algo-1").is_held())  # the kernel has ended all threads
     ending = build_report(open_source(local_job.root)).metrics.ending
     assert ending.state == "killed"
     assert ending.sentence.startswith("The job was killed after 0 training steps; its last sign of life was ")
