@@ -131,7 +131,7 @@ def test_an_adapter_records_calls_by_keyword(tmp_path):
 
 @pytest.mark.parametrize("marked", [False, True])
 def test_an_adapter_that_fails_is_switched_off_alone(tmp_path, marked):
-    """It switched off the whole hook, and the verdict asked for an error in the script's first step."""
+    """It switched off the whole hook, and the verdict sent the reader to an error in the script's first step."""
     install(tmp_path, "adapter")
     module = tmp_path / "tiny_trainer_adapter.py"
     module.write_text(
