@@ -18,7 +18,7 @@ HEADLINES: Mapping[str, str] = {
     # a step
     "outside": "{share} of each training step is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
     "reads_gpu": "The training thread waits {waits} of the loop in lines that read results from the GPU, which is idle {idle} of the time because nothing is launched ahead.",
-    "own_phase": "The script's phase “{name}” takes {share} of the training loop: {time} a step.",
+    "own_phase": "The phase “{name}” takes {share} of the training loop: {time} a step.",
     "launches": "About {share} of a step of {step} is the fixed cost of launching {operators} operators at {each} each{why}.",
     "loop_of_python": "Steps of {step} are too small: {share} of each is {whose}, and launching {operators} operators takes {launching} more, however little they compute.",
     "tiny_steps": "Steps of {step} are too small: most of their time is Python and operator launches, not arithmetic.",
