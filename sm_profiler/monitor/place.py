@@ -148,6 +148,11 @@ def read_claim(folder: Path) -> Owner | None:
         os.close(fd)
 
 
+def others_in(folder: Path) -> list[Path]:
+    """Return the folders of other jobs in a folder that its first job has taken."""
+    return sorted(path.parents[1] for path in folder.glob(f"*/{IGNORED_FOLDER}/{CLAIM_FILE}"))
+
+
 def release(folder: Path) -> None:
     """Give up a folder in which nothing was recorded."""
     (folder / IGNORED_FOLDER / CLAIM_FILE).unlink(missing_ok=True)

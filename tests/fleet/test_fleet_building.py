@@ -109,6 +109,7 @@ def test_rows_sums_and_choice(jobs):
         ("image", "1.dkr.ecr/train:7"),
     }
     assert build(jobs, tags={"team": "nlp"}).totals.jobs == 2
+    assert build(jobs, tags={"image": "1.dkr.ecr/train:7"}).totals.jobs == 4  # what --group-by groups, too
     assert build(jobs, since=START_S + 1.5 * 86400).totals.jobs == 2
 
 
