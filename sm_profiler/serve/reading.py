@@ -49,7 +49,7 @@ ResumeCheck: TypeAlias = Callable[[], bool]  # whether a job that has ended goes
 
 @attrs.define(eq=False)
 class JobStatus:
-    """Status of a training job in its account, asked for now and then: a job that was stopped or failed may have no end marker.
+    """Status of a training job in its account, requested now and then: a job that was stopped or failed may have no end marker.
 
     Attributes:
         where: location of the job.

@@ -157,7 +157,7 @@ def test_one_list_has_one_unit_and_advice_appears_once():
     assert top.count("Repair INPUT_BOUND.") == 1
 
 
-def test_jobs_that_waste_most_come_first_whatever_their_cause():
+def test_jobs_that_waste_most_come_first_with_any_cause():
     """They were grouped by cause: a job that lost little was listed above one that lost much."""
     other = priced(report_json("other", finding("HOST_BOUND", 2000)), description("other"), prices=PRICES)
     top = summary(assemble([judged("a", 3000), judged("b", 1000), other])).partition("Jobs that waste most")[2]

@@ -1,4 +1,4 @@
-"""The verdict on a profile: repair the cause that certainly saves most, ask the others again, until nothing is worth it."""
+"""The verdict on a profile: repair the cause with the largest certain gain, judge the others again, until none is worth it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sm_profiler.diagnosis.profile.computing import (
 from sm_profiler.diagnosis.profile.job import beginning_of
 from sm_profiler.diagnosis.profile.ledger import RUNNING, totals_of
 from sm_profiler.diagnosis.profile.lines import (
-    MODULE,
     Shown,
     function_of,
     lines_of_samples,
     other_code,
+    short_place,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
@@ -81,9 +81,9 @@ class Ranked:
 
 
 def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
-    """Find the causes of lost time: of those recognized, the one whose repair certainly saves most leads.
+    """Find the causes of lost time: of those recognized, the one with the largest certain gain leads.
 
-    It is repaired in the ledger, and the others are asked again, until nothing is worth it: symptoms vanish with their cause.
+    It is repaired in the ledger, and the others are judged again, until none is worth it: symptoms vanish with their cause.
 
     Args:
         case: what there is to judge.
@@ -296,8 +296,7 @@ def _first_place(where: Sequence[Location]) -> str:
     if most is None or shares[most] < 0.3:  # one of several
         return ""
     first = next(line for line in where if function_of(line) == most)
-    place = f"{first.file.rpartition('/')[2]}:{first.line}"
-    return FRAGMENTS["look_first"].format(place=place if first.function == MODULE else f"{first.function}() ({place})")
+    return FRAGMENTS["look_first"].format(place=short_place(first))
 
 
 def _not_certain(finding: Finding, reason: str) -> Finding:
