@@ -21,7 +21,7 @@ from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet import sanitize
-from sm_profiler.fleet.analysis import GROUP_BY, assemble
+from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
 from sm_profiler.fleet.description import as_json, described
 from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
 from sm_profiler.fleet.model import Fleet, FleetJob
@@ -117,7 +117,7 @@ def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bo
     started = job.started or job.created or job.ended
     if since is not None and started is not None and started < since:
         return False
-    return all(job.tags.get(key) == value for key, value in tags.items())
+    return all(value in (job.tags.get(key), value_of(job, key)) for key, value in tags.items())
 
 
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:

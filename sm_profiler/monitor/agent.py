@@ -472,7 +472,10 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
         return None
     from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
 
-    labels = job_labels(job, environment, name_of_folder(root))
+    claimed = name_of_folder(root)
+    labels = job_labels(job, environment, claimed)
+    if claimed and claimed != dict(labels)["training_job"]:
+        labels += (("profile", claimed),)  # what folders, S3 and the fleet name the job
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:
