@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import attrs
@@ -13,7 +13,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import UNSEEN
-from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, declared_shares, mean_or_none
 from sm_profiler.diagnosis.profile.ledger import (
     BESIDE_THE_PHASES,
@@ -32,6 +32,7 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_phase,
     lines_of_samples,
     other_code,
+    short_place,
     window_functions,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
@@ -85,6 +86,9 @@ def outside(case: Case) -> Found | None:
     update = _update_by_hand(case)
     kept, own = _models_own(case, update)
     share, step = outside_share(case) * case.unnamed() * own, usual_length(case)
+    if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
+        per_sample = _launched_per_sample(case, launches)
+        share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
     spent = share * step
     if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
@@ -333,14 +337,20 @@ def _in_training(case: Case) -> float:
     return max(1 - case.metrics.average_share("evaluation"), 0.0)
 
 
+def _launching_share(case: Case, launches: Launches) -> float:
+    """Return the share of a step that the fixed cost of its operators takes."""
+    step = launches.step or case.typical("length")
+    return min(launches.seconds / step, 1.0) if step > 0 else 0.0
+
+
 def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
-    step = launches.step or case.typical("length")
-    share = min(launches.seconds / step, 1.0) if step > 0 else 0.0
+    step, share = launches.step or case.typical("length"), _launching_share(case, launches)
     if share < limits.NOTICEABLE / (1 if step > limits.TINY_STEP_S else 1.6):  # in tiny steps, all else is Python, too
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
+    per_sample = _launched_per_sample(case, launches)
     words = {
         "share": percent(share),
         "step": duration(step),
@@ -354,18 +364,81 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         Evidence("operators a step", round(launches.operators)),
         Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
     )
+    if per_sample is not None:
+        return per_sample.found(words, evidence, share * usual)
+    doubt = "operators were counted, and not timed"
+    if share >= limits.MAJORITY:
+        doubt = "a loop may launch them for each sample" if _model_may_loop(case, launches) else ""
     return _small_steps(
         case,
-        Found(
-            "launches",
-            words,
-            evidence,
-            share * usual,
-            "small_steps",
-            error=0.15 * share * usual,
-            doubt="" if share >= limits.MAJORITY else "operators were counted, and not timed",
-        ),
+        Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual, doubt=doubt),
     )
+
+
+@attrs.frozen
+class PerSample:
+    """Operators of the loss that are launched for each sample of a batch; a larger batch has as many more of them.
+
+    Attributes:
+        between: share of the loop from the end of the forward pass to the start of the backward pass.
+        backward: share of the loop in which the gradients of these operators are computed.
+        times: how many times as long as the forward pass it takes.
+        where: its lines.
+    """
+
+    between: float
+    backward: float
+    times: float
+    where: tuple[Location, ...]
+
+    def found(self, words: Mapping[str, object], evidence: tuple[Evidence, ...], share: float) -> Found:
+        """Return the finding, whose repair computes all samples at once."""
+        most = max(self.where, key=lambda line: line.share, default=None)
+        place = "" if most is None else FRAGMENTS["in_place"].format(place=short_place(most))
+        more = Evidence("the loss as a multiple of the forward pass", round(self.times, 2), 1.0)
+        return Found(
+            "launches_per_sample", {**words, "times": f"{self.times:.1f}", "place": place}, (*evidence, more), share,
+            "launches_per_sample", self.saves, "a loop over the samples is inferred from times", where=self.where,
+        )  # fmt: skip
+
+    def saves(self, loop: Loop) -> Saving:
+        """Save the loss and its gradients, and in any case a part of the loss itself."""
+        least, usually = limits.PART_SAVED
+        value = (self.between + self.backward) * usually
+        low = self.between * least / value
+        return Saving(loop.now * value, low, 1 / usually, (*REST, "backward"))
+
+
+def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
+    """Return what the loss takes if it launches operators for each sample; None if nothing speaks for that.
+
+    A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
+    one and its gradient for each of them at least.
+    """
+    between, forward = (case.mean(lambda rank, key=key: rank.share(key)) for key in ("between", "forward"))
+    if not 0 < forward <= between or between < limits.HEALTHY or not _may_grow(case, launches):
+        return None
+    backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
+    lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
+    where = lines.locations(lines.weights(), case.metrics, least=limits.REPEATS)
+    return PerSample(between, backward, between / forward, where)
+
+
+def _may_grow(case: Case, launches: Launches) -> bool:
+    """Return whether there are operators enough for one, and its gradient, of each sample of a batch."""
+    return launches.operators >= 2 * (case.metrics.batch_size or 1)
+
+
+def _model_may_loop(case: Case, launches: Launches) -> bool:
+    """Return whether most samples of the forward pass are on one line of a function of the script that the model calls.
+
+    The line may belong to a loop over layers or over samples; only the operators of the former are as many in a larger batch.
+    """
+    stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and one.places and not one.long]
+    lines = Lines.of(one for one in stacks if len(one.places) > 1).lines.values()
+    most = max((line.count for line in lines), default=0)
+    seen = sum(one.count for one in stacks)
+    return most >= limits.REPEATS and most > limits.MAJORITY * seen and _may_grow(case, launches)
 
 
 def _loop_of_python(case: Case, launches: Launches) -> Found | None:

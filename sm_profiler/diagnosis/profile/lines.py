@@ -127,6 +127,12 @@ def function_of(line: Location) -> tuple[str, str]:
     return line.file, line.function if line.function != MODULE else str(line.line)
 
 
+def short_place(line: Location) -> str:
+    """Return a line as a sentence names it: its function, if it is in one, with file and number."""
+    place = f"{line.file.rpartition('/')[2]}:{line.line}"
+    return place if line.function.startswith("<") else f"{line.function}() ({place})"
+
+
 def in_loop(one: Sampled) -> bool:
     """Return whether a sample was taken in the loop."""
     return one.phase not in BESIDE_THE_LOOP

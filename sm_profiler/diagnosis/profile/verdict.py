@@ -26,11 +26,11 @@ from sm_profiler.diagnosis.profile.computing import (
 from sm_profiler.diagnosis.profile.job import beginning_of
 from sm_profiler.diagnosis.profile.ledger import RUNNING, totals_of
 from sm_profiler.diagnosis.profile.lines import (
-    MODULE,
     Shown,
     function_of,
     lines_of_samples,
     other_code,
+    short_place,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
@@ -296,8 +296,7 @@ def _first_place(where: Sequence[Location]) -> str:
     if most is None or shares[most] < 0.3:  # one of several
         return ""
     first = next(line for line in where if function_of(line) == most)
-    place = f"{first.file.rpartition('/')[2]}:{first.line}"
-    return FRAGMENTS["look_first"].format(place=place if first.function == MODULE else f"{first.function}() ({place})")
+    return FRAGMENTS["look_first"].format(place=short_place(first))
 
 
 def _not_certain(finding: Finding, reason: str) -> Finding:
