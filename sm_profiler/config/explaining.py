@@ -200,7 +200,7 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
         return
     for key, text in _paths(profile):
         for problem in path_problems(text)[1]:
-            yield f"{key}: {problem} here; the hook stays off in a job where it is not"
+            yield f"{key}: {problem} here; the hook stays off in a job without it"
     stopping = job.get("StoppingCondition")
     limit = stopping.get("MaxRuntimeInSeconds") if isinstance(stopping, Mapping) else None
     for name, collector in profile.collectors.items():

@@ -125,7 +125,7 @@ class ProcessRegistry:
         self._proc = proc
 
     def register(self, pid: int, host: str = "") -> None:
-        """Add a process; with the identity of its machine, a reader there knows its end even if the monitor was killed."""
+        """Add a process; with the identity of its machine, a reader there detects its end even if the monitor was killed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{pid}-{start_time(pid, self._proc)}").write_text(host)
 
@@ -188,7 +188,7 @@ def is_over_here(root: Path, host: str) -> bool:
 
     Args:
         root: the profile's folder.
-        host: identity of this machine; of processes that ran on another, only a monitor knows that they have ended.
+        host: identity of this machine; of processes that ran on another, only a monitor detects that they have ended.
     """
     locks = list((root / IGNORED_FOLDER).glob("monitor-*.lock"))
     nodes = [path.stem.removeprefix("monitor-") for path in locks]

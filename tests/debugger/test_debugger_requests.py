@@ -144,7 +144,7 @@ def rules(number):
 def test_a_variable_that_is_not_set_here_is_odd(monkeypatch):
     config = ProfilerConfig("s3://bucket/$TEAM/${TEAM}/%u")
     assert [line for line in config.explain().odd if "TEAM" in line] == [
-        "S3OutputPath: the environment variable TEAM is not set here; the hook stays off in a job where it is not"
+        "S3OutputPath: the environment variable TEAM is not set here; the hook stays off in a job without it"
     ]
     monkeypatch.setenv("TEAM", "nlp")
     assert "TEAM" not in str(config.explain().odd)

@@ -89,7 +89,7 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
     """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step.
 
     Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
-    may lack it, and then busy cores do not tell whether loading computes: None.
+    may lack it, and then busy cores do not show whether loading computes: None.
     """
     metrics, own = case.metrics, case.own_cores
     if workers <= 0 and own:
