@@ -293,7 +293,9 @@ GPU_HEADLINES: Mapping[str, str] = {
     "mostly_idle": "The GPU computes only {share} of the time, and no single cause takes the rest: {candidates}.",
 }  # fmt: skip
 
-_LATE_FIRST = " Check first that no rank comes late and, with several nodes, that the network is the one you pay for (EFA)."
+_LATE_FIRST = (
+    " Check first that no rank comes late and, with several nodes, that the network is the one you pay for (EFA)."
+)
 
 GPU_ADVICE: Mapping[str, str] = {
     "input": "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",

@@ -110,7 +110,9 @@ def build_fleet(
 def _is_no_training(job: FleetJob) -> bool:
     """Return whether a row is that of a process that only imported a framework: a brief profile of system metrics."""
     brief = job.billed_by == "profile" and (job.billable_s or 0.0) <= BRIEF
-    return brief and job.steps is None and not job.lost_records and job.status not in {"Failed", "InProgress", "Stopped"}
+    return (
+        brief and job.steps is None and not job.lost_records and job.status not in {"Failed", "InProgress", "Stopped"}
+    )
 
 
 def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bool:

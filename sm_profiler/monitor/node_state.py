@@ -188,7 +188,7 @@ def is_over_here(root: Path, host: str) -> bool:
 
     Args:
         root: the profile's folder.
-        host: identity of this machine; of processes that ran on another, only a monitor detects that they have ended.
+        host: identity of this machine; of processes that ran on another, only a monitor detects the end.
     """
     locks = list((root / IGNORED_FOLDER).glob("monitor-*.lock"))
     nodes = [path.stem.removeprefix("monitor-") for path in locks]

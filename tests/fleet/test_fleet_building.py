@@ -425,4 +425,6 @@ def test_jobs_of_one_folder_are_named_alike_and_the_report_of_the_first_names_th
     assert {job.name for job in build(tmp_path).jobs} == {"anna-slurm-21", "anna-slurm-22"}
     capsys.readouterr()
     assert main(["report", str(shared), "--out", str(tmp_path / "out")]) == 0
-    assert f"this report is of job slurm-21, the first in {shared}; others there: anna-slurm-22" in capsys.readouterr().err
+    assert (
+        f"this report is of job slurm-21, the first in {shared}; others there: anna-slurm-22" in capsys.readouterr().err
+    )

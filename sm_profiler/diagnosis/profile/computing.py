@@ -415,7 +415,7 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
     one and its gradient for each of them at least.
     """
-    between, forward = (case.mean(lambda rank, key=key: rank.share(key)) for key in ("between", "forward"))
+    between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
     if not 0 < forward <= between or between < limits.HEALTHY or not _may_grow(case, launches):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
