@@ -13,8 +13,8 @@ from sm_profiler.errors import SourceError
 from sm_profiler.fleet import description as descriptions
 from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.model import FleetJob
+from sm_profiler.jobs.finding import claimed_name
 from sm_profiler.jobs.listing import PAGE, Place, find_places
-from sm_profiler.monitor.place import read_claim
 from sm_profiler.printable import one_line
 from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
@@ -98,11 +98,7 @@ def _claimed(storage: Storage, place: Place, shared: Collection[str]) -> str:
     """Return the name of the job that was the first in a folder of several, as the others there are named; else ""."""
     if not isinstance(storage, LocalStorage) or place.folder not in shared or place.profile is None:
         return ""
-    try:
-        owner = read_claim(storage.root / place.profile)
-    except OSError:
-        return ""
-    return owner.folder if owner is not None else ""
+    return claimed_name(storage.root / place.profile)
 
 
 def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Candidate:
