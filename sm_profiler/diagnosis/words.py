@@ -239,7 +239,7 @@ FRAGMENTS: Mapping[str, str] = {
     "pageable": " from pageable memory",
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
-    "callback_inside": ". Evaluation, compiling and files in them take {share} more, which count by themselves",
+    "callback_inside": "; evaluation, compiling and files in them take {share} more",
     "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True)",
     "loader_of_trainer": "TrainingArguments(dataloader_num_workers={suggested}, dataloader_persistent_workers=True)",
     "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",

@@ -4,19 +4,25 @@ import json
 import re
 
 import attrs
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Location
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.formats.event_names import CALLBACK, COMPILE
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import _BARS
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import readable_processes
 from sm_profiler.report.report_json import to_json
-from tests.support.reports import report_from, sampled, training
+from tests.support.reports import metrics_of, report_from, sampled, training
 from tests.support.stored import assert_as_stored, words_of
 
 WITHOUT_GPU = {
@@ -144,3 +150,60 @@ def test_operators_of_a_loop_over_samples_do_not_go_away_with_a_larger_batch():
 
 def test_operators_that_are_too_few_for_a_loop_over_samples_go_away_with_a_larger_batch():
     assert looping_loss(512).verdict.main.larger_batch
+
+
+def test_logging_that_a_slow_sampler_saw_a_few_times_is_found():
+    """The page's ledger had 18 % of logging, which no finding named; one that saves "0 to 22 %" led instead."""
+    rows = training(300, outside=0.0042)
+    stack = Sampled("algo-1-0", "outside", False, (Place("train.py", 15, "main"),), "json.encoder.dumps", 1.2, 4)
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((stack,), {("train.py", 15): "f.write(json.dumps(row))"}))
+    found = decide(Case(metrics, {})).main
+    assert (found.kind, found.confidence) == (Class.LOGGING, "low")
+    assert found.doubt == "only 4 samples"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.15])
+def test_a_listed_finding_saves_the_least_worth_naming(spread):
+    random, rows, now = np.random.default_rng(3), [], 1.0
+    for step in range(240):  # a machine whose pace changes
+        pace = 1 + spread * (-1) ** (step // 30)
+        rows += training(1, forward=0.004 * pace, backward=0.005 * pace * random.uniform(0.9, 1.1), at=now, number=step)
+        now = rows[-1][2] + rows[-1][3] + 0.0002
+        if step % 8 == 0:
+            rows.append(("sm_profiler/save", "torch.save", now, 0.008, "algo-1-0", step, {"calls": 1}))
+            now += 0.008
+    verdict = report_from(rows).verdict
+    found = [one for one in (verdict.main, *verdict.also) if one.gain]
+    assert [one.kind for one in found] == [Class.CHECKPOINTING]
+    assert all(one.gain.share_of_loop.low >= limits.FLOOR for one in found)
+
+
+def with_callbacks(every, *, length=0.1, early=0.002, steps=400):
+    """Return a loop with a callback whose calls begin a moment before the step is over, at every few steps."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        rows += training(1, at=now, number=step)
+        now = rows[-1][2] + rows[-1][3]
+        if step % every == 0:
+            args = {"calls": 1, "file": "/code/train.py", "line": 15, "function": "Watch.on_train_batch_end"}
+            rows.append((CALLBACK, "Watch.on_train_batch_end", now - early, length + early, "algo-1-0", step, args))
+            now += length
+        now += 0.0002
+    return rows
+
+
+def test_a_callback_that_works_now_and_then_is_no_stall():
+    """Its calls begin in one step, and their time lies in the next, which was called a stall for other reasons."""
+    verdict = report_from(with_callbacks(5)).verdict
+    assert verdict.kind is Class.SLOW_CALLBACK
+    assert Class.PERIODIC_STALL not in {one.kind for one in verdict.also}
+    assert verdict.main.gain.share_of_loop.value == pytest.approx(0.66, abs=0.06)
+
+
+def test_what_a_callback_compiles_goes_with_it():
+    rows = with_callbacks(1, length=0.04, steps=200)
+    for row in [row for row in rows if row[0] == CALLBACK]:
+        rows.append((COMPILE, "predict", row[2] + 0.005, 0.02, *row[4:6], {"again": False, "calls": 1}))
+    found = report_from(rows).verdict.main
+    assert found.kind is Class.SLOW_CALLBACK
+    assert found.gain.share_of_loop.value > 0.7

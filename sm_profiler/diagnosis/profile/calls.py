@@ -15,6 +15,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
+    COMPILING,
     EVALUATION,
     LOGGING,
     SAVING,
@@ -140,16 +141,16 @@ def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) ->
     )
     return Found(
         text, {"share": percent(share), "place": place}, evidence, share, saves=saves,
-        doubt="inferred from samples", error=seen.error, where=seen.lines,
+        doubt="inferred from samples", error=seen.error, where=seen.lines, low=seen.low,
     )  # fmt: skip
 
 
 def callbacks(case: Case) -> Found | None:
     """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
     spent = time_in_calls(case, Callback, lambda one: not _saves(case, one))
-    rank, saves = spent.worst, partial(activity, CALLBACKS, limits.SAVED)
+    rank = spent.worst
     if rank is None:
-        return _seen_callback(case, saves)
+        return _seen_callback(case, partial(activity, CALLBACKS, limits.SAVED))
     own = calls_by_name(spent)[0]
     of_all, each = own.seconds / max(spent.seconds, 1e-9), own.seconds / own.working
     totals = totals_of(case.metrics)
@@ -172,9 +173,19 @@ def callbacks(case: Case) -> Found | None:
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
-        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", saves,
+        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, inside),
         where=lines_of_phase(case.metrics, "callback") or lines_of_records(own.records),
     )  # fmt: skip
+
+
+def _without_callback(inside: float, loop: Loop) -> Saving | None:
+    """Return what is saved with a callback: its own time, and evaluating and compiling in it, a share of the loop."""
+    others = (EVALUATION, COMPILING, AGAIN)
+    own, more = loop.of_activity(CALLBACKS), loop.of_activity(*others)
+    part = min(inside * float(loop.length.sum()) / max(float(more.sum()), 1e-12), 1.0)
+    least, value, most = limits.SAVED
+    seconds = (own + more * part) * value
+    return Saving(seconds, least / value, most / value, (CALLBACKS, *others), strict=True) if own.any() else None
 
 
 def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
@@ -194,8 +205,9 @@ def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
         Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
     )
     return Found(
-        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines
-    )
+        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines,
+        low=seen.low,
+    )  # fmt: skip
 
 
 def _saves(case: Case, call: Record[Callback]) -> bool:

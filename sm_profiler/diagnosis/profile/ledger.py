@@ -227,11 +227,17 @@ class _Rows:
         spent = self._own_times(calls)
         starts = np.asarray([one.start for one in calls], np.float64)
         row = np.searchsorted(self.start, starts, side="right") - 1
-        inside = (row >= 0) & (starts <= (self.start + self.length)[np.maximum(row, 0)] + _CLOCK)
+        until = (self.start + self.length)[np.maximum(row, 0)]
+        inside = (row >= 0) & (starts <= until + _CLOCK)
+        later = np.minimum(row + 1, len(self.steps) - 1)  # a call that begins as a step ends lies in the next row
+        goes_on = np.asarray([one.record.end for one in calls], np.float64) - until
+        first = np.clip(1 - goes_on / np.maximum([one.record.seconds for one in calls], 1e-12), 0.0, 1.0)
+        first = np.where((later > row) & (np.abs(self.start[later] - until) <= _CLOCK), first, 1.0)
         for kind in dict.fromkeys((one.name, one.from_parts) for one in calls):
             wanted = np.zeros(len(self.steps))
             mine = np.asarray([(one.name, one.from_parts) == kind for one in calls]) & inside
-            np.add.at(wanted, row[mine], spent[mine])
+            np.add.at(wanted, row[mine], (spent * first)[mine])
+            np.add.at(wanted, later[mine], (spent * (1 - first))[mine])
             self._take(kind[0], wanted, kind[1])
         for kind in dict.fromkeys((one.name, one.from_parts) for one in found):
             summed = sum(

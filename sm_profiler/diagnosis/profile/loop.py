@@ -248,6 +248,8 @@ class Loop:
         mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
         chance = value * (saving.error or 0.0) * _SIGMAS
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
+        # Another run may be slower for other reasons; what this one lost for certain, but for chance, it lost.
+        low = max(low, certain - value * (saving.error or 0.0))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
         high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
         # The rest of another run differs as much as that of segments of this one; more of it is no merit of the repair.

@@ -239,6 +239,11 @@ class Seen:
     error: float = 0.0
     lines: tuple[Location, ...] = ()
 
+    @property
+    def low(self) -> str:
+        """Why no more than a low confidence is due; "" if enough samples show the activity."""
+        return f"only {self.count} samples" if self.count < limits.SAMPLES else ""
+
 
 def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]] = ()) -> Seen:
     """Add up the samples of an activity.
@@ -262,7 +267,7 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         for stack in own:
             seconds[stack.places[-1]] += stack.seconds
     total = sum(seconds.values())
-    if total <= 0 or count < limits.SAMPLES:
+    if total <= 0 or count < limits.REPEATS:
         return Seen()
     share = min(float(np.mean(shares)), 1.0 if case.loop is None else case.loop.share(activity))
     longest = sorted(seconds, key=lambda place: (-seconds[place], place.file, place.line))[:MAX_LOCATIONS]

@@ -78,6 +78,21 @@ def _stalls_saved(rank: Rank, loop: Loop) -> Saving:
     return Saving(beyond * value, least / value, 1 / value, tuple(dict.fromkeys((*grown, *own))), strict=True)
 
 
+def _of_calls(rank: Rank, case: Case) -> bool:
+    """Return whether long steps are those in which a save, a log line, a callback or an evaluation takes most of the excess.
+
+    What remains of the excess surrounds these calls: the repair of their cause shortens it, too.
+    """
+    if case.loop is None:
+        return False
+    long = case.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64)) > 0
+    if not long.any() or long.all():
+        return False
+    named, length = case.loop.of_activity(*NAMED), case.loop.now
+    beyond = float((length[long] - np.median(length[~long])).sum())
+    return float(named[long].sum() - np.median(named[~long]) * long.sum()) >= limits.MAJORITY * beyond
+
+
 def _lines(rank: Rank, case: Case) -> tuple[Location, ...]:
     """Return the lines of long steps; outside the phases for stalls that surround evaluations."""
     if rank in case.ranks or rank.stalls.where != "outside":
@@ -90,6 +105,8 @@ def periodic(case: Case) -> Found | None:
     rank = worst_stalls(case)
     if rank is None or rank.stalls.period is None or rank.stall_share < limits.FLOOR or long_steps_may_wait(rank, case):
         return None  # without a period, or long only because of collections
+    if _of_calls(rank, case):
+        return None
     stalls, restarted = rank.stalls, _restarted(rank, case)
     where = "wait" if restarted else stalls.where
     if _between_epochs(rank, case):

@@ -183,7 +183,7 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
             tried.append((certain * sure, after, share, certain, one))
         worth, after, share, certain, best = max(tried, key=lambda row: row[0])
         left.remove(best)
-        if certain < limits.FLOOR:
+        if min(certain, share.low) < limits.FLOOR:  # chance may be all of it
             continue
         if best.found.of == "loop":
             gain = _gain(_possible(share, best), loop)
