@@ -58,6 +58,7 @@ NODE_VARIABLES = (
 MAX_DIGITS = 5  # of a number of nodes
 _SECRET = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
 _VARIABLES = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})|%[%A-Za-z]|\$\$")
+_CODES = ("%%", "$$", "%j", "%u", "%h")
 MAX_TYPE = 100  # characters
 
 
@@ -95,16 +96,12 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
+        if problem := _refused(match):
+            raise ProfilerError(f"{text}: {problem}")
         if name is None:
-            if match[0] not in fields:
-                raise ProfilerError(
-                    f"{text}: {match[0]} has no meaning: use %u (user), %h (host), %j (job) or %% (the character)"
-                )
             return fields[match[0]] or match[0]
-        if _SECRET.search(name):  # a configuration may come from others, and paths and keys are no secrets
-            raise ProfilerError(f"{text}: {name} has the name of a secret, which no path may contain")
         if not environment.get(name):
-            raise ProfilerError(f"{text}: the environment variable {name} is not set")
+            raise ProfilerError(f"{text}: {_unset(name)}")
         return environment[name]
 
     if "$" not in text and "%" not in text and not text.startswith("~"):
@@ -112,6 +109,29 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
     if text == "~" or text.startswith("~/"):
         text = (environment.get("HOME") or os.path.expanduser("~")) + text[1:]  # a text
     return _VARIABLES.sub(value, text)
+
+
+def path_problems(text: str, environment: Mapping[str, str] = os.environ) -> tuple[list[str], list[str]]:
+    """Return what `expanded` refuses in a path or URI: everywhere, and in this environment."""
+    found = list(_VARIABLES.finditer(text))
+    names = [name for match in found if (name := match[1] or match[2]) and not _refused(match)]
+    unset = [_unset(name) for name in names if not environment.get(name)]
+    return list(dict.fromkeys(filter(None, map(_refused, found)))), list(dict.fromkeys(unset))
+
+
+def _refused(match: re.Match[str]) -> str:
+    name = match[1] or match[2]
+    if name is None and match[0] not in _CODES:
+        return f"{match[0]} has no meaning: use %u (user), %h (host), %j (job) or %% (the character)"
+    if name is not None and _SECRET.search(
+        name
+    ):  # a configuration may come from others, and paths and keys are no secrets
+        return f"{name} has the name of a secret, which no path may contain"
+    return ""
+
+
+def _unset(name: str) -> str:
+    return f"the environment variable {name} is not set"
 
 
 def escaped(path: str) -> str:

@@ -86,7 +86,7 @@ class Format(Protocol):
     """Reads times of steps that another tool wrote."""
 
     def matches(self, where: str) -> bool:
-        """Return whether a source, a path or URI, is of this format; asked of each source that is no other table."""
+        """Return whether a source, a path or URI, is of this format; called unless it is a table of a built-in format."""
 
     def read(self, where: str) -> Any:
         """Return a `sm_profiler.diagnosis.Table`.

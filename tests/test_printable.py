@@ -96,7 +96,7 @@ def test_a_line_that_cannot_be_written_keeps_the_exit_code(stream):
         os.close(read)
     else:
         write = os.open(stream, os.O_WRONLY)
-    code = "import sys; from sm_profiler.printable import say; say('hello'); sys.exit(3)"
+    code = f"import sys; from {say.__module__} import {say.__name__} as show; show('hello'); sys.exit(3)"
     try:
         assert subprocess.run([sys.executable, "-c", code], stderr=write, check=False).returncode == 3
     finally:

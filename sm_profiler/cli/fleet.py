@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=_tag,
         action="append",
         default=[],
-        help="leave out jobs without this tag; may be repeated",
+        help="leave out jobs without this tag or other value of --group-by, such as account=nlp; may be repeated",
     )
     parser.add_argument(
         "--group-by",

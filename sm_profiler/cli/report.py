@@ -7,6 +7,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,10 +115,22 @@ def report_on_profile(options: Namespace, job: JobInfo) -> Report:
         report = follow(JobReader(where, strict=options.strict, job=job, **rules), options.out)
     else:
         source = open_run(where, strict=options.strict)
+        name_others(Path(where))
         report = build_report(source, job=job, executor=options.executor, **rules)
     if options.speedscope:
         write_speedscope(report, options.speedscope)
     return report
+
+
+def name_others(folder: Path) -> None:
+    """Print that other jobs have their profiles in the folder of this one, which was the first there."""
+    from sm_profiler.monitor.place import others_in, read_claim
+
+    with suppress(OSError):
+        if (names := [path.name for path in others_in(folder)]) and (owner := read_claim(folder)) is not None:
+            shown = f"{', '.join(names[:SHOWN_OTHERS])}{' …' if len(names) > SHOWN_OTHERS else ''}"
+            text = f"this report is of job {owner.job}, the first in {folder}; others there: {shown}"
+            print(f"sm-profiler: {printable(text)}", file=sys.stderr)
 
 
 def report_on_traces(options: Namespace, job: JobInfo) -> Report:
@@ -196,6 +209,7 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
         raise SourceError(f"{error}; {hint}") from None
 
 
+SHOWN_OTHERS = 5
 LOCAL_POLL_S = 2.0  # listing a folder costs little
 REMOTE_POLL_S = 10.0
 PAUSE_S = 10.0  # after a report at least

@@ -22,7 +22,7 @@ from sm_profiler.config.api import (
 )
 from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile, suggestion
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
-from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
+from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA, path_problems
 from sm_profiler.printable import printable
 
 _WHAT = {
@@ -109,7 +109,13 @@ def explain(
     job = job or {}
     evaluating = () if profile.disabled else rules
     does = [*_system(profile), *_framework(profile), *_rules(evaluating), *_storage(profile, job)]
-    wrong = [*profile.problems, *_unknown_keys(profile), *_wrong_types(config), *_rejected(profile, rules)]
+    wrong = [
+        *profile.problems,
+        *_path_problems(profile),
+        *_unknown_keys(profile),
+        *_wrong_types(config),
+        *_rejected(profile, rules),
+    ]
     return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
 
@@ -192,6 +198,9 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
 def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterator[str]:
     if profile.disabled:
         return
+    for key, text in _paths(profile):
+        for problem in path_problems(text)[1]:
+            yield f"{key}: {problem} here; the hook stays off in a job without it"
     stopping = job.get("StoppingCondition")
     limit = stopping.get("MaxRuntimeInSeconds") if isinstance(stopping, Mapping) else None
     for name, collector in profile.collectors.items():
@@ -228,6 +237,17 @@ def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:
     for key, expected in (("DisableProfiler", "true or false"), ("ProfilingIntervalInMilliseconds", "a number")):
         if isinstance(given.get(key), str):
             yield f"{key}: the API expects {expected}, not the text {shown(given[key])}"
+
+
+def _paths(profile: Profile) -> Iterator[tuple[str, str]]:
+    yield "LocalPath", profile.local_path
+    yield "S3OutputPath", profile.s3_output_path or ""
+
+
+def _path_problems(profile: Profile) -> Iterator[str]:
+    for key, text in _paths(profile):
+        for problem in path_problems(text)[0]:
+            yield f"{key}: {problem}; the hook stays off"
 
 
 def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ HEADLINES: Mapping[str, str] = {
     # a step
     "outside": "{share} of each training step is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
     "reads_gpu": "The training thread waits {waits} of the loop in lines that read results from the GPU, which is idle {idle} of the time because nothing is launched ahead.",
-    "own_phase": "The script's phase “{name}” takes {share} of the training loop: {time} a step.",
+    "own_phase": "The phase “{name}” takes {share} of the training loop: {time} a step.",
     "launches": "About {share} of a step of {step} is the fixed cost of launching {operators} operators at {each} each{why}.",
     "launches_per_sample": "About {share} of a step of {step} is the fixed cost of launching {operators} operators at {each} each. Most of them belong to the loss, which takes {times} times as long as the forward pass: they seem to be launched for each sample{place}.",
     "loop_of_python": "Steps of {step} are too small: {share} of each is {whose}, and launching {operators} operators takes {launching} more, however little they compute.",
@@ -149,14 +149,14 @@ ADVICE: Mapping[str, str] = {
     "slowdown_slow_since": "Look at what happened at that moment: other processes on the machine, GPU clocks and temperature, a change of the script's own schedule (unfrozen layers, longer sequences, more logging), memory that was full.",
     # ranks
     "straggler_input": "Compare {process} with the others: its share of the data (size, order, length of samples), its disk, its loader workers.",
-    "straggler_outside": "Find what only {process} does at each step: logging, checkpoints, metrics on rank 0. Move it out of the step, or distribute it.",
+    "straggler_outside": "Find what only {process} does at each step: logging, checkpoints, metrics. Move it out of the step, or distribute it.",
     "straggler_work": "Compare {process} with the others: larger samples, throttled clocks, other load on the machine, work that only this rank does.",
     "turns_input": "Give all ranks batches of equal cost at the same step: sort or bucket samples by size across ranks, spread large files over all of them, and let loader workers prefetch more (prefetch_factor) so that slow batches hide.",
     "turns_outside": "Find what a single rank does between its steps, each time another one (logging, checkpoints of shards, metrics): do it on all ranks at the same step, or in a background thread.",
     "turns_work": "Give all ranks equal work at the same step: batches by number of tokens instead of samples, lengths bucketed across ranks, packing, padding to the longest of the global batch; and check that no rank computes something extra in turn.",
     "gc_turns": "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
     "communication_again": "Exchange gradients once for an update: run all backward passes but the last of it inside `with model.no_sync():` (the forward pass, too). Trainers do that if they accumulate the gradients themselves.",
-    "communication": "Send less or overlap more: gradient accumulation with no_sync(), bf16 gradients (a DDP communication hook), larger buckets, EFA between nodes, or fewer, larger instances.",
+    "communication": "Send less or overlap more: gradient accumulation with no_sync(), bf16 gradients (a DDP communication hook), larger buckets; with several nodes, EFA, or fewer, larger instances.",
     "unbalanced": "Give each GPU its own process (DistributedDataParallel instead of DataParallel) and check that torchrun starts one process per GPU; otherwise use an instance with fewer GPUs.",
     # the machine
     "swapping": "Use less memory or an instance with more of it: fewer loader workers and a smaller prefetch_factor, datasets as arrays or memory-mapped files instead of Python objects, no copies of the data in each worker.",
@@ -217,6 +217,7 @@ FRAGMENTS: Mapping[str, str] = {
     "operation_takes": "; an operation takes {time}",
     "workers_few": "About {needed} {are} needed to load a batch in the other {rest} of a step.",
     "workers_idle": "About {needed} are needed to load a batch in the other {rest} of a step. More workers than the {cores} are fine here: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
+    "workers_unknown": "About {needed} are needed to load a batch in the other {rest} of a step, and each training process has {cores}. More workers than cores help only if loading mostly waits for storage or the network; this profile does not show whether it waits or computes. If it computes, also reduce preprocessing: cache its result, or use a faster decoder.",
     "workers_many": "More workers alone cannot suffice: about {count} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder.",
     "stage_python": "{name} runs Python code, one element at a time: read with TensorFlow's own datasets (TFRecord), or interleave several generators with num_parallel_calls.",
     "stage_serial": "Give {name} num_parallel_calls=tf.data.AUTOTUNE.",
@@ -292,7 +293,9 @@ GPU_HEADLINES: Mapping[str, str] = {
     "mostly_idle": "The GPU computes only {share} of the time, and no single cause takes the rest: {candidates}.",
 }  # fmt: skip
 
-_LATE_FIRST = " Check first that no rank comes late and that the network is the one you pay for (EFA)."
+_LATE_FIRST = (
+    " Check first that no rank comes late and, with several nodes, that the network is the one you pay for (EFA)."
+)
 
 GPU_ADVICE: Mapping[str, str] = {
     "input": "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",

@@ -21,7 +21,7 @@ from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet import sanitize
-from sm_profiler.fleet.analysis import GROUP_BY, assemble
+from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
 from sm_profiler.fleet.description import as_json, described
 from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
 from sm_profiler.fleet.model import Fleet, FleetJob
@@ -110,14 +110,16 @@ def build_fleet(
 def _is_no_training(job: FleetJob) -> bool:
     """Return whether a row is that of a process that only imported a framework: a brief profile of system metrics."""
     brief = job.billed_by == "profile" and (job.billable_s or 0.0) <= BRIEF
-    return brief and job.steps is None and not job.lost_records and job.status not in {"Failed", "InProgress"}
+    return (
+        brief and job.steps is None and not job.lost_records and job.status not in {"Failed", "InProgress", "Stopped"}
+    )
 
 
 def _is_shown(job: FleetJob, since: float | None, tags: Mapping[str, str]) -> bool:
     started = job.started or job.created or job.ended
     if since is not None and started is not None and started < since:
         return False
-    return all(job.tags.get(key) == value for key, value in tags.items())
+    return all(value in (job.tags.get(key), value_of(job, key)) for key, value in tags.items())
 
 
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:

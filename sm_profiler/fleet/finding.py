@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -13,6 +13,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.fleet import description as descriptions
 from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.model import FleetJob
+from sm_profiler.jobs.finding import claimed_name
 from sm_profiler.jobs.listing import PAGE, Place, find_places
 from sm_profiler.printable import one_line
 from sm_profiler.report import report_json
@@ -83,12 +84,26 @@ def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     found = find_places(storage)
-    return [_candidate_of(storage, place) for place in found.places], found.notes
+    shared = {above for place in found.places for above in _above(place.folder)}
+    return [_candidate_of(storage, place, shared) for place in found.places], found.notes
 
 
-def _candidate_of(storage: Storage, place: Place) -> Candidate:
+def _above(folder: str) -> list[str]:
+    """Return the folders around a job's folder."""
+    parts = folder.split("/")
+    return ["/".join(parts[:number]) for number in range(len(parts))] if folder else []
+
+
+def _claimed(storage: Storage, place: Place, shared: Collection[str]) -> str:
+    """Return the name of the job that was the first in a folder of several, as the others there are named; else ""."""
+    if not isinstance(storage, LocalStorage) or place.folder not in shared or place.profile is None:
+        return ""
+    return claimed_name(storage.root / place.profile)
+
+
+def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Candidate:
     """Return the candidate of a place that was found."""
-    name = place.name or storage.uri.rstrip("/").rpartition("/")[2]
+    name = _claimed(storage, place, shared) or place.name or storage.uri.rstrip("/").rpartition("/")[2]
     return Candidate(
         job=f"{storage.uri}\n{place.folder}\n{place.dataset}",
         name=sanitize.name(name),

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Interval
@@ -20,6 +21,7 @@ from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KIL
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.startup import LONGEST_S
+from sm_profiler.render.words import readable_finding, with_labels
 from sm_profiler.report import report_json
 from sm_profiler.report.prices import Prices, billed_losses, loss_of
 from sm_profiler.report.report_json import End, Rank, StoredReport
@@ -93,6 +95,7 @@ def row_of(report: StoredReport | None, description: Mapping[str, Any], place: F
     """
     row = described(place, description)
     if report is not None:
+        report = _readable(report)
         row = _with_report(row, report)
     if row.billable_s is None and row.training_s is not None:
         row = attrs.evolve(row, billable_s=row.training_s, billed_by="training time")
@@ -109,6 +112,15 @@ def row_of(report: StoredReport | None, description: Mapping[str, Any], place: F
         lost_s=lost,
         lost_share=lost / billed if billed else None,
         gpu_hours=row.gpus * billed / 3600 if row.gpus and billed is not None else None,
+    )
+
+
+def _readable(report: StoredReport) -> StoredReport:
+    """Return a report whose sentences call the processes what its page calls them."""
+    renamed = with_labels({rank.name: rank.label for rank in report.job.ranks if rank.label})
+    verdict = readable_finding(report.verdict, renamed)
+    return replace(
+        report, verdict=replace(verdict, also=tuple(readable_finding(each, renamed) for each in verdict.also))
     )
 
 

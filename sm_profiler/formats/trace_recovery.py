@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sm_profiler._version import __version__
 from sm_profiler.formats import event_names
-from sm_profiler.formats.layout import EXIT_FOLDER, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
     CRASHED,
     END,
     END_CODE,
+    END_STEP,
     END_US,
     KILLED,
     OOM_KILLS,
@@ -63,6 +65,23 @@ def recover_traces(
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
+
+
+def record_vanished(root: Path, node: str, pid: int, state: str, at: float) -> None:
+    """Write how a process ended that recorded nothing, as one that a signal ended while it started.
+
+    Args:
+        root: the `profiler-output` folder.
+        node: its node.
+        pid: the process.
+        state: how it ended.
+        at: when, seconds since the epoch.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    record = {"version": __version__, "node": node, "pid": pid, END: state, END_US: int(at * 1e6), END_STEP: 0}
+    write_record(root, source_name(pid, node), record)
 
 
 def recover_killed(root: Path, node: str, host: str) -> int:

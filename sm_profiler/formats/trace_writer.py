@@ -372,7 +372,8 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        changing = [metadata.get(key) for key in ("collectors", "uses_gpu", "dropped", "left_out", END)]
+        keys = ("collectors", "uses_gpu", "dropped", "left_out", "phases_elsewhere", END)
+        changing = [metadata.get(key) for key in keys]
         if again and changing == self._described:
             return ""
         self._described = changing

@@ -1,4 +1,4 @@
-"""Rest: a run of steps whose phases are not recorded, of which the hook keeps nothing but the times at which they end.
+"""Rest: a run of steps whose phases are not recorded, of which the hook keeps only a few times, such as their ends.
 
 Code that runs once a step runs with cold caches: a few lines at each phase cost 2 to 10 % of steps below a millisecond.
 """

@@ -64,6 +64,7 @@ class Session(StepObserver):
         sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
         left_out: events of the script whose arguments cannot be recorded.
+        elsewhere: phases on other threads than the training's, which are no part of the loop.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
         on_retired: called once a changed configuration has switched the hook off, with that configuration.
         exiting: the process is about to exit.
@@ -81,7 +82,7 @@ class Session(StepObserver):
         self.node = read_resources().node
         self.rank: int | None = None
         self.notes: dict[str, str] = {}
-        self.left_out = 0
+        self.left_out = self.elsewhere = 0
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
         self.work = OwnWork(self.append)
@@ -144,12 +145,20 @@ class Session(StepObserver):
         try:
             adapter.install()
         except Exception as error:  # fail open
-            self.guard.failed(adapter.framework, error)
-            self.disarm(adapter)
+            self.adapter_failed(adapter, error)
             return
         self.adapters.append(adapter)
         if isinstance(self._leader, NoFramework) or (first and not self._led):
             self._let_lead(adapter)
+
+    def adapter_failed(self, adapter: FrameworkAdapter, error: BaseException) -> None:
+        """Switch an adapter off and restore its framework; the training continues, and all else is recorded on."""
+        self.guard.failed(adapter.framework, error)
+        took_part = adapter in self.adapters
+        self.adapters = [one for one in self.adapters if one is not adapter]
+        self.disarm(adapter)
+        if took_part and not self.is_helper():
+            self.start_recording(0.0)  # in a process without steps, nothing else would store the failure
 
     def disarm(self, adapter: FrameworkAdapter) -> None:
         """Restore a framework."""
@@ -323,9 +332,10 @@ class Session(StepObserver):
             self._recorder.records.append(record)
 
     def append_span(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Queue a span of the script."""
-        # another thread's phase is no part of the loop
-        declared = {"declared": True} if threads.is_main() else None
+        """Queue a phase of the script or of an adapter; one of another thread than the training's is no part of the loop."""
+        in_loop = threading.get_ident() == self.training_thread()
+        self.elsewhere += not in_loop
+        declared = {"declared": True} if in_loop else None
         self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, declared))
         self.step_metered()
 
@@ -640,6 +650,7 @@ class Session(StepObserver):
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
             "left_out": self.left_out,
+            "phases_elsewhere": self.elsewhere,
             "disk_error": recorder.writer.error if recorder else "",
             "phases_every": self.tracker.every,
             "collectors": states,

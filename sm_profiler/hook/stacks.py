@@ -326,7 +326,7 @@ def source_line(file: str, line: int) -> str:
 
 @functools.lru_cache(MAX_SOURCES)
 def _lines(file: str) -> list[str]:
-    """Return the lines of a file as they were when the first was asked for."""
+    """Return the lines of a file as they were when the first was requested."""
     try:
         source = io.BytesIO(read_regular(file, MAX_SOURCE_BYTES))
         encoding = tokenize.detect_encoding(source.readline)[0]

@@ -18,6 +18,7 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
+from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.run_state import STATE_FILE, read_state
 from sm_profiler.source.open_files import profile_folder
 from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
@@ -192,6 +193,15 @@ def jobs_below(folder: Path) -> Iterator[Job]:
                 yield from found
             elif not child.name.startswith("."):
                 level.append(child)
+
+
+def claimed_name(folder: Path) -> str:
+    """Return the name that the job of a profile has among the jobs of one folder; "" if no job has claimed it."""
+    try:
+        owner = read_claim(folder)
+    except OSError:
+        return ""
+    return owner.folder if owner is not None else ""
 
 
 def has_end_marker(folder: Path) -> bool:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler._version import __version__
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import (
@@ -33,11 +32,9 @@ from sm_profiler.formats.layout import (
     SYSTEM,
     TRACE_FOLDER,
     is_ignored,
-    source_name,
 )
-from sm_profiler.formats.process_end import END, END_STEP, END_US, KILLED, OUT_OF_MEMORY
-from sm_profiler.formats.trace_recovery import are_traces_held, recover_traces
-from sm_profiler.formats.trace_writer import write_record
+from sm_profiler.formats.process_end import KILLED, OUT_OF_MEMORY, STOPPED
+from sm_profiler.formats.trace_recovery import are_traces_held, record_vanished, recover_traces
 from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.board import OF_STEPS, Board, Instrument, StepCounter, job_labels, name_of_folder
 from sm_profiler.monitor.exit_link import ExitDesk
@@ -417,15 +414,12 @@ class Agent:
 
     def _record_vanished(self) -> None:
         """Write how processes ended of a job of which nothing else is recorded, as of a crash while it starts."""
-        gone = self.registry.vanished()
-        if not gone or self.terminated or not self.task.hook or (self.root / TRACE_FOLDER).exists():
+        if not self.task.hook or (self.root / TRACE_FOLDER).exists():
             return
-        state = KILLED if oom_kills() == self._oom_kills else OUT_OF_MEMORY
-        for pid in gone:
-            record = {"version": __version__, "node": self.task.node, "pid": pid, END: state}
-            now_us = time.time_ns() // 1000
+        state = STOPPED if self.terminated else KILLED if oom_kills() == self._oom_kills else OUT_OF_MEMORY
+        for pid in self.registry.vanished():
             with contextlib.suppress(OSError):
-                write_record(self.root, source_name(pid, self.task.node), {**record, END_US: now_us, END_STEP: 0})
+                record_vanished(self.root, self.task.node, pid, state, time.time())
 
     def _drain(self, deadline: float) -> bool:
         if not self.task.destination:
@@ -478,7 +472,10 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: st
         return None
     from sm_profiler.monitor.exposition import Exposition  # few jobs are scraped
 
-    labels = job_labels(job, environment, name_of_folder(root))
+    claimed = name_of_folder(root)
+    labels = job_labels(job, environment, claimed)
+    if claimed and claimed != dict(labels)["training_job"]:
+        labels += (("profile", claimed),)  # what folders, S3 and the fleet name the job
     board = Board(node, time.monotonic, StepCounter(root, node), labels)
     address = METRICS_ADDRESS.read(environment)
     try:

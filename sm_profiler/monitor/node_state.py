@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.formats.layout import IGNORED_FOLDER, SYSTEM_FOLDER, TEMPORARY
 from sm_profiler.processes import PROC, start_time
 
 ENTRY_SECONDS = 2.0
 ENDED = ".ended"  # the interpreter ran to its end
 CUT = ".cut"  # a signal ended the process
 DONE = "done "  # before the process id
+RESTART_SECONDS = 60.0  # in which a launcher starts its ranks again, after the last of them has ended
 _PID_BYTES = 15
 
 
@@ -61,6 +62,10 @@ class NodeLock:
     def is_done(self, pid: int) -> bool:
         """Return whether a process that held the lock has done all its work."""
         return self._text() == f"{DONE}{pid}".encode()
+
+    def is_signed_off(self) -> bool:
+        """Return whether a process that held the lock has done all its work, and no other has signed it since."""
+        return self._text().startswith(DONE.encode())
 
     def signer(self) -> int | None:
         """Return the process that signed the lock's file; None if none has."""
@@ -119,10 +124,10 @@ class ProcessRegistry:
         self._folder = Path(root, IGNORED_FOLDER, f"processes-{node}")
         self._proc = proc
 
-    def register(self, pid: int) -> None:
-        """Add a process."""
+    def register(self, pid: int, host: str = "") -> None:
+        """Add a process; with the identity of its machine, a reader there detects its end even if the monitor was killed."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{pid}-{start_time(pid, self._proc)}").touch()
+        (self._folder / f"{pid}-{start_time(pid, self._proc)}").write_text(host)
 
     def leave(self, pid: int, *, by_itself: bool = True) -> None:
         """Record that a process is about to end, by itself or by a signal."""
@@ -148,6 +153,15 @@ class ProcessRegistry:
         gone = (name for name in self._names() if "." not in name and not self._lives(name))
         return sorted(int(name.partition("-")[0]) for name in gone)
 
+    def vanished_here(self, host: str) -> list[int]:
+        """Return the processes of this machine that are gone without having left."""
+        found = []
+        for name in self._names():
+            with contextlib.suppress(OSError, ValueError):
+                if "." not in name and not self._lives(name) and (self._folder / name).read_text() == host:
+                    found.append(int(name.partition("-")[0]))
+        return sorted(found)
+
     def dead(self) -> set[str]:
         """Return the file names of processes that have ended, in any way."""
         return {name for name in self._names() if not self._lives(name)}
@@ -167,6 +181,29 @@ class ProcessRegistry:
             return os.listdir(self._folder)  # only names are needed, ten times a second
         except OSError:
             return []
+
+
+def is_over_here(root: Path, host: str) -> bool:
+    """Return whether a profile's processes and monitors have ended for so long that no launcher starts them again.
+
+    Args:
+        root: the profile's folder.
+        host: identity of this machine; of processes that ran on another, only a monitor detects the end.
+    """
+    locks = list((root / IGNORED_FOLDER).glob("monitor-*.lock"))
+    nodes = [path.stem.removeprefix("monitor-") for path in locks]
+    written = [*locks, *(root / SYSTEM_FOLDER).glob(f"*{TEMPORARY}")]
+    with contextlib.suppress(OSError):
+        latest = max((path.stat().st_mtime for path in written), default=time.time())
+        return time.time() - latest > RESTART_SECONDS and all(_is_over_here(root, node, host) for node in nodes)
+    return False
+
+
+def _is_over_here(root: Path, node: str, host: str) -> bool:
+    registry, lock = ProcessRegistry(root, node), NodeLock(root, node)
+    if registry.living() or lock.is_held():
+        return False
+    return lock.is_signed_off() or bool(host and registry.vanished_here(host))
 
 
 def _try_lock(path: Path) -> int | None:

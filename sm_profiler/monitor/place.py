@@ -35,6 +35,8 @@ MAX_SAME = 9  # jobs whose names differ only in characters that no folder has
 _MAX_CLAIM = 4096
 _PARTS = 3
 _NAMELESS = "-"
+_OF_OTHERS = "belongs to another user"
+_OF_OTHERS_HINT = "; with %u in LocalPath, each user has a folder there"
 _SHARED = stat.S_IWOTH | stat.S_ISVTX  # as /tmp: files of others cannot be removed
 
 
@@ -114,7 +116,8 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             problems.append(f"{printable(folder)} has the profile of {other}")
             continue
         if problems and new:
-            logger.warning("sm-profiler: %s; this profile is written to %s", problems[0], printable(folder))
+            hint = _OF_OTHERS_HINT if problems[0].endswith(_OF_OTHERS) else ""
+            logger.warning("sm-profiler: %s; this profile is written to %s%s", problems[0], printable(folder), hint)
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))
         return attrs.evolve(profile, local_path=str(folder))
@@ -146,6 +149,11 @@ def read_claim(folder: Path) -> Owner | None:
         return _owner(os.read(fd, _MAX_CLAIM))
     finally:
         os.close(fd)
+
+
+def others_in(folder: Path) -> list[Path]:
+    """Return the folders of other jobs in a folder that its first job has taken."""
+    return sorted(path.parents[1] for path in folder.glob(f"*/{IGNORED_FOLDER}/{CLAIM_FILE}"))
 
 
 def release(folder: Path) -> None:
@@ -201,7 +209,7 @@ def _claim(folder: Path, owner: Owner) -> tuple[Owner | None, bool]:
     _make(folder, owner.user)
     status = folder.lstat()
     if _is_shared(folder.parent) and status.st_uid != os.geteuid():
-        raise PermissionError(0, "belongs to another user", str(folder))
+        raise PermissionError(0, _OF_OTHERS, str(folder))
     with locked(folder / IGNORED_FOLDER / CLAIM_FILE) as fd:
         before = _owner(os.read(fd, _MAX_CLAIM))
         if before == owner:
@@ -231,7 +239,7 @@ def _refuse_planted(folder: Path) -> None:
             return
         is_for_all = stat.S_ISDIR(status.st_mode) and status.st_mode & _SHARED == _SHARED
         if status.st_uid not in {0, os.geteuid()} and not is_for_all:
-            raise PermissionError(0, "belongs to another user", str(part))
+            raise PermissionError(0, _OF_OTHERS, str(part))
 
 
 def _is_continued(folder: Path, before: Owner, owner: Owner) -> bool:

@@ -17,6 +17,7 @@ from sm_profiler import threads
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor.exit_link import ExitLink
+from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim, set_aside_other_job
@@ -175,7 +176,7 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
                             "sm-profiler: the profile of an earlier job was moved to %s",
                             root / IGNORED_FOLDER / EARLIER,
                         )
-                registry.register(registration.pid)
+                registry.register(registration.pid, host_id(in_container=False) if task.hook else "")
                 if is_first:
                     registration.monitor = _start(task, lock, environment)
             finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Finding, Gain, Interval
@@ -11,6 +14,7 @@ from sm_profiler.formatting import duration, percent
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
 
+AnyFinding = TypeVar("AnyFinding", bound=Finding)
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
 WIDE = 10.0  # times its low end, from which on the high end of a range is left out
@@ -67,21 +71,36 @@ def _range(low: str, high: str) -> str:
 _PLAIN = re.compile(r"[\w.-]{1,63}")
 
 
-def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
-    """Return a function that renames the processes in a text; files and report.json keep the names `algo-1-0`."""
-    names = {}
+def process_labels(metrics: JobMetrics) -> dict[str, str]:
+    """Return what texts for people call the processes of a job on one node: `algo-1-0` → `rank 0`."""
+    labels = {}
     if len(metrics.nodes) == 1 and _PLAIN.fullmatch(metrics.nodes[0]):
         for one in metrics.metadata:
             name, rank, pid = process_name(one), one.get("rank"), one.get("pid")
             if name == f"{metrics.nodes[0]}-{pid if rank is None else rank}":
-                names[name] = f"process {pid}" if rank is None else f"rank {rank}"
-    if not names:
+                labels[name] = f"process {pid}" if rank is None else f"rank {rank}"
+    return labels
+
+
+def readable_processes(metrics: JobMetrics) -> Callable[[str], str]:
+    """Return a function that renames the processes in a text; files and report.json keep the names `algo-1-0`."""
+    return with_labels(process_labels(metrics))
+
+
+def with_labels(labels: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces the names of processes in a text by their labels."""
+    if not labels:
         return lambda text: text
-    each = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    each = "|".join(sorted(map(re.escape, labels), key=len, reverse=True))
     pattern = re.compile(rf"(?<![\w./-])(?:([Rr]ank|[Pp]rocess) )?({each})(?![\w/-])")
 
     def readable(found: re.Match[str]) -> str:
-        kind, name = found[1] or "", names[found[2]]  # a text may already name it a rank
-        return f"{name[0].upper()}{name[1:]}" if kind[:1].isupper() else name
+        kind, label = found[1] or "", labels[found[2]]  # a text may already name it a rank
+        return f"{label[0].upper()}{label[1:]}" if kind[:1].isupper() else label
 
     return lambda text: pattern.sub(readable, text)
+
+
+def readable_finding(finding: AnyFinding, renamed: Callable[[str], str]) -> AnyFinding:
+    """Return a finding with the labels of processes in its sentences."""
+    return replace(finding, headline=renamed(finding.headline), next_step=renamed(finding.next_step))

@@ -287,6 +287,9 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
         if entry.get("left_out"):
             lines[f"{entry['left_out']:,} events of the script were left out: their arguments cannot be recorded"] += 1
+        if entry.get("phases_elsewhere"):
+            elsewhere = f"{plural(entry['phases_elsewhere'], 'phase')} ran on other threads than the training's"
+            lines[f"{elsewhere}: they are in timelines, and no part of the loop"] += 1
         if entry.get("clock_error_us"):
             lines[f"clocks agree within {float(entry['clock_error_us']) / 1e3:.3g} ms"] += 1
     return tuple(line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items()))

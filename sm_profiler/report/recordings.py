@@ -173,14 +173,51 @@ def report_table(
     where = os.fspath(source)
     table = diagnosis.read_table(where, columns)
     found = diagnosis.diagnose(table.ledger)
-    verdict = Verdict(_main(found, table), tuple(finding_of(finding, found) for finding in found.findings[1:]))
+    ended = _ended_early(table.ledger)
+    others = tuple(finding_of(finding, found) for finding in found.findings[1:])
+    verdict = Verdict(_main(found, table), (*others, *ended))
+    if ended and not found.findings:
+        verdict = Verdict(replace(ended[0], evidence=(*ended[0].evidence, *verdict.main.evidence)), ended[1:])
     name, files = where.rstrip("/").rpartition("/")[2], [FileQuality(where, "read", table.lost, table.why)]
     report = report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
-    if not table.lost:
+    missing = []
+    if table.lost:
+        rows = plural(table.rows + table.lost, "row")
+        missing.append(f"{table.lost:,} of {rows} {'is' if table.lost == 1 else 'are'} left out: {table.why}.")
+    if ended:
+        missing.append(f"{ended[0].headline} Only {_judged(table.ledger)}.")
+    if not missing:
         return report
-    text = f"{table.lost:,} of {plural(table.rows + table.lost, 'row')} {'is' if table.lost == 1 else 'are'} left out: {table.why}."
-    damage = DamagedFiles(1, text, f"{plural(table.lost, 'row')} could not be used")
-    return attrs.evolve(report, quality=replace(report.quality, damage=damage))
+    doubt = f"{plural(table.lost, 'row')} could not be used" if table.lost else "the ranks have different steps"
+    return attrs.evolve(report, quality=replace(report.quality, damage=DamagedFiles(1, " ".join(missing), doubt)))
+
+
+def _judged(ledger: diagnosis.Ledger) -> str:
+    furthest = max(len(rank.steps) for rank in ledger.ranks)
+    return f"the {plural(len(ledger.common_steps), 'step')} that all ranks have were judged, of {furthest:,}"
+
+
+def _ended_early(ledger: diagnosis.Ledger) -> tuple[Finding, ...]:
+    """Return that ranks have no step where the others go on; rows of the last few steps may just be unwritten."""
+    if len(ledger.ranks) < 2:
+        return ()
+    furthest = max((rank for rank in ledger.ranks), key=lambda rank: int(rank.steps[-1]))
+    last = {rank.name: int(rank.steps[-1]) for rank in ledger.ranks}
+    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.MIN_STEPS]
+    if not early:
+        return ()
+    first = min(early, key=lambda name: last[name])
+    named = [name for name in early if last[name] == last[first]]
+    ranks = f"Rank {first} has" if len(named) == 1 else f"{plural(len(named), 'rank')} ({', '.join(named[:4])} …) have"
+    return (
+        Finding(
+            Class.UNEQUAL_STEPS,
+            f"{ranks} no step after {last[first]:,}, while rank {furthest.name} goes on to step {last[furthest.name]:,}.",
+            (Evidence("ranks that end before the others", len(early)),),
+            f"See how rank {first} ended (its log, its exit code), or whether its rows are missing.",
+            ranks=tuple(named),
+        ),
+    )
 
 
 def finding_of(found: diagnosis.Finding, verdict: diagnosis.Verdict) -> Finding:
@@ -236,10 +273,10 @@ def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
         )
     advice = "Nothing needs repair. To go faster, try lower precision, a larger batch, or faster hardware."
     if not found.healthy:
-        advice = (
-            "Add a column operation, with a row for each part of the step, to see where its time goes; or profile the training with "
-            "'sm-profiler run'."
-        )
+        add = "Add a column operation, with a row for each part of the step, to see where its time goes"
+        if ledger.totals.coverage >= limits.SEEN:
+            add = "Add columns with the work of each rank, such as tokens or samples, to see whether its time goes with them"
+        advice = f"{add}; or profile the training with 'sm-profiler run'."
     return Finding(
         Class.BALANCED, found.reason, tuple(evidence), advice, 0.0, confidence="medium" if found.healthy else "low",
         label=Class.BALANCED.label if found.healthy else NOTHING_FOUND,

@@ -32,6 +32,7 @@ from sm_profiler.metrics.job_metrics import Rank as RankMetrics
 from sm_profiler.metrics.startup import Billed, billed_time, repeated_work, start_parts
 from sm_profiler.metrics.step_fold import EVAL, LoaderSettings
 from sm_profiler.printable import one_line
+from sm_profiler.render.words import process_labels
 
 SCHEMA_VERSION = "1.0"
 MAX_BYTES = 32 << 20  # of a report.json: one of 10,000 ranks has 6 MB
@@ -108,6 +109,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: `algo-1-0`.
+        label: what texts for people call it, such as `rank 0`; empty: its name.
         node: `algo-1`.
         host: machine that it ran on: its name in the cluster, its EC2 instance or one of its GPUs; empty if unknown.
         train_steps, eval_steps: numbers of its steps.
@@ -125,6 +127,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    label: str = ""
     node: str
     host: str = ""
     train_steps: int
@@ -492,6 +495,7 @@ def _job(report: Report) -> Job:
         for each in metrics.metadata
     }
     owners = metrics.system.owners.items()
+    labels = process_labels(metrics)
     return Job(
         name=metrics.name,
         start=_number(metrics.start),
@@ -522,7 +526,10 @@ def _job(report: Report) -> Job:
         utilisation={
             metric: _number(metrics.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
         },
-        ranks=tuple(_rank(rank, machines.get(rank.name, ""), ends.get(rank.name)) for rank in metrics.ranks),
+        ranks=tuple(
+            _rank(rank, labels.get(rank.name, ""), machines.get(rank.name, ""), ends.get(rank.name))
+            for rank in metrics.ranks
+        ),
         startup=tuple(
             StartPart(part=part.key, label=part.label, seconds=round(part.seconds, 3), paid=part.paid)
             for part in start_parts(metrics)
@@ -533,9 +540,10 @@ def _job(report: Report) -> Job:
     )
 
 
-def _rank(rank: RankMetrics, host: str, end: End | None) -> Rank:
+def _rank(rank: RankMetrics, label: str, host: str, end: End | None) -> Rank:
     return Rank(
         name=rank.name,
+        label=label,
         node=rank.node,
         host=host,
         train_steps=rank.train_steps,

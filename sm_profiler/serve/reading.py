@@ -25,6 +25,8 @@ from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
+from sm_profiler.monitor.host import host_id
+from sm_profiler.monitor.node_state import is_over_here
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import report_of_folds
@@ -47,7 +49,7 @@ ResumeCheck: TypeAlias = Callable[[], bool]  # whether a job that has ended goes
 
 @attrs.define(eq=False)
 class JobStatus:
-    """Status of a training job in its account, asked for now and then: a job that was stopped or failed may have no end marker.
+    """Status of a training job in its account, requested now and then: a job that was stopped or failed may have no end marker.
 
     Attributes:
         where: location of the job.
@@ -106,7 +108,11 @@ class _WithOpenFiles:
 def goes_on(folder: Path) -> bool:
     """Return whether the run in a folder goes on: another may have been started there."""
     run = read_state(folder)
-    return not (run.is_over if run is not None else has_end_marker(folder))
+    return not (run.is_over if run is not None else has_end_marker(folder) or _is_over_here(folder))
+
+
+def _is_over_here(folder: Path) -> bool:
+    return is_over_here(folder, host_id(in_container=False))
 
 
 def later_files_of(source: ProfileSource) -> ResumeCheck:
@@ -227,12 +233,13 @@ class JobReader:
             self.outcome = state.outcome
         if self._source is not None:
             self._status.ask()  # likewise before
+        vanished = state is None and self.folder is not None and _is_over_here(self.folder)
         newly_begun = False
         if self._source is None:
             try:
-                self._source = open_source(self.where, strict=self.strict, progress=False, left_open=False)
+                self._source = open_source(self.where, strict=self.strict, progress=False, left_open=vanished)
             except NoProfilerDataError as error:
-                if stopped or error.final:
+                if stopped or vanished or error.final:
                     raise
                 return self._changed_open_files()
             self._status.learn(self._source.description)
@@ -246,7 +253,7 @@ class JobReader:
         marked = state is None and self._source.finished and not others_may_follow(self._source)
         if marked and not ended:
             self._status.ask(now=True)
-        finished = stopped or marked or ended
+        finished = stopped or marked or ended or vanished
         if finished and not self.over:
             self._source.description = self._description(self._source)
             self.outcome = self.outcome or self._status.outcome

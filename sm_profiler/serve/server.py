@@ -27,6 +27,7 @@ from sm_profiler.errors import ConfigError
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9._~-]{0,255})(?::[0-9]{0,5})?")
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://(?P<host>{_HOST.pattern})")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - all addresses of this machine
 MAX_BODY_BYTES = 8192
 STRICT_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
@@ -174,7 +175,8 @@ class Listening:
 
     def url(self, base: str, token: str | None) -> str:
         """Return the address to open."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = socket.gethostname() if self.host in _ANY else self.host
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}{base}/" + (f"?token={token}" if token else "")
 
 

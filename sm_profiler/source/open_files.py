@@ -20,8 +20,10 @@ from pathlib import Path
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, recover_traces, was_killed_here
+from sm_profiler.formats.process_end import KILLED
+from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, record_vanished, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
+from sm_profiler.monitor.node_state import ProcessRegistry
 from sm_profiler.storage import FileInfo, LocalStorage
 from sm_profiler.storage.base import open_regular, real_path
 
@@ -106,6 +108,9 @@ class LeftStorage:
             (killed if was_killed_here(path, here) else others).append(path)
         copy_readable(local.root, killed, copies, killed=True)
         copy_readable(local.root, others, copies)
+        if not any((root / TRACE_FOLDER).exists() for root in (local.root, copies)):
+            for path in others:
+                _record_vanished(path, local.root, copies, here)
         self._left = LocalStorage(copies)
         self._keys = {info.key for info in self._left.list()}
 
@@ -136,6 +141,15 @@ def with_left_files(local: LocalStorage) -> LocalStorage | LeftStorage:
     """Return a folder with what its job left open; the folder itself if there is nothing."""
     found = [path for path in open_files(local.root) if path.stat().st_size and _is_left(path, local.root)]
     return LeftStorage(local, found, sorted((local.root / EXIT_FOLDER).glob("*_*_*"))) if found else local
+
+
+def _record_vanished(path: Path, root: Path, to: Path, host: str) -> None:
+    """Write how the processes of a node ended that were killed while they started, if a system file that was left is theirs."""
+    if host and path.relative_to(root).parts[0] == SYSTEM:
+        node = path.name.split(".")[1]
+        with contextlib.suppress(OSError):
+            for pid in ProcessRegistry(root, node).vanished_here(host):
+                record_vanished(to, node, pid, KILLED, path.stat().st_mtime)
 
 
 def _is_left(path: Path, root: Path) -> bool:

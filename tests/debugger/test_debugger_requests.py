@@ -141,6 +141,16 @@ def rules(number):
     return [ProfilerRule.custom(f"r{n}", "i", "ml.m5.large", 1) for n in range(number)]
 
 
+def test_a_variable_that_is_not_set_here_is_odd(monkeypatch):
+    config = ProfilerConfig("s3://bucket/$TEAM/${TEAM}/%u")
+    assert [line for line in config.explain().odd if "TEAM" in line] == [
+        "S3OutputPath: the environment variable TEAM is not set here; the hook stays off in a job without it"
+    ]
+    monkeypatch.setenv("TEAM", "nlp")
+    assert "TEAM" not in str(config.explain().odd)
+    assert not config.explain().wrong
+
+
 @pytest.mark.parametrize(
     ("explained", "word"),
     [
@@ -149,6 +159,12 @@ def rules(number):
             "profiler rules cannot be used while DisableProfiler",
         ),
         (lambda: ProfilerConfig().explain(rules(21)), "21 rules: the API accepts 20"),
+        (
+            lambda: ProfilerConfig.from_request({"ProfilingParameters": {"LocalPath": "/tmp/%q/%j"}}).explain(),
+            "LocalPath: %q has no meaning",
+        ),
+        (lambda: ProfilerConfig("s3://bucket/%x").explain(), "S3OutputPath: %x has no meaning"),
+        (lambda: ProfilerConfig("s3://bucket/$MY_TOKEN").explain(), "MY_TOKEN has the name of a secret"),
         (lambda: ProfilerConfig().explain(rules(1) * 2), "two rules are named r0"),
         (
             lambda: ProfilerConfig.from_request(

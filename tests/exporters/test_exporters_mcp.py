@@ -231,3 +231,21 @@ def test_stdio_server_of_the_command(runs):
     jobs, verdict = map(data, ask(command, ("list_jobs", {}), ("verdict", {"job": "slow"})))
     assert jobs["of"] == 2
     assert verdict["verdict"]["class"] == "INPUT_BOUND"
+
+
+def test_ranks_have_the_names_of_the_page(library, monkeypatch):
+    found = library.report("slow")
+    main = replace(
+        found.verdict.main, headline="Rank algo-1-0 delays the others.", next_step="Look at process algo-1-0."
+    )
+    metrics = attrs.evolve(found.metrics, metadata=({"node": "algo-1", "rank": 0, "pid": 7},))
+    changed = attrs.evolve(found, metrics=metrics, verdict=attrs.evolve(found.verdict, main=main))
+    monkeypatch.setattr(Library, "report", lambda *_: changed)
+    verdict, evidence = (
+        data(one) for one in ask(build_server(library), *((tool, {"job": "slow"}) for tool in ("verdict", "evidence")))
+    )
+    assert (verdict["verdict"]["headline"], verdict["verdict"]["next_step"]) == (
+        "Rank 0 delays the others.",
+        "Look at rank 0.",
+    )
+    assert evidence["findings"][0]["headline"] == "Rank 0 delays the others."

@@ -109,6 +109,7 @@ def test_rows_sums_and_choice(jobs):
         ("image", "1.dkr.ecr/train:7"),
     }
     assert build(jobs, tags={"team": "nlp"}).totals.jobs == 2
+    assert build(jobs, tags={"image": "1.dkr.ecr/train:7"}).totals.jobs == 4  # what --group-by groups, too
     assert build(jobs, since=START_S + 1.5 * 86400).totals.jobs == 2
 
 
@@ -413,3 +414,17 @@ def test_a_job_that_has_just_begun_runs_and_is_no_error(tmp_path):
     os.utime(file, (START_S, START_S))
     (job,) = build_fleet([str(tmp_path)]).jobs
     assert "does not contain a profile" in job.error
+
+
+def test_jobs_of_one_folder_are_named_alike_and_the_report_of_the_first_names_the_others(tmp_path, capsys):
+    shared = tmp_path / "shared"
+    for folder, job in ((shared, "slurm-21"), (shared / "anna-slurm-22", "slurm-22")):
+        make_job(folder, "--scenario", "healthy", "--minutes", "1", "--gpus", "0")
+        (folder / ".sagemaker-ignore").mkdir(exist_ok=True)
+        (folder / ".sagemaker-ignore/owner").write_text(f"{job}\nanna\n")
+    assert {job.name for job in build(tmp_path).jobs} == {"anna-slurm-21", "anna-slurm-22"}
+    capsys.readouterr()
+    assert main(["report", str(shared), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        f"this report is of job slurm-21, the first in {shared}; others there: anna-slurm-22" in capsys.readouterr().err
+    )

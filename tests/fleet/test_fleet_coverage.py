@@ -157,7 +157,7 @@ def test_one_list_has_one_unit_and_advice_appears_once():
     assert top.count("Repair INPUT_BOUND.") == 1
 
 
-def test_jobs_that_waste_most_come_first_whatever_their_cause():
+def test_jobs_that_waste_most_come_first_with_any_cause():
     """They were grouped by cause: a job that lost little was listed above one that lost much."""
     other = priced(report_json("other", finding("HOST_BOUND", 2000)), description("other"), prices=PRICES)
     top = summary(assemble([judged("a", 3000), judged("b", 1000), other])).partition("Jobs that waste most")[2]
@@ -285,3 +285,16 @@ def test_a_price_of_gpus_for_a_job_without_any_is_named(tmp_path, kind):
     fleet = build_fleet([str(tmp_path / "jobs")], prices={"*": {"gpu_hour": 2.0}})
     assert fleet.notes == ("Without a bill, because their price is that of a GPU, and no GPU was recorded: 1 job.",)
     assert build_fleet([str(tmp_path / "jobs")], prices={"*": 2.0}).notes == ()
+
+
+def test_sentences_call_a_rank_what_its_page_calls_it():
+    slow = finding(
+        "STRAGGLER", 60.0, headline="Rank algo-1-1 delays the others.", next_step="Look at process algo-1-1."
+    )
+    stored = report_json(verdict=slow, also=[slow])
+    stored["job"]["ranks"] = [
+        stored["job"]["ranks"][0] | {"name": f"algo-1-{rank}", "label": f"rank {rank}"} for rank in (0, 1)
+    ]
+    row = row_of(read_report(json.dumps(stored).encode()), {}, FleetJob("job"))
+    assert (row.headline, row.next_step) == ("Rank 1 delays the others.", "Look at rank 1.")
+    assert {loss.headline for loss in row.losses} == {"Rank 1 delays the others."}

@@ -34,6 +34,27 @@ def step(session, start: int = 1_000_000) -> None:
     tracker.end_step(start + 30)
 
 
+def test_an_adapter_that_fails_is_taken_out_and_the_others_record_on(session):
+    class Other(Adapter):
+        framework = "other"
+        removed = 0
+
+        def remove(self):
+            self.removed += 1
+
+        def complete(self, records):
+            raise AssertionError("it was asked again")
+
+    other = Other(session)
+    session.arm(other)
+    session.adapter_failed(other, TypeError("unexpected"))
+    step(session)
+    assert (other.removed, other in session.adapters, session.quiet) == (1, False, False)
+    session.close()
+    assert session.describe()["collectors"]["other"] == "failed: TypeError: unexpected"
+    assert any(event["phase"] == "Forward" for event in events(session.root))
+
+
 def test_a_collector_lives_from_start_to_exit(session, tmp_path):
     collector = Recording()
     session.add(collector)
@@ -309,6 +330,30 @@ def test_numbers_that_json_does_not_have_are_recorded_as_text(session):
     session.close()
     (row,) = (event for event in events(session.root) if event["phase"] == "Mine")
     assert row["args"] == {"loss": "NaN", "losses": [1.5, "Infinity"]}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_phases_of_the_training_thread_are_in_the_loop_and_others_are_counted(session, trains, monkeypatch):
+    """Those of another thread than the main one were lost without a word, even if it trained."""
+    step(session)
+
+    def work():
+        if trains:
+            ident = threading.get_ident()
+            monkeypatch.setattr(session.adapter, "training_thread", lambda: ident)
+        with entry.Hook(session).phase("augment"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert session.describe()["phases_elsewhere"] == (0 if trains else 1)
+    with entry.Hook(session).phase("augment"):
+        pass
+    assert session.elsewhere == 1
+    session.close()
+    declared = [event["args"].get("declared", False) for event in events(session.root) if event["phase"] == "augment"]
+    assert sorted(declared) == [False, True]
 
 
 @pytest.mark.parametrize("name", [["augment"], None, Raises(), 3])

@@ -15,10 +15,13 @@ import pytest
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor.agent import Agent, keep_running
-from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
+from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, is_over_here
 from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
 from sm_profiler.processes import is_stopped, start_detached, wait_for
+from sm_profiler.report import build_report
+from sm_profiler.serve.reading import JobReader, goes_on
+from sm_profiler.source import open_source
 from sm_profiler.storage.base import UnavailableError
 from tests.support.monitor import JOIN, MARKERS, Job, kinds, uploaded
 
@@ -124,6 +127,43 @@ def test_a_crash_before_anything_is_recorded_is_recorded_by_the_monitor(local_jo
     [trace] = (local_job.root / "framework").rglob("*_pythontimeline.json")
     record = json.loads(trace.read_text())[0]["args"]
     assert (record["pid"], record["end"], record["end_step"]) == (process.pid, "killed", 0)
+
+
+def test_sigterm_for_the_script_and_its_monitor_while_it_starts_is_recorded_as_stopped(local_job):
+    """As `timeout` and SLURM send it; the job counted as running for ever."""
+    process = local_job.start("time.sleep(60)")
+    local_job.until(local_job.rows)
+    [agent] = local_job.monitors()
+    for pid in (agent, process.pid):
+        os.kill(pid, signal.SIGTERM)
+    process.wait()
+    local_job.until(lambda: not local_job.monitors())
+    ending = build_report(open_source(local_job.root)).metrics.ending
+    assert (ending.state, ending.sentence) == ("stopped", "The job was stopped after 0 training steps.")
+    assert not is_over_here(local_job.root, "")  # torchrun may start it again
+    for path in local_job.root.rglob("*"):
+        os.utime(path, (0, time.time() - 100))
+    assert is_over_here(local_job.root, "")
+
+
+def test_sigkill_for_the_script_and_its_monitor_while_it_starts_is_known_on_this_machine(local_job):
+    process = local_job.start("time.sleep(60)")
+    local_job.until(local_job.rows)
+    [agent] = local_job.monitors()
+    for pid in (process.pid, agent):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    local_job.until(lambda: not NodeLock(local_job.root, "algo-1").is_held())  # the kernel has ended all threads
+    ending = build_report(open_source(local_job.root)).metrics.ending
+    assert ending.state == "killed"
+    assert ending.sentence.startswith("The job was killed after 0 training steps; its last sign of life was ")
+    for path in local_job.root.rglob("*"):
+        os.utime(path, (0, time.time() - 100))
+    assert not is_over_here(local_job.root, "another machine")
+    assert not goes_on(local_job.root)
+    reader = JobReader(str(local_job.root))
+    reader.read()
+    assert reader.over
 
 
 def test_a_process_that_leaves_by_os_exit_is_not_recorded_as_killed(local_job):

@@ -105,6 +105,16 @@ def test_a_machine_without_a_scheduler_has_its_own_name():
     assert dict(job_labels("", {"SM_PROFILER_RUN_ID": "local-7"}))["training_job"] == "local-7"
 
 
+def test_a_series_has_the_name_of_the_profile_if_the_scheduler_names_the_job_otherwise(tmp_path):
+    claim = tmp_path / ".sagemaker-ignore" / "owner"
+    claim.parent.mkdir()
+    claim.write_text("slurm-7\nanna\n")
+    slurm = {"SLURM_JOB_NAME": "resnet", "SLURM_JOB_ID": "7", "SM_PROFILER_METRICS_PORT": "0"}
+    board = serve_metrics(tmp_path, "algo-1", slurm)
+    assert {("training_job", "resnet-7"), ("profile", "slurm-7")} <= set(board.labels)
+    board.withdraw()
+
+
 def test_a_job_without_a_name_has_that_of_its_folder(tmp_path):
     claim = tmp_path / ".sagemaker-ignore" / "owner"
     claim.parent.mkdir()

@@ -121,7 +121,7 @@ def test_another_user_on_the_node_has_a_profile_too(tmp_path):
     name = pwd.getpwuid(NOBODY).pw_name
     own = tmp_path / f"sm-profiler-{name}-train"
     assert [recorded(place)[0] for place in (tmp_path / "profile", own)] == [["0-algo-1"]] * 2
-    assert f"{tmp_path}/profile: belongs to another user; this profile is written to {own}\n" in errors[1] or (
+    assert f"{tmp_path}/profile: belongs to another user; this profile is written to {own}; with %u" in errors[1] or (
         "Permission denied; this profile is written to" in errors[1]
     )
     assert {one.stat().st_mode & 0o777 for one in (own, tmp_path / "profile")} == {0o700}

@@ -87,11 +87,11 @@ trainer.fit(range(5))
 """
 
 
-def profile_of(folder, script=TRAINING):
+def profile_of(folder, script=TRAINING, logged=""):
     """Return the profile of a training."""
     config = {"ProfilingParameters": {"LocalPath": str(folder / "profile"), "SamplerEnabled": "false"}}
     ran = run(folder, "-c", script, SM_PROFILER_CONFIG=json.dumps(config))
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", logged)
     return open_source(folder / "profile", cache=False)
 
 
@@ -117,6 +117,39 @@ def test_an_adapter_leaves_the_steps_of_the_script_alone(tmp_path):
         "for batch in range(30):\n    with hook.step():\n        trainer.fit([batch, batch])",
     )
     assert step_count(profile_of(tmp_path, script)) == 30
+
+
+BY_KEYWORD = TRAINING.replace(
+    "trainer.fit(range(120), save_every=20)", "for batch in range(30):\n    trainer.train_step(batch=batch)"
+)
+
+
+def test_an_adapter_records_calls_by_keyword(tmp_path):
+    install(tmp_path, "adapter")
+    assert step_count(profile_of(tmp_path, BY_KEYWORD)) == 30
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_adapter_that_fails_is_switched_off_alone(tmp_path, marked):
+    """It switched off the whole hook, and the verdict sent the reader to an error in the script's first step."""
+    install(tmp_path, "adapter")
+    module = tmp_path / "tiny_trainer_adapter.py"
+    module.write_text(
+        module.read_text().replace("_step_begins(self, *_args, **_kwargs)", "_step_begins(self, _trainer)")
+    )
+    error = "TypeError: TinyTrainerAdapter._step_begins() got an unexpected keyword argument 'batch'"
+    script = BY_KEYWORD
+    if marked:
+        script = script.replace(
+            "hook.close()", "for _ in range(30):\n    with hook.step():\n        time.sleep(0.002)\nhook.close()"
+        )
+    source = profile_of(tmp_path, script, f"sm-profiler: tiny_trainer switched off, training continues: {error}\n")
+    assert step_count(source) == 30 * marked
+    report = build_report(open_source(tmp_path / "profile", cache=False))
+    assert f"tiny_trainer: failed: {error}" in report.quality.collectors
+    if not marked:
+        advice = f"The hook's part “tiny_trainer” failed and was switched off ({error})."
+        assert report.verdict.main.next_step.startswith(advice)
 
 
 def test_a_rule_is_evaluated_with_its_parameters_and_shown(tmp_path, profile):

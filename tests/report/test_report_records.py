@@ -123,10 +123,11 @@ def test_records_of_an_interrupted_process_belong_to_its_first_attempt():
 
 def test_processes_are_counted_once_however_many_files_they_write():
     one = {"rank": 0, "pid": 7, "phases_every": 2, "clock_error_us": 40.0}
-    other = {**one, "rank": 1, "pid": 8, "dropped": 1200}
+    other = {**one, "rank": 1, "pid": 8, "dropped": 1200, "phases_elsewhere": 3}
     found = data_quality((), ({**one, "phases_every": 1}, one, one, other)).collectors
     assert found == (
         "1,200 events were not recorded: the disk was too slow, or failed",
+        "3 phases ran on other threads than the training's: they are in timelines, and no part of the loop",
         "clocks agree within 0.04 ms (2 processes)",
         "phases were sampled at one of 2 steps to stay within the overhead budget (2 processes)",
     )

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.inputs import workers_of
+from sm_profiler.diagnosis.profile.inputs import Workers, workers_of
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.metrics.step_fold import LoaderSettings
 from tests.support.reports import metrics_of, training
@@ -34,9 +34,12 @@ def test_suggests_no_more_workers_than_cores():
 def test_advises_less_preprocessing_if_cores_do_not_suffice():
     advice = decide(context_of(16, 4, wait=0.08)).main.next_step
     assert "num_workers=4," in advice
-    assert "about 9 would be needed" in advice
+    assert "About 9 workers are needed" in advice
     assert "each training process has 4 cores" in advice
+    assert "does not show whether it waits or computes" in advice  # others may keep the cores busy
+    assert "cannot suffice" not in advice
     assert "reduce preprocessing" in advice.lower()
+    assert "about 9 would be needed" in Workers(0, 4, 9, 0.08, 0.0092, idle=False).advice()  # it computes
 
 
 def test_counts_existing_workers():
@@ -47,7 +50,7 @@ def test_counts_existing_workers():
 
 @pytest.mark.parametrize(
     ("cpu", "num_workers", "idle"),
-    [(4.0, 0, True), (45.0, 0, False), (4.0, 2, True), (90.0, 2, False), (None, 0, False)],
+    [(4.0, 0, True), (45.0, 0, None), (4.0, 2, True), (90.0, 2, False), (None, 0, False)],
 )
 def test_suggests_more_workers_than_cores_if_loading_waits(cpu, num_workers, idle):
     samples = [

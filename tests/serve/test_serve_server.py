@@ -9,7 +9,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from sm_profiler.serve import server
-from sm_profiler.serve.server import Guard
+from sm_profiler.serve.server import Guard, Listening
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -163,3 +163,10 @@ def test_own_names_are_served(host):
         assert await answer(port, b"GET / HTTP/1.1\r\n" + lines.encode()) == b"200"
 
     served(talk)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])
+def test_the_printed_address_can_be_opened_elsewhere(host):
+    shown = "127.0.0.1" if host == "127.0.0.1" else socket.gethostname()
+    with socket.socket() as unused:
+        assert Listening(unused, host, 8000).url("/jobs", None) == f"http://{shown}:8000/jobs/"

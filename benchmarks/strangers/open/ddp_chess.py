@@ -1,4 +1,4 @@
-"""Who wins from this position? Two processes. Start it by: torchrun --nproc-per-node 2 train.py"""
+"""Prediction of the winner of a chess position, by two processes. Start it by: torchrun --nproc-per-node 2 train.py"""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A small network learns from a large one what waves are made of."""
+"""A small network learns from a large one which frequencies waves consist of."""
 
 import time
 

@@ -19,7 +19,7 @@ MOVES = [(0, 1), (1, 0), (0, -1), (-1, 0)]
 
 
 def view(position):
-    """What the walker sees: how far it can look in each of 16 directions, and where the goal is."""
+    """Return what the walker sees: how far it can look in each of 16 directions, and where the goal is."""
     seen = []
     for angle in np.linspace(0, 2 * np.pi, 16, endpoint=False):
         y, x, far = position[0] + 0.5, position[1] + 0.5, 0.0

@@ -1,4 +1,4 @@
-"""How good a wine is, from eleven numbers: Keras with TensorFlow."""
+"""Quality of a wine, from eleven numbers: Keras with TensorFlow."""
 
 import os
 import time

@@ -1,5 +1,6 @@
 """Marks the steps of tiny_trainer, and records its saves."""
 
+from functools import partial
 from time import perf_counter_ns
 
 import tiny_trainer
@@ -13,7 +14,7 @@ class TinyTrainerAdapter(FrameworkAdapter):
 
     def __init__(self, session):
         self.session = session
-        self._patches = Patches(session.fail)  # takes all errors of the methods below: none may stop the training
+        self._patches = Patches(partial(session.adapter_failed, self))  # an error switches off this adapter alone
 
     def install(self):
         self._patches.around(tiny_trainer.Trainer, "train_step", self._step_begins, self._step_ends)
@@ -23,7 +24,7 @@ class TinyTrainerAdapter(FrameworkAdapter):
         self._patches.remove()
         self.session.tracker.release(self.framework)
 
-    def _step_begins(self, _trainer, _batch):
+    def _step_begins(self, *_args, **_kwargs):
         tracker = self.session.tracker
         if self.session.quiet or tracker.owner not in ("", self.framework) or not tracker.claim(self.framework):
             return None  # the script, or another framework, marks the steps
@@ -35,7 +36,7 @@ class TinyTrainerAdapter(FrameworkAdapter):
         if self.session.tracker.owner == self.framework:
             self.session.tracker.end_step(perf_counter_ns())
 
-    def _save_begins(self, _trainer, _number):
+    def _save_begins(self, *_args, **_kwargs):
         return None if self.session.quiet else perf_counter_ns()
 
     def _save_ends(self, start_ns, _result, _error):

@@ -39,7 +39,7 @@ class Workers:
         cores: cores per process on the node that has the fewest; 0 if unknown.
         needed: workers that would deliver a batch in the rest of the step, at the present speed of each.
         wait, rest: seconds of an average step spent waiting, and not waiting.
-        idle: loading itself mostly waits, so more workers than cores can run at once.
+        idle: loading itself mostly waits, so more workers than cores can run at once; None if that is not known.
     """
 
     now: int
@@ -47,7 +47,7 @@ class Workers:
     needed: int
     wait: float
     rest: float
-    idle: bool = False
+    idle: bool | None = False
 
     @property
     def suggested(self) -> int:
@@ -64,7 +64,8 @@ class Workers:
             "are": "is" if self.needed == 1 else "are",
         }  # fmt: skip
         few = not self.cores or self.needed <= self.cores
-        return FRAGMENTS["workers_few" if few else "workers_idle" if self.idle else "workers_many"].format_map(words)
+        beyond = {True: "workers_idle", False: "workers_many", None: "workers_unknown"}[self.idle]
+        return FRAGMENTS["workers_few" if few else beyond].format_map(words)
 
 
 def workers_of(case: Case) -> Workers:
@@ -84,10 +85,11 @@ def _mean_wait(case: Case) -> float:
     return case.mean(lambda rank: rank.mean("wait", without_stalls=False))
 
 
-def _mostly_waits(case: Case, workers: int, wait: float) -> bool:
+def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
     """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step.
 
-    Without workers, the training process loads, whose own CPU time is known: other programs do not count.
+    Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
+    may lack it, and then busy cores do not show whether loading computes: None.
     """
     metrics, own = case.metrics, case.own_cores
     if workers <= 0 and own:
@@ -97,7 +99,8 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool:
     if cpu is None or not cores or not metrics.ranks:
         return False
     busy = cpu / 100 * cores / len(metrics.ranks)  # per training process, which occupies one while it does not wait
-    return busy - (1 - wait) < limits.MAJORITY * (workers if workers > 0 else wait)
+    idle = bool(busy - (1 - wait) < limits.MAJORITY * (workers if workers > 0 else wait))
+    return idle or (False if workers > 0 else None)
 
 
 def waiting(case: Case) -> Found | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import numpy as np
 
 from sm_profiler.diagnosis import limits
@@ -9,6 +12,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
+from sm_profiler.formats.process_end import bounded_line
 from sm_profiler.formatting import plural
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import how_to_record, why_no_steps
@@ -42,10 +46,9 @@ def inconclusive(case: Case) -> Finding:
         )
     elif metrics.metadata:
         text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
-        advice = (
-            "Look into the script's output for an error in its first step. Steps that the hook does not recognize can be marked "
-            "with 'with hook.step():'."
-        )
+        marked = "Steps that the hook does not recognize can be marked with 'with hook.step():'."
+        first = _failure(metrics.metadata) or "Look into the script's output for an error in its first step."
+        advice = f"{first} {marked}"
     elif metrics.system.rows and metrics.ending.launched:
         text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
         advice = (
@@ -68,6 +71,17 @@ def inconclusive(case: Case) -> Finding:
             "output."
         )
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
+
+
+def _failure(metadata: Iterable[Mapping[str, Any]]) -> str:
+    """Return a sentence about a part of the hook, such as an adapter, that failed; "" if none did."""
+    for one in metadata:
+        states = one.get("collectors")
+        for name, state in states.items() if isinstance(states, Mapping) else ():
+            if (text := str(state)).startswith("failed: "):
+                error = bounded_line(text.partition(": ")[2])
+                return f"The hook's part “{bounded_line(name)}” failed and was switched off ({error})."
+    return ""
 
 
 def _too_few(case: Case, recorded: int) -> tuple[str, str]:

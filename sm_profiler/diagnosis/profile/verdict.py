@@ -1,4 +1,4 @@
-"""The verdict on a profile: repair the cause that certainly saves most, ask the others again, until nothing is worth it."""
+"""The verdict on a profile: repair the cause with the largest certain gain, judge the others again, until none is worth it."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Ranked:
 
 
 def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
-    """Find the causes of lost time: of those recognized, the one whose repair certainly saves most leads.
+    """Find the causes of lost time: of those recognized, the one with the largest certain gain leads.
 
-    It is repaired in the ledger, and the others are asked again, until nothing is worth it: symptoms vanish with their cause.
+    It is repaired in the ledger, and the others are judged again, until none is worth it: symptoms vanish with their cause.
 
     Args:
         case: what there is to judge.

@@ -6,6 +6,7 @@ refers to another: which leads, and what is left of the others, follows from rep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -13,11 +14,21 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import MEETING, Ledger
+from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
 from sm_profiler.diagnosis.table.naming import activity_of, is_computation, runs_backward
+from sm_profiler.diagnosis.table.operations import sums_by_rank
 from sm_profiler.diagnosis.table.patterns import long_steps, period_of, relative, slow_stretch, within_ranks
-from sm_profiler.diagnosis.table.whatif import Steps, gain
+from sm_profiler.diagnosis.table.whatif import Steps, by_stage, gain
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.formatting import plural
+
+# Activities that are causes by themselves.
+NAMED = ("saving", "evaluation", "logging", "garbage collection")
+# Names of columns that count a rank's work.
+WORK = re.compile(
+    r"token|sample|example|sequence|seq.?len|length|word|item|image|pixel|frame|point|atom|edge|document|batch.?size|flop"
+)
+STEEPEST = 2.2  # percent of time for each percent of work: attention's cost is the square, and noise adds some
 
 
 @attrs.frozen
@@ -81,30 +92,44 @@ def activity(
     if not spent.any():
         return None
 
+    mine = sums_by_rank(spent, before.graph.ranks[rows], len(before.ranks))
+    waited = mine.max(axis=0) - mine  # those that do not save or evaluate wait for the rank that does
+    unseen = before.graph.named(UNSEEN)
+
     def with_share(share: float) -> Steps:
         seconds = before.seconds.copy()
         seconds[rows] = spent * share
+        seconds[unseen] = np.maximum(seconds[unseen] - (1 - share) * waited[before.graph.ranks[unseen]], 0.0)
         return before.repaired(seconds)
 
     share = ledger.totals.share(name)
-    steps_with = int((spent.sum(axis=0) > 0).sum())
+    happens = spent.sum(axis=0) > 0
+    steps_with, period = int(happens.sum()), period_of(happens)
+    when = f", every {period} steps" if period else f", in {steps_with} steps" if not happens.all() else ""
     facts = (
         Fact(f"time of the ranks in {name}", share, "share"),
         Fact(f"steps with {name}", steps_with, "", float(spent.shape[1])),
     )
-    return Repair(
-        with_share(kept), None if least is None else with_share(least), {"share": share, "count": steps_with}, facts
-    )
+    return Repair(with_share(kept), None if least is None else with_share(least), {"share": share, "when": when}, facts)
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair the few ranks that take longer than their peers for the same work, in all steps."""
     if len(before.ranks) < 2:
         return None
-    factors = np.median(relative(before.local, np.asarray(before.stage_of)), axis=1)
+    fair = _even_work(before, ledger)  # a rank that has more work need not be slow
+    factors = np.median(relative(fair.local, np.asarray(before.stage_of)), axis=1)
+
+    def repaired(slow: Ints, *, slowest: bool = False) -> Steps:
+        if fair is before:
+            return _as_peers(before, slow, slowest=slowest)
+        scale = np.ones((len(factors), 1))
+        scale[slow, 0] = np.maximum(factors[slow], 1.0)
+        return before.working(before.local / scale)
+
     order = np.argsort(-factors, kind="stable")
     most = min(len(order) // 2, limits.SAME_RANKS)
-    tried = [(gain(before, _as_peers(before, order[:count])).value, count) for count in range(1, most + 1)]
+    tried = [(gain(before, repaired(order[:count])).value, count) for count in range(1, most + 1)]
     best = max(value for value, _ in tried)
     count = next(count for value, count in tried if value >= limits.MOST * best)
     slow = order[:count]
@@ -112,14 +137,13 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     if min(best, 1 - 1 / max(float(factors[slow].max()), 1.0)) < limits.FLOOR or factors[slow].min() <= 1:
         return None
     names = tuple(before.ranks[rank] for rank in slow.tolist())
-    local = before.local.mean(axis=1)
     facts = (
         *(Fact("time for its own work, compared with its peers", float(factors[rank]), "times", 1.0, before.ranks[rank]) for rank in slow[:3].tolist()),
         _waiting(ledger),
-        *_explained(ledger, local),
+        *_explained(ledger, before.local),
     )  # fmt: skip
-    least = _as_peers(before, slow, slowest=True)
-    return Repair(_as_peers(before, slow), least, {"factor": float(factors[slow].mean())}, facts, names)
+    least = repaired(slow, slowest=True)
+    return Repair(repaired(slow), least, {"factor": float(factors[slow].mean())}, facts, names)
 
 
 def _as_peers(before: Steps, slow: Ints, *, slowest: bool = False) -> Steps:
@@ -148,7 +172,7 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
     local = before.local
     several = len(before.ranks) > 1
-    series = relative(local, np.asarray(before.stage_of)) if several else local
+    series = relative(_even_work(before, ledger).local, np.asarray(before.stage_of)) if several else local
     found = {rank: stretch for rank in range(len(series)) if (stretch := slow_stretch(series[rank]))}
     if not found and several:  # all at once, which no comparison among ranks can show
         stretch = slow_stretch(before.length)
@@ -198,22 +222,7 @@ def _overlap(first: int, last: int, other_first: int, other_last: int) -> float:
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair microbatches of unequal cost: forward and backward agree on which of them are long, on every rank."""
     graph = before.graph
-    pairs: dict[tuple[int, int], list[int]] = {}
-    passes = _passes(before)
-    for node in np.flatnonzero(graph.local).tolist():
-        if graph.names[node] in passes:
-            pairs.setdefault((int(graph.ranks[node]), int(graph.order[node])), []).append(node)
-    forward, backward, ranks = [], [], []
-    for (rank, _), nodes in pairs.items():
-        ahead = [node for node in nodes if not runs_backward(graph.names[node])]
-        back = [node for node in nodes if runs_backward(graph.names[node])]
-        if len(ahead) == 1 and len(back) == 1:
-            forward.append(before.seconds[ahead[0]])
-            backward.append(before.seconds[back[0]])
-            ranks += [rank] * len(graph.steps)
-    if not forward:
-        return None
-    agreement = within_ranks(np.concatenate(forward), np.concatenate(backward), ranks)
+    agreement, spread = _passes_agree(before)
     if agreement < limits.TOGETHER:
         return None
     seconds = before.seconds.copy()
@@ -232,7 +241,6 @@ def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
                 # A rank whose mean differs by chance had longer sequences; beyond chance it is slow, which stays as it is.
                 by_chance = abs(each.mean() - usual) <= limits.BEYOND_CHANCE * error if each.size else True
                 seconds[mine] = usual if by_chance else each.mean()
-    spread = np.concatenate(forward)
     facts = (
         Fact("agreement of forward and backward on which microbatches are long", agreement, "correlation"),
         Fact(
@@ -245,6 +253,28 @@ def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     )
     after = attrs.evolve(before, seconds=seconds)  # short ones take longer then: the work is divided, not removed
     return Repair(after, None, {"agreement": agreement}, facts)
+
+
+def _passes_agree(before: Steps) -> tuple[float, Floats]:
+    """Return the correlation of forward and backward of the same microbatch within each rank, and the forward times."""
+    graph = before.graph
+    pairs: dict[tuple[int, int], list[int]] = {}
+    passes = _passes(before)
+    for node in np.flatnonzero(graph.local).tolist():
+        if graph.names[node] in passes:
+            pairs.setdefault((int(graph.ranks[node]), int(graph.order[node])), []).append(node)
+    forward, backward, ranks = [], [], []
+    for (rank, _), nodes in pairs.items():
+        ahead = [node for node in nodes if not runs_backward(graph.names[node])]
+        back = [node for node in nodes if runs_backward(graph.names[node])]
+        if len(ahead) == 1 and len(back) == 1:
+            forward.append(before.seconds[ahead[0]])
+            backward.append(before.seconds[back[0]])
+            ranks += [rank] * len(graph.steps)
+    if not forward:
+        return 0.0, np.zeros(0)
+    spread = np.concatenate(forward)
+    return within_ranks(spread, np.concatenate(backward), ranks), spread
 
 
 def _passes(steps: Steps) -> list[str]:
@@ -315,13 +345,24 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     seconds = before.seconds.copy()
     seconds[:, long] = np.minimum(seconds[:, long], usual[:, None])
     length = before.length
+    grown = _grown_most(before, before.seconds[:, long].mean(axis=1) - usual)
+    total = sum(grown.values())
+    if sum(grown.get(name, 0.0) for name in NAMED) >= limits.MAJORITY * total:
+        return None  # that operation is the cause
+    most = max(grown, key=lambda name: grown[name])
+    known = grown[most] >= limits.MAJORITY * total and most not in UNKNOWN
+    find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
+    if known:
+        find = f"Find out why {most} takes longer every {{}}; do that less often, faster, or in the background."
     numbers = before.graph.steps
     words = {
         "count": int(long.sum()),
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
+        "mostly": f", most of it in {most}" if known else "",
+        "find": find.format(plural(period or 0, "step")),
+        "what": f"{most} in those steps" if known else "those steps",
     }
-    grown = before.seconds[:, long].mean(axis=1) - usual
     facts = (
         Fact(
             "the longest step",
@@ -330,9 +371,129 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
             float(np.median(length)),
             f"step {numbers[int(length.argmax())]}",
         ),
-        Fact("what grows most in them", before.graph.names[int(grown.argmax())]),
+        Fact("what grows most in them", most),
     )
     return Repair(before.repaired(seconds), None, words, facts)
+
+
+def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
+    """Return how much the activities of a rank grow, given it by node: the rank on which most of the growth has a name."""
+    graph, best = before.graph, dict[str, float]()
+    for rank in range(len(before.ranks)):
+        grown: dict[str, float] = {}
+        for node in np.flatnonzero((graph.ranks == rank) | ~graph.local).tolist():
+            name = activity_of(graph.names[node])
+            grown[name] = grown.get(name, 0.0) + max(float(more[node]), 0.0)
+        best = max(best, grown, key=lambda each: sum(spent for name, spent in each.items() if name not in UNKNOWN))
+    return best
+
+
+def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
+    """Repair work that is divided unevenly, as a column of the table counts it: tokens, samples."""
+    found = _work_column(before, ledger)
+    if found is None:
+        return None
+    name, values, agreement = found
+    more = np.median(relative(values, np.asarray(before.stage_of)), axis=1)
+    most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
+    names = (
+        tuple(before.ranks[rank] for rank in most.tolist())
+        if len(most) <= min(len(more) // 2, limits.SAME_RANKS)
+        else ()
+    )
+    facts = (
+        Fact(f"the ranks' work goes with the column {name}", agreement, "correlation"),
+        *(Fact(f"{name}, compared with its peers", float(more[rank]), "times", 1.0, before.ranks[rank]) for rank in most[:3].tolist() if names),
+        _waiting(ledger),
+    )  # fmt: skip
+    uneven = "the ranks with more of it change from step to step, and all others wait for them"
+    if names:
+        listed = f"rank{'s' * (len(names) > 1)} {', '.join(names)} ha{'ve' if len(names) > 1 else 's'}"
+        uneven = f"{listed} {float(more[most].mean()):.3g} times as much as the others, which wait"
+    words = {"column": name, "uneven": uneven}
+    return Repair(_even_work(before, ledger), None, words, facts, names)
+
+
+def _even_work(before: Steps, ledger: Ledger) -> Steps:
+    """Return the steps in which the ranks have equal work; as they are if no column shows the work."""
+    found = _work_column(before, ledger)
+    if found is None:
+        return before
+    work, local = found[1] - by_stage(found[1], before.stage_of), before.local
+    slope = float((work * local).sum() / (work * work).sum())
+    return before.working(np.maximum(local - slope * work, 0.0))  # the work is divided, not removed
+
+
+def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | None:
+    """Return the column of work that differs among ranks as their time does: name, values by rank and step, correlation.
+
+    A column such as a temperature may follow the time, too, so the name must show that it counts work; and if time grows
+    faster than the square of the work, it is something else that takes it.
+    """
+    stages, kept = before.stage_of, np.isin(ledger.common_steps, before.graph.steps)
+    local = before.local
+    spent = local - by_stage(local, stages)
+    best: tuple[str, Floats, float] | None = None
+    for name, column in ledger.facts.items():
+        values = column[:, kept]
+        if not WORK.search(name.lower()) or values.shape != local.shape or values.min() < 0:
+            continue
+        work = values - by_stage(values, stages)
+        scale = float((work * work).sum() * (spent * spent).sum())
+        together = float((work * spent).sum())
+        if scale <= 0 or together < limits.TOGETHER * scale**0.5:
+            continue
+        growth = together / float((work * work).sum()) * float(values.mean() / local.mean())
+        if growth <= STEEPEST and (best is None or together / scale**0.5 > best[2]):
+            best = name, values, together / scale**0.5
+    return best
+
+
+def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
+    """Repair steps in which the ranks wait for a late one: the same now and then, or another each time."""
+    count = len(before.ranks)
+    if count < 2:
+        return None
+    late, usual = before.lateness
+    gone = before.repaired(before.working(before.local / np.maximum(late, 1.0)).seconds)
+    spread = before.working(by_stage(before.local / usual, before.stage_of) * usual)
+    lost = np.maximum(before.length - gone.length, 0.0)
+    rows = lost <= np.quantile(lost, limits.MOST)  # rare long steps are another cause
+    if lost.sum() <= 0 or lost[rows].sum() < limits.FLOOR * before.length[rows].sum():
+        return None
+    last = late.argmax(axis=0)
+    causes = np.bincount(last, lost, count) / lost.sum()
+    most = int(causes.argmax())
+    if (causes[most] > 1 / count + limits.MAJORITY * (1 - 1 / count)) != single:
+        return None
+    if _work_column(before, ledger) is not None or _passes_agree(before)[0] >= limits.TOGETHER:
+        return None  # the data explain it
+    grown = {name: _grown(before, name, last) for name in sorted({activity_of(one) for one in before.graph.names})}
+    where = max(grown, key=lambda name: grown[name])
+    changes = Fact(
+        "steps in which another rank is late than in the step before", float((np.diff(last) != 0).mean()), "share"
+    )
+    facts = (
+        Fact("time lost to the rank that is late most often", float(causes[most]), "share", 1 / count, before.ranks[most]),
+        *(() if single else (changes,)),
+        _waiting(ledger),
+        *_explained(ledger, before.local),
+    )  # fmt: skip
+    words = {
+        "mostly": f"; what takes it longer is mostly {where}" if where not in UNKNOWN else "",
+        "share": float((late[most] >= 1 + limits.FLOOR).mean()),
+        "hide": "Load ahead, so that a slow batch hides behind others: more workers, more prefetching. "
+        if where == "data wait"
+        else "",
+    }
+    return Repair(gone, spread, words, facts, (before.ranks[most],) if single else ())
+
+
+def _grown(before: Steps, name: str, last: Ints) -> float:
+    """Return the seconds of an activity that the late rank of each step has beyond the median of all."""
+    rows = np.asarray([activity_of(one) == name for one in before.graph.names], np.bool_) & before.graph.local
+    spent = sums_by_rank(before.seconds[rows], before.graph.ranks[rows], len(before.ranks))
+    return float((spent[last, np.arange(len(last))] - np.median(spent, axis=0)).sum())
 
 
 def _waiting(ledger: Ledger) -> Fact:
@@ -344,23 +505,28 @@ def _waiting(ledger: Ledger) -> Fact:
 
 
 def _explained(ledger: Ledger, local: Floats) -> tuple[Fact, ...]:
-    """Return further columns of the table that go with what the ranks' own work takes."""
+    """Return further columns of the table that go with what the ranks' own work takes, on average or step by step."""
     found = []
+    ranks = np.repeat(np.arange(len(local)), local.shape[1]).tolist()
     for name, values in ledger.facts.items():
-        means = values.mean(axis=1)
-        if len(means) == len(local) > 2 and np.ptp(means) > 0 and np.ptp(local) > 0:
-            correlation = float(np.corrcoef(means, local)[0, 1])
-            if abs(correlation) >= limits.TOGETHER:
-                found.append(
-                    (abs(correlation), Fact(f"the ranks' work goes with the column {name}", correlation, "correlation"))
-                )
+        means, spent = values.mean(axis=1), local.mean(axis=1)
+        correlation = 0.0
+        if len(means) == len(local) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
+            correlation = float(np.corrcoef(means, spent)[0, 1])
+        if values.shape == local.shape:
+            in_step = (values - values.mean(axis=0)).ravel(), (local - local.mean(axis=0)).ravel()
+            correlation = max(correlation, within_ranks(*in_step, ranks), key=abs)
+        if abs(correlation) >= limits.TOGETHER:
+            found.append(
+                (abs(correlation), Fact(f"the ranks' work goes with the column {name}", correlation, "correlation"))
+            )
     return tuple(fact for _, fact in sorted(found, key=lambda pair: -pair[0])[:2])
 
 
 CAUSES: Sequence[Cause] = (
     Cause(
         "STRAGGLER", slow_ranks,
-        "{Ranks} {take} {factor:.3g} times as long as {their} peers for the same work, and all other ranks wait.",
+        "{Ranks} {take} {factor:.3g} times as long as {their} peers, and all other ranks wait.",
         "Compare the machine of {ranks} with the others: GPU clocks and temperature, memory errors, other processes. Swap it "
         "for another and run again. If the same rank numbers stay slow, look for work or data that only they have.",
     ),
@@ -378,6 +544,24 @@ CAUSES: Sequence[Cause] = (
         "that the sum of squared lengths is even.",
     ),
     Cause(
+        "SEQUENCE_IMBALANCE", uneven_work,
+        "The ranks' work follows the column {column}, which is divided unevenly: {uneven}.",
+        "Divide {column} evenly among the ranks of each step: sort the samples by size and deal them out, "
+        "or pack them to the same {column} for each rank.",
+    ),
+    Cause(
+        "STRAGGLER", partial(late_ranks, single=True),
+        "{Ranks} {take} longer than usual in {share:.0%} of the steps, and all other ranks wait{mostly}.",
+        "{hide}Find what stops {ranks} now and then: other processes on the machine, garbage collection, slow reads, logging or "
+        "metrics that no other rank has.",
+    ),
+    Cause(
+        "MOVING_STRAGGLER", partial(late_ranks, single=False),
+        "The late rank changes from step to step, and all others wait for it{mostly}.",
+        "{hide}If their data differ in size, give all ranks equal work in each step, and add a column with it (tokens, samples) to "
+        "confirm it. If not, look for what stops a rank now and then: other processes, garbage collection, slow reads.",
+    ),
+    Cause(
         "PADDING_WASTE", padding,
         "{share:.0%} of the tokens that the passes compute on are padding.",
         "Batch sequences of similar length, or pack several into one row with a mask between them, so that less is padded.",
@@ -389,13 +573,13 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "PERIODIC_STALL", partial(rare_steps, regular=True),
-        "Every {period} steps, one takes {factor:.3g} times as long as the others.",
-        "Find what the loop does every {period} steps: saving, evaluating, logging, or collecting garbage.",
+        "Every {period} steps, one takes {factor:.3g} times as long as the others{mostly}.",
+        "{find}",
     ),
     Cause(
         "STEP_OUTLIERS", partial(rare_steps, regular=False),
-        "{count} steps take {factor:.3g} times as long as the others, at no regular interval.",
-        "Compare those steps with the others: their data, other jobs on the machine, the network.",
+        "{count} steps take {factor:.3g} times as long as the others, at no regular interval{mostly}.",
+        "Compare {what} with the others: their data, other jobs on the machine, the network.",
     ),
     Cause(
         "INPUT_BOUND", partial(activity, name="data wait", kept=0.0, least=0.3),
@@ -404,12 +588,12 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "CHECKPOINTING", partial(activity, name="saving", kept=0.0, least=0.5),
-        "Saving takes {share:.0%} of the time, in {count} steps.",
+        "Saving takes {share:.0%} of the time{when}.",
         "Save asynchronously, less often, or to faster storage.",
     ),
     Cause(
         "EVALUATION_BOUND", partial(activity, name="evaluation", kept=0.5),
-        "Evaluation takes {share:.0%} of the time.",
+        "Evaluation takes {share:.0%} of the time{when}.",
         "Evaluate half as often, or on a part of the data.",
     ),
     Cause(

@@ -53,9 +53,15 @@ NAMES = {
     "microbatch": ("microbatch", "mb_id", "micro_batch", "microbatch_id"),
 }
 TEXTS = ("rank", "operation", "stage")
+UNITS = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # the end of a column's name → seconds
+_UNIT = re.compile(
+    r"(.*?)(?:^|[\s_.(\[-]+)(?:(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
+)
+TIMED = ("seconds", "start", "end")
+DURATIONS = ("", "time", "elapsed", "step")  # of columns with a unit
 NEEDED = (
     "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
-    "--columns step=NAME"
+    "--columns {missing}=NAME; a name that ends with _ms is in milliseconds"
 )
 
 
@@ -175,6 +181,7 @@ class _Reader:
     def __init__(self, found: Mapping[str, str], facts: Sequence[str], name: str) -> None:
         self.lost = 0
         self._found, self._name, self._count = found, name, 0
+        self._scale = {role: _unit(found[role])[1] for role in TIMED if role in found}
         self._numbers: dict[str, list[Floats]] = {key: [] for key in ("step", "start", "seconds")}
         self._texts = {role: (Numbering(), list[Ints]()) for role in TEXTS if role in found}
         self._facts: dict[str, list[Floats]] = {key: [] for key in facts}
@@ -188,12 +195,12 @@ class _Reader:
             )
         found = self._found
         step = _numbers(piece.column(found["step"]))
-        start = _numbers(piece.column(found["start"])) if "start" in found else np.zeros(piece.count)
+        start = self._seconds("start", piece) if "start" in found else np.zeros(piece.count)
         if "end" in found and "start" in found:
             with np.errstate(over="ignore", invalid="ignore"):
-                seconds = _numbers(piece.column(found["end"])) - start
+                seconds = self._seconds("end", piece) - start
         else:
-            seconds = _numbers(piece.column(found["seconds"]))
+            seconds = self._seconds("seconds", piece)
         usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
@@ -213,12 +220,17 @@ class _Reader:
             else:
                 del self._facts[key]
 
+    def _seconds(self, role: str, piece: Piece) -> Floats:
+        return _numbers(piece.column(self._found[role])) * self._scale[role]
+
     def result(self) -> tuple[_Rows, dict[str, Floats]]:
         """Return the rows, and the other numeric columns."""
         numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
         count = len(numbers["step"])
         if not count:
             why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
+            if self._count and not any(scale < 1 for scale in self._scale.values()):
+                why += "; times are in seconds, unless the column's name ends with _ms, _us or _ns"
             raise SourceError(
                 f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}"
             )
@@ -253,11 +265,23 @@ def _named(head: Sequence[str], names: Mapping[str, str], where: str) -> dict[st
     found = {}
     for key, aliases in NAMES.items():
         column = names.get(key) or next((low[alias] for alias in aliases if alias in low), None)
+        if column is None and key in TIMED:
+            known = (*aliases, *(DURATIONS if key == "seconds" else ()))
+            column = next((each for each in head if _unit(each)[1] < 1 and _unit(each)[0] in known), None)
         if column is not None:
             found[key] = column
     if "step" not in found or not ({"seconds"} <= found.keys() or {"start", "end"} <= found.keys()):
-        raise SourceError(f"{printable(where)}: {NEEDED}; found {_listed(head)}")
+        needed = NEEDED.format(missing="seconds" if "step" in found else "step")
+        raise SourceError(f"{printable(where)}: {needed}; found {_listed(head)}")
     return found
+
+
+def _unit(column: str) -> tuple[str, float]:
+    """Return a column's name without its unit, lower case, and the unit in seconds: `duration_ms` is in milliseconds."""
+    found = _UNIT.fullmatch(column.lower())
+    if found is None:
+        return column.lower(), 1.0
+    return found[1], next(scale for scale, text in zip(UNITS.values(), found.groups()[1:], strict=True) if text)
 
 
 def _listed(head: Sequence[str]) -> str:
@@ -311,15 +335,19 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     """Return which rows to keep: of a step that a rank has several times, as after an interruption, the last.
 
     Raises:
-        SourceError: most steps occur several times, so a column that distinguishes the rows is missing.
+        SourceError: many steps occur several times, so a column that distinguishes the rows is missing. A rank that goes
+            through the steps again, instead of having several rows of a step in succession, was restarted.
     """
     order = np.lexsort((np.arange(len(rows.step)), rows.step, rows.rank))
     repeated = np.r_[(np.diff(rows.rank[order]) == 0) & (np.diff(rows.step[order]) == 0), False]
-    if repeated.mean() > limits.USUAL:
+    by_rank = np.argsort(rows.rank, kind="stable")
+    in_a_row = ((np.diff(rows.rank[by_rank]) == 0) & (np.diff(rows.step[by_rank]) == 0)).any()
+    if repeated.mean() > limits.USUAL and (in_a_row or not has_rank):
         at = order[int(np.flatnonzero(repeated)[0])]
         missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
         raise SourceError(
-            f"{printable(name)}: step {rows.step[at]} occurs several times; a column is missing: {missing}"
+            f"{printable(name)}: many steps occur several times, as step {rows.step[at]}; a column is missing: {missing}; "
+            "of a restarted training, keep the rows of the last attempt"
         )
     return np.sort(order[~repeated])
 

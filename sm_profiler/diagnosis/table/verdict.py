@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.extensions import more_causes
-from sm_profiler.diagnosis.ledger import Ledger
+from sm_profiler.diagnosis.ledger import USEFUL, Ledger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair
 from sm_profiler.diagnosis.table.whatif import Steps, gain
@@ -96,13 +97,15 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
             break
         found.sort(key=lambda one: -one[0].low)
         saved, cause, repair = found[0]
-        rival = found[1][0].high if len(found) > 1 else 0.0
+        rival = next((other.high for other, another, _ in found if another.kind != cause.kind), 0.0)
         seconds = float((steps.length - repair.after.length).sum())
         findings.append(_finding(cause, repair, saved, seconds, _confidence(saved, rival, ledger), ledger))
         steps = repair.after
     length, even = whole.length, whole.even().length
-    healthy = not findings and ledger.totals.coverage >= limits.SEEN and ledger.totals.useful >= limits.SEEN
-    reason = "" if findings else _reason(ledger, healthy=healthy)
+    waits = max(float(1 - whole.level().length.sum() / max(length.sum(), 1e-12)), 0.0)
+    seen = ledger.totals.coverage >= limits.SEEN and ledger.totals.useful >= limits.SEEN
+    healthy = not findings and seen and waits < limits.FLOOR
+    reason = "" if findings else _reason(ledger, whole, waits, healthy=healthy)
     return Verdict(
         tuple(findings),
         healthy,
@@ -147,14 +150,25 @@ def _about_ranks(repair: Repair, count: int) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def _reason(ledger: Ledger, *, healthy: bool) -> str:
+def _reason(ledger: Ledger, whole: Steps, waits: float, *, healthy: bool) -> str:
     if healthy:
         return (
             f"{ledger.totals.useful:.0%} of the time is computation, and no repair would save {limits.FLOOR:.0%} of it."
+        )
+    if waits >= limits.FLOOR:
+        last = np.bincount(whole.local.argmax(axis=0), minlength=len(whole.ranks)) / len(whole.length)
+        most = int(last.argmax())
+        return (
+            f"With equal work in each step, the ranks would save {waits:.0%} of the time, which they wait for each other; what makes "
+            f"them late is unknown. Rank {whole.ranks[most]} is the last most often, in {last[most]:.0%} of the steps."
         )
     if ledger.totals.coverage < limits.SEEN:
         return (
             f"Nothing slows some steps or ranks more than others. Where a step's time goes is known for {ledger.totals.coverage:.0%} "
             "of it, too little to call the training healthy."
         )
-    return f"No single cause is worth repairing, but only {ledger.totals.useful:.0%} of the time is computation."
+    rest = next(key for key in ledger.totals.activities if key not in USEFUL)
+    return (
+        f"No single cause is worth repairing, but only {ledger.totals.useful:.0%} of the time is computation; most of the rest "
+        f"is {rest}."
+    )

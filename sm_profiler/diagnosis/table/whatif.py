@@ -13,8 +13,11 @@ from sm_profiler.diagnosis.blocks import Blocks
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
+from sm_profiler.diagnosis.table.patterns import relative
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sm_profiler.formats.columns import Floats, Mask
 
 
@@ -43,7 +46,7 @@ class Steps:
         """
         names = tuple(rank.name for rank in ledger.ranks)
         stages = tuple(dict.fromkeys(rank.stage for rank in ledger.ranks if rank.stage))
-        if ledger.operations is not None:
+        if ledger.operations is not None and _shows_most(ledger.operations, ledger):
             return cls(ledger.operations, ledger.operations.seconds, names, stages)
         tables = {key: ledger.table(key) for key in ledger.totals.activities if key != MEETING}
         if TRANSFER in tables and len(names) > 1:
@@ -75,6 +78,29 @@ class Steps:
         np.maximum.at(found, self.graph.ranks[rows], self.graph.stages[rows])
         return [int(stage) for stage in found]
 
+    @cached_property
+    def lateness(self) -> tuple[Floats, Floats]:
+        """Work of each rank as a multiple of its peers': in each step beyond what is usual for that rank, and usually.
+
+        The shapes are (ranks, steps) and (ranks, 1).
+        """
+        ratio = relative(self.local, np.asarray(self.stage_of))
+        usual = np.median(ratio, axis=1, keepdims=True)
+        usual = np.where(usual > 0, usual, 1.0)
+        return ratio / usual, usual
+
+    def working(self, seconds: Floats) -> Steps:
+        """Return the steps in which each rank works this long, shape (ranks, steps); its operations keep their shares."""
+        local, rows = self.local, self.graph.local
+        scale = np.where(local > 0, seconds / np.where(local > 0, local, 1.0), 1.0)
+        found = self.seconds.copy()
+        found[rows] *= scale[self.graph.ranks[rows]]
+        return attrs.evolve(self, seconds=found)
+
+    def level(self) -> Steps:
+        """Return the steps in which all ranks of a stage work as long as they do on average in that step."""
+        return self.working(by_stage(self.local, self.stage_of))
+
     def even(self) -> Steps:
         """Return the steps in which each operation takes the same time on all ranks and in all steps, as long as on average.
 
@@ -91,6 +117,21 @@ class Steps:
     def repaired(self, seconds: Floats) -> Steps:
         """Return the steps with other seconds; a repair never makes anything slower."""
         return attrs.evolve(self, seconds=np.minimum(seconds, self.seconds))
+
+
+def by_stage(values: Floats, stage_of: Sequence[int]) -> Floats:
+    """Return the mean of each rank's stage in each step, for each rank; shape (ranks, steps)."""
+    found, stages = np.zeros(values.shape), np.asarray(stage_of)
+    for stage in np.unique(stages).tolist():
+        found[stages == stage] = values[stages == stage].mean(axis=0)
+    return found
+
+
+def _shows_most(operations: Operations, ledger: Ledger) -> bool:
+    """Return whether the steps that can be replayed take nearly all of the time; those with an evaluation cannot."""
+    seconds = ledger.table().max(axis=0)
+    shown = seconds[np.isin(ledger.common_steps, operations.steps)].sum()
+    return bool(shown >= (1 - limits.FLOOR) * seconds.sum())
 
 
 def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask | None = None) -> Interval:

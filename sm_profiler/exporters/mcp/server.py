@@ -25,6 +25,7 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.jobs.finding import Job, find_jobs, is_remote
 from sm_profiler.metrics import parts
 from sm_profiler.printable import printable
+from sm_profiler.render.words import readable_finding, readable_processes
 from sm_profiler.report import Report, build_report
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import plain, report_json
@@ -268,11 +269,12 @@ class Tools:
         """Return why a job is slow: class, headline, confidence, lines of code, gain, next step, and other findings."""
         report = self.library.report(job)
         content, metrics = report_json(report), report.metrics
-        verdict = plain(content.verdict)
+        renamed = readable_processes(metrics)
+        verdict = plain(readable_finding(content.verdict, renamed))
         verdict["also"] = [
             {"class": other.kind.value, "headline": other.headline, "confidence": other.confidence,
              "share": other.share_of_time, "next_step": other.next_step, "gain": other.gain}
-            for other in content.verdict.also
+            for other in (readable_finding(each, renamed) for each in content.verdict.also)
         ]  # fmt: skip
         verdict.pop("evidence")
         found = {
@@ -289,11 +291,11 @@ class Tools:
     def evidence(self, job: JobName) -> Answer:
         """Return the measured numbers behind each finding with their limits, the rules' states, and what is missing."""
         report = self.library.report(job)
-        content = report_json(report)
+        content, renamed = report_json(report), readable_processes(report.metrics)
         return {
             "hang": content.hang,
             "findings": [
-                {"class": finding.kind.value, "headline": finding.headline, "evidence": finding.evidence}
+                {"class": finding.kind.value, "headline": renamed(finding.headline), "evidence": finding.evidence}
                 for finding in (content.verdict, *content.verdict.also)
             ],
             "rules": {

@@ -1,0 +1,309 @@
+"""Causes in tables: ranks that wait for each other, work that a column counts, long steps, ranks that end early."""
+
+import json
+import random
+
+import pytest
+
+from sm_profiler.cli import main
+from sm_profiler.diagnosis import diagnose, read_table
+from sm_profiler.diagnosis.table.whatif import Steps
+from sm_profiler.errors import SourceError
+from sm_profiler.report.recordings import report_table
+
+SEED = 5
+
+
+def write(path, rows):
+    head = list(rows[0])
+    path.write_text("\n".join([",".join(head), *(",".join(str(row[key]) for key in head) for row in rows)]) + "\n")
+    return path
+
+
+def judged(path, rows):
+    return diagnose(read_table(write(path / "t.csv", rows)).ledger)
+
+
+def whole_steps(seconds, *, ranks=4, steps=300, **columns):
+    """Return rows of whole steps; `seconds` and the columns are functions of rank and step."""
+    return [
+        {"step": step, "rank": rank, "seconds": seconds(rank, step)} | {key: of(rank, step) for key, of in columns.items()}
+        for step in range(steps)
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def operations(forward, *, ranks=4, steps=300, every=0, rare=("evaluation", 3.0), on=None):
+    """Return rows of a step with a clock: forward, backward, all-reduce, and a rare operation, on all ranks or on one."""
+    draw, rows, now = random.Random(SEED), [], 0.0
+    for step in range(steps):
+        spent = [forward(rank, step) for rank in range(ranks)]
+        back = [0.06 * draw.gauss(1, 0.02) for _ in range(ranks)]
+        met = now + max(a + b for a, b in zip(spent, back, strict=True)) + 0.005
+        for rank in range(ranks):
+            ends = (now, now + spent[rank], now + spent[rank] + back[rank], met)
+            for at, name in enumerate(("forward-compute", "backward-compute", "grads-all-reduce")):
+                rows.append({"step": step, "rank": rank, "operation": name, "start": ends[at], "end": ends[at + 1]})
+        now = met
+        if every and step % every == every - 1:
+            alone = {"step": step, "operation": rare[0], "start": now, "end": now + rare[1]}
+            rows += [alone | {"rank": rank} for rank in (range(ranks) if on is None else (on,))]
+            now += rare[1]
+    return rows
+
+
+def late(factor, part=1.0, *, usual=0.1, ranks=4, only=None):
+    """Return the time of each rank and step, of which a random rank takes longer in a part of the steps."""
+    draw, chosen = random.Random(SEED), {}
+
+    def seconds(rank, step):
+        if step not in chosen:
+            chosen[step] = (only if only is not None else draw.randrange(ranks)) if draw.random() < part else -1
+        return usual * draw.gauss(1, 0.02) * (factor if chosen[step] == rank else 1)
+
+    return seconds
+
+
+def holds(gain, truth):
+    return gain.low - 0.03 <= 1 - 1 / truth <= gain.high + 0.03
+
+
+@pytest.mark.parametrize("with_clock", [False, True])
+def test_a_late_rank_that_changes_from_step_to_step(with_clock, tmp_path):
+    rows = operations(late(2, 0.5)) if with_clock else whole_steps(late(2, 0.5))
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("MOVING_STRAGGLER", ())
+    assert finding.headline.startswith("The late rank changes from step to step, and all others wait for it")
+    assert ("mostly forward" in finding.headline) == with_clock
+    # evenly spread, the lateness costs a quarter of itself
+    assert holds(finding.gain, (0.165 + 0.05) / (0.165 + 0.0125) if with_clock else 0.15 / 0.1125)
+
+
+def test_a_pause_of_a_random_rank_in_each_forward_pass(tmp_path):
+    first = judged(tmp_path, operations(late(3, usual=0.03, ranks=8), ranks=8)).findings[0]
+    assert (first.kind, first.confidence) == ("MOVING_STRAGGLER", "high")
+    assert holds(first.gain, (0.15 + 0.005) / (0.092 + 0.005))
+
+
+def test_a_rank_that_waits_for_data_in_turn_is_advised_to_load_ahead(tmp_path):
+    wait = late(30, 0.5, usual=0.005)
+    rows = [
+        row | {"operation": name, "seconds": spent}
+        for row in whole_steps(lambda *_: 0.1)
+        for name, spent in (("data loading", wait(row["rank"], row["step"])), ("forward", 0.1))
+    ]
+    first = judged(tmp_path, rows).findings[0]
+    assert first.kind == "MOVING_STRAGGLER"
+    assert first.headline.endswith("what takes it longer is mostly data wait.")
+    assert first.advice.startswith("Load ahead")
+
+
+def test_a_rank_that_is_late_now_and_then_is_named(tmp_path):
+    (finding,) = judged(tmp_path, whole_steps(late(2, 0.4, only=2))).findings
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("2",))
+    assert finding.headline.startswith("Rank 2 takes longer than usual in 4")
+
+
+def test_ranks_that_wait_for_each_other_are_never_healthy(tmp_path):
+    rows = operations(late(2, 0.5))
+    ledger = read_table(write(tmp_path / "t.csv", rows)).ledger
+    verdict = diagnose(ledger, ())  # as if no cause fitted
+    assert not verdict.healthy
+    assert "which they wait for each other; what makes them late is unknown" in verdict.reason
+    even = operations(lambda *_: 0.1)
+    assert judged(tmp_path, even).healthy
+
+
+def test_equal_work_is_that_of_a_stage(tmp_path):
+    rows = [row | {"stage": row["rank"] // 2} for row in whole_steps(lambda rank, _: 0.1 + 0.1 * (rank // 2))]
+    steps = Steps.of(read_table(write(tmp_path / "t.csv", rows)).ledger)
+    assert steps.level().length == pytest.approx(steps.length)
+
+
+@pytest.mark.parametrize("spread", [(500, 2000), (500, 500, 500, 2000)])
+@pytest.mark.parametrize("with_clock", [False, True])
+def test_work_that_a_column_counts_and_that_differs_in_each_step(spread, with_clock, tmp_path):
+    draw = random.Random(SEED)
+    tokens = {
+        (rank, step): draw.randint(*spread) if len(spread) == 2 else draw.choice(spread)
+        for step in range(300)
+        for rank in range(4)
+    }
+
+    def seconds(rank, step):
+        return tokens[rank, step] * 1e-4 * draw.gauss(1, 0.02)
+
+    rows = operations(seconds) if with_clock else whole_steps(seconds)
+    rows = [row | {"tokens": tokens[row["rank"], row["step"]]} for row in rows]
+    verdict = judged(tmp_path, rows)
+    (finding,) = verdict.findings
+    assert finding.kind == "SEQUENCE_IMBALANCE"
+    assert finding.headline.startswith("The ranks' work follows the column tokens, which is divided unevenly")
+    assert finding.facts[0].value > 0.99
+    assert holds(finding.gain, verdict.even)
+
+
+def test_a_rank_with_more_work_is_not_slow(tmp_path):
+    draw = random.Random(SEED)
+    tokens = {(rank, step): draw.randint(900, 1100) + 600 * (rank == 3) for step in range(300) for rank in range(4)}
+    rows = whole_steps(
+        lambda rank, step: tokens[rank, step] * 1e-4 * draw.gauss(1, 0.02), tokens=lambda *at: tokens[at]
+    )
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("SEQUENCE_IMBALANCE", ("3",))
+    assert "rank 3 has 1.6 times as much as the others" in finding.headline
+    assert finding.advice.startswith("Divide tokens evenly")
+    assert finding.gain.value == pytest.approx(1 - 1150 / 1600, abs=0.02)  # the others take over some of it
+
+
+def test_a_slow_rank_is_found_in_spite_of_uneven_work(tmp_path):
+    draw = random.Random(SEED)
+    tokens = {(rank, step): draw.randint(500, 2000) for step in range(300) for rank in range(4)}
+    rows = whole_steps(
+        lambda rank, step: tokens[rank, step] * 1e-4 * draw.gauss(1, 0.02) * (1.5 if rank == 2 else 1),
+        tokens=lambda *at: tokens[at],
+    )
+    findings = judged(tmp_path, rows).findings
+    assert {finding.kind: finding.ranks for finding in findings} == {"STRAGGLER": ("2",), "SEQUENCE_IMBALANCE": ()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokens", lambda rank, _: 1000 + rank), ("gpu_temp", lambda rank, step: 60 + 20 * (rank == 1) + step % 3)],
+)
+def test_what_is_no_work_does_not_explain_a_slow_rank(name, value, tmp_path):
+    rows = whole_steps(late(1.5, only=1), ranks=2, **{name: value})
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("1",))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_is_no_late_rank(seed, tmp_path):
+    draw = random.Random(seed)
+    rows = whole_steps(lambda *_: draw.gauss(0.1, 0.002), ranks=8, tokens=lambda *_: draw.randint(900, 1100))
+    assert judged(tmp_path, rows).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("rare", "kind", "headline"),
+    [
+        ("evaluation", "EVALUATION_BOUND", "Evaluation takes 3"),
+        ("checkpoint", "CHECKPOINTING", "Saving takes 3"),
+        ("rebalance", "PERIODIC_STALL", "Every 50 steps, one takes 31.5 times as long as the others, most of it in rebalance."),
+    ],
+)  # fmt: skip
+def test_long_steps_are_named_after_the_operation_that_takes_them(rare, kind, headline, tmp_path):
+    first = judged(tmp_path, operations(late(1, usual=0.03), steps=400, every=50, rare=(rare, 3.0))).findings[0]
+    assert first.kind == kind
+    assert first.headline.startswith(headline[:24])
+    assert headline.partition("others")[2] in first.headline
+    assert "every 50 steps" in first.headline + first.advice
+    assert "saving, evaluating" not in first.advice
+
+
+def test_irregular_evaluations_are_named(tmp_path):
+    rows = [
+        {"step": step, "rank": rank, "operation": name, "seconds": spent}
+        for step in range(400)
+        for rank in range(2)
+        for name, spent in (("forward", 0.03), ("backward", 0.06), ("evaluation", 3.0))
+        if name != "evaluation" or step in (13, 60, 77, 150, 190, 233, 300, 371)
+    ]
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.headline) == ("EVALUATION_BOUND", "Evaluation takes 40% of the time, in 8 steps.")
+
+
+def test_ranks_that_wait_for_a_rank_that_saves_alone(tmp_path):
+    rows = operations(late(1, usual=0.03), steps=400, every=50, rare=("checkpoint", 3.0), on=0)
+    first = judged(tmp_path, rows).findings[0]
+    assert first.kind == "CHECKPOINTING"
+    assert first.gain.value > 0.35
+
+
+def test_evaluations_of_an_mlperf_log(tmp_path):
+    now, lines = 0.0, []
+
+    def event(key, value=None):
+        lines.append(":::MLLOG " + json.dumps({"time_ms": int(now), "key": key, "value": value}))
+
+    event("run_start")
+    for _ in range(12):
+        for _ in range(48):
+            now += 600
+            event("tracked_stats", {"train_step_time": 0.6})
+        event("eval_start")
+        now += 20_000
+        event("eval_stop")
+    (tmp_path / "result_0.txt").write_text("\n".join(lines))
+    first = diagnose(read_table(tmp_path / "result_0.txt").ledger).findings[0]
+    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 39% of the time, every 48 steps.")
+
+
+def test_a_rank_that_ends_early_is_stated(tmp_path, capsys):
+    rows = [row for row in whole_steps(late(1)) if row["rank"] != 1 or row["step"] <= 100]
+    path = write(tmp_path / "t.csv", rows)
+    report = report_table(path)
+    assert (report.verdict.kind.value, report.verdict.main.ranks) == ("UNEQUAL_STEPS", ("1",))
+    assert report.verdict.main.headline == "Rank 1 has no step after 100, while rank 0 goes on to step 299."
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Only the 101 steps that all ranks have were judged, of 300." in shown
+    slow = [row | {"seconds": row["seconds"] * (2 if row["rank"] == 0 else 1)} for row in rows]
+    verdict = report_table(write(path, slow)).verdict
+    assert [finding.kind.value for finding in (verdict.main, *verdict.also)] == ["STRAGGLER", "UNEQUAL_STEPS"]
+
+
+def test_a_rank_whose_last_steps_are_unwritten_has_not_ended_early(tmp_path):
+    rows = [row for row in whole_steps(late(1)) if row["step"] < 300 - 3 * row["rank"]]
+    assert report_table(write(tmp_path / "t.csv", rows)).verdict.kind.value == "BALANCED"
+
+
+def test_a_restarted_training_counts_once(tmp_path):
+    rows = [row | {"seconds": spent} for spent in (0.2, 0.1) for row in whole_steps(late(1), ranks=2, steps=200)]
+    table = read_table(write(tmp_path / "t.csv", rows))
+    assert (table.lost, table.why) == (400, "a step is repeated")
+    assert table.ledger.totals.duration == pytest.approx(40)
+    without = [{key: row[key] for key in ("step", "seconds")} for row in rows]
+    with pytest.raises(SourceError, match=r"rank, or operation.*keep the rows of the last attempt"):
+        read_table(write(tmp_path / "t.csv", without))
+
+
+@pytest.mark.parametrize(
+    ("column", "scale"),
+    [("ms", 1e3), ("duration_ms", 1e3), ("step_time (ms)", 1e3), ("elapsed_us", 1e6), ("time.ns", 1e9), ("Milliseconds", 1e3)],
+)  # fmt: skip
+def test_a_unit_at_the_end_of_a_columns_name(column, scale, tmp_path):
+    rows = [{"iteration": step, column: 0.1 * scale} for step in range(20)]
+    ledger = read_table(write(tmp_path / "t.csv", rows)).ledger
+    assert ledger.totals.duration == pytest.approx(2)
+    assert read_table(tmp_path / "t.csv", {"seconds": column}).ledger.totals.duration == pytest.approx(2)
+
+
+def test_starts_and_ends_in_milliseconds(tmp_path):
+    rows = [{"step": step, "start_ms": 1.7e12 + step * 100, "end_ms": 1.7e12 + step * 100 + 100} for step in range(20)]
+    assert read_table(write(tmp_path / "t.csv", rows)).ledger.totals.duration == pytest.approx(2, rel=1e-3)
+    rows = [{"step": row["step"], "start": row["start_ms"], "end": row["end_ms"]} for row in rows]
+    with pytest.raises(SourceError, match="times are in seconds, unless the column's name ends with _ms"):
+        read_table(write(tmp_path / "t.csv", rows))
+
+
+@pytest.mark.parametrize(
+    ("head", "hint"), [("step,x", "seconds=NAME"), ("n,seconds", "step=NAME"), ("step,items", "seconds=")]
+)
+def test_the_hint_names_the_column_that_is_missing(head, hint, tmp_path):
+    (tmp_path / "t.csv").write_text(f"{head}\n1,2\n")
+    with pytest.raises(SourceError, match=f"--columns {hint}"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_what_else_takes_time_is_named(tmp_path):
+    rows = [
+        {"step": step, "rank": rank, "operation": name, "seconds": 0.1}
+        for step in range(60)
+        for rank in range(2)
+        for name in ("forward", "reading labels")
+    ]
+    verdict = judged(tmp_path, rows)
+    assert verdict.reason.endswith("only 50% of the time is computation; most of the rest is reading labels.")
+    path = tmp_path / "t.csv"
+    assert "Add columns with the work of each rank" in report_table(path).verdict.main.next_step
