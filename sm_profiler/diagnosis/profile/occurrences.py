@@ -241,7 +241,7 @@ class Seen:
 
     @property
     def low(self) -> str:
-        """Why no more than a low confidence is due; "" if enough samples show the activity."""
+        """Reason why no more than a low confidence is due; "" if enough samples show the activity."""
         return f"only {self.count} samples" if self.count < limits.SAMPLES else ""
 
 
