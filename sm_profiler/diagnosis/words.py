@@ -97,7 +97,7 @@ ADVICE: Mapping[str, str] = {
     # input
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
-    "input_no_workers": f"Prepare batches in worker processes: {{loader}}, with pin_memory=True if there is a GPU; {_TRY}. {{more}}",
+    "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
     "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
@@ -240,7 +240,7 @@ FRAGMENTS: Mapping[str, str] = {
     "saving_around": ", and saving outside of these calls {share}",
     "logging_rest": "; other lines that write take {share}",
     "callback_inside": "; evaluation, compiling and files in them take {share} more",
-    "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True)",
+    "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True), with pin_memory=True if there is a GPU",
     "loader_of_trainer": "TrainingArguments(dataloader_num_workers={suggested}, dataloader_persistent_workers=True)",
     "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
     "evaluation_compiled": ", without {time} of compiling for it",

@@ -20,7 +20,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
-from operator import is_not, methodcaller
+from operator import attrgetter, is_not, methodcaller
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -149,6 +149,18 @@ def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
     return _followed(map(methodcaller("get", thread), starmap(frames, [()])))
 
 
+def stack_and_lines(thread: int | None, frames: Frames = current_frames) -> tuple[Stack, list[int | None]]:
+    """Return the frames of a thread with the number of the line that each is at, all of one moment.
+
+    A frame tells its line when it is asked; after the call that follows the stack, the thread may run on.
+    """
+    stack: Stack = []
+    follow = _following(map(methodcaller("get", thread), starmap(frames, [()])))
+    return stack, uncollected(partial(list, chain.from_iterable(map(_call, (
+        partial(filter, None, map(stack.extend, [follow])), partial(map, attrgetter("f_lineno"), stack)
+    )))))  # fmt: skip
+
+
 def outwards(frame: FrameType | None) -> Stack:
     """Return a frame and those around it; the thread must not run during the call."""
     return _followed([frame])
@@ -156,8 +168,12 @@ def outwards(frame: FrameType | None) -> Stack:
 
 def _followed(innermost: Iterable[FrameType | None]) -> Stack:
     """Return a single frame and those around it; iterators of C code are put together, so that nothing else runs."""
+    return uncollected(partial(list, _following(innermost)))
+
+
+def _following(innermost: Iterable[FrameType | None]) -> Iterator[FrameType]:
     steps: Iterator[Any] = chain(innermost, repeat("f_back"))  # a frame, then this of each
-    return uncollected(partial(list, islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_FRAMES)))
+    return islice(takewhile(partial(is_not, None), accumulate(steps, getattr)), MAX_FRAMES)
 
 
 _call = methodcaller("__call__")

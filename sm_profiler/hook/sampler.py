@@ -21,7 +21,7 @@ from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
-from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_of
+from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.scheduling import Helpers, waited_ns
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
@@ -199,9 +199,9 @@ class Sampler(Collector):
 
     def sample(self, now_ns: int) -> None:
         """Add one sample of the training thread, which counts for the time since the last one."""
-        stack = stack_of(self._training_thread(), self._frames)
-        places, leaf = self.reader.read(stack)
-        phase = self.declared[-1] if self.declared else phase_of(self._tracker, stack)
+        stack, lines = stack_and_lines(self._training_thread(), self._frames)
+        phase = self.declared[-1] if self.declared else phase_of(self._tracker, stack)  # before the thread runs on
+        places, leaf = self.reader.read(stack, lines)
         del stack  # frames keep what is local to them alive
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns

@@ -13,7 +13,7 @@ import sys
 import threading
 import tokenize
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
@@ -92,12 +92,17 @@ class StackReader:
         self._stop = stop  # code of the outermost frame that counts
         self._script: str | None = None  # folder of the package that runs as the script
 
-    def read(self, stack: Stack) -> tuple[tuple[Place, ...], str]:
-        """Return the user's lines and the name of the innermost function if it is not the user's."""
+    def read(self, stack: Stack, lines: Sequence[int | None] = ()) -> tuple[tuple[Place, ...], str]:
+        """Return the user's lines and the name of the innermost function if it is not the user's.
+
+        Args:
+            stack: the frames, the innermost first.
+            lines: the line that each was at when the stack was read; default: at which they are now.
+        """
         places: list[Place] = []
         library: list[Place] = []
         leaf = ""
-        for frame in stack[:MAX_DEPTH]:
+        for depth, frame in enumerate(stack[:MAX_DEPTH]):
             code = frame.f_code
             if code is self._stop or len(places) == MAX_PLACES:
                 break
@@ -105,18 +110,18 @@ class StackReader:
             if origin is None:
                 origin = self._origin(code.co_filename)
             if origin == _USER:
-                places.append(self._place(frame, code))
+                places.append(self._place(code, lines[depth] if lines else frame.f_lineno))
             elif origin == _LIBRARY and not places:
                 leaf = leaf or _qualified(frame, code)
                 if len(library) < MAX_LIBRARY:
-                    library.append(self._place(frame, code))
+                    library.append(self._place(code, lines[depth] if lines else frame.f_lineno))
             elif code.co_filename.startswith("<frozen importlib") and not places:
                 leaf = "import"
         return tuple(reversed(places or library)), leaf
 
-    def _place(self, frame: FrameType, code: CodeType) -> Place:
+    def _place(self, code: CodeType, line: int | None) -> Place:
         name = code.co_filename
-        return self._shown.get(name) or self._show(name), frame.f_lineno or code.co_firstlineno, _name(code)
+        return self._shown.get(name) or self._show(name), line or code.co_firstlineno, _name(code)
 
     def _show(self, name: str) -> str:
         """Return a file's name as the report shows it: below the working folder, relative to it."""

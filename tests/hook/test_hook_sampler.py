@@ -16,7 +16,7 @@ import pytest
 from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
 from sm_profiler.hook import frames
-from sm_profiler.hook.frames import outwards
+from sm_profiler.hook.frames import outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.workers import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
@@ -663,3 +663,21 @@ def test_other_pythons_see_the_same_lines(version):
     assert (found["holder"], found["functions"]) == ("values of Store", ["keep"])
     for name, seen in found["seen"].items():
         assert seen == {"function": "slow", "errors": []}, name
+
+
+def test_lines_are_those_of_the_moment_at_which_the_stack_was_read():
+    """A generator runs on between the reading of its stack and that of its lines, as the training thread may."""
+
+    def running():
+        yield 1
+        yield 2
+
+    steps = running()
+    next(steps)
+    first = steps.gi_frame.f_lineno
+    stack, lines = stack_and_lines(7, lambda: {7: steps.gi_frame})
+    next(steps)
+    places, _ = StackReader().read(stack, lines)
+    assert places[-1][1] == first
+    assert StackReader().read(stack)[0][-1][1] == first + 1
+    assert stack_and_lines(8, dict) == ([], [])

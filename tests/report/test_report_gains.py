@@ -287,6 +287,13 @@ def test_workers_that_compute_cannot_save_more_than_the_cores_allow():
     assert gain.share_of_loop.low < without_load.share_of_loop.low
 
 
+def test_workers_on_two_cores_do_not_certainly_more_than_halve_a_step():
+    """Other programs had the cores for most of the time, which looked as if loading needed a third of one."""
+    pool = Workers(0, 2, 9, 0.009, 0.001, idle=False)
+    least, usual, _ = left_after(pool, np.full(200, 0.009), np.full(200, 0.001), 1.0, [0.4])
+    assert 0.010 / (0.001 + least) <= 2 < 0.010 / (0.001 + usual)
+
+
 def test_without_a_free_core_loading_is_shared_and_does_not_vanish():
     """Loading takes 9 of 10 ms and computes: eight workers would be needed, and two cores halve the step at best."""
     pool = Workers(0, 2, 9, 0.009, 0.001, idle=False)

@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.event_names import CALLBACK, COMPILE
 from sm_profiler.formatting import unbroken
 from sm_profiler.metrics import parts
@@ -207,3 +208,7 @@ def test_what_a_callback_compiles_goes_with_it():
     found = report_from(rows).verdict.main
     assert found.kind is Class.SLOW_CALLBACK
     assert found.gain.share_of_loop.value > 0.7
+
+
+def test_the_trainer_is_not_given_an_argument_of_the_data_loader():
+    assert "pin_memory" not in FRAGMENTS["loader_of_trainer"] + ADVICE["input_no_workers"]  # it pins by default

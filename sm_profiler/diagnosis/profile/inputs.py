@@ -398,7 +398,8 @@ def left_after(
     step = float((wait + compute).mean())
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
     if pool.now <= 0 and own_cores:
-        shared = crowded = step * float(np.mean(own_cores)) / pool.cores
+        # a process that waits for cores, which others use, occupies less of them than its work needs
+        shared, crowded = step * float(np.mean(own_cores)) / pool.cores, (load + mean) / pool.cores
     else:
         shared, crowded = min(step * cpu, (load + mean) / pool.cores), min(step * cpu, load / pool.cores + mean)
     slowed = mean * 0.15  # the workers use the other cores and the memory's bandwidth
