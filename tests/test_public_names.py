@@ -186,6 +186,7 @@ def test_mypy_sees_the_type_of_every_export(program):
     check(messages, {int(line) for line, kind, _ in found if kind == "error"}, program)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pyright_sees_the_type_of_every_export(program):
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]

@@ -46,6 +46,7 @@ def pids_with(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sdk2
 def test_demo_finds_the_planted_problem_without_network(tmp_path):

@@ -40,6 +40,7 @@ def peak_mib(path):
     return int(done.stdout)
 
 
+@pytest.mark.long
 def test_a_gzip_file_unpacks_to_a_multiple_of_its_size(tmp_path):
     path = tmp_path / "times.csv"
     path.write_bytes(gzip.compress(b"step,seconds\n" + b"1,1\n" * (5 << 20)))
@@ -56,6 +57,7 @@ def test_columns_that_a_table_declares_and_rows_lack_take_no_memory(tmp_path):
     assert peak_mib(wide) < 250
 
 
+@pytest.mark.long
 def test_values_of_parquet_that_are_stored_once_take_their_memory_once(tmp_path):
     table = pa.table(
         {

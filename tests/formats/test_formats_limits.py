@@ -160,6 +160,7 @@ def test_a_sparse_file_is_refused_without_being_searched_for_records(start):
         assert (len(rows.head), outcome.status, outcome.lost) == (0, "refused", 1)
 
 
+@pytest.mark.long
 def test_a_small_compressed_file_has_bounded_events_names_and_arguments():
     def one(number: int) -> bytes:
         return b'{"ph":"X","name":"%x","ts":1,"dur":1,"args":{"x":%d}}' % (number, number)

@@ -305,6 +305,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", BOMBS)
 def test_small_parts_take_a_multiple_of_the_file(what, monkeypatch):
     monkeypatch.setattr("sm_profiler.formats.xplane_reader.FREE_PARTS", 1000)

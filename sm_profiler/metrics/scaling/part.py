@@ -360,7 +360,7 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
-            vars(rule).update(rules.get(name, {}))  # none if it could not be created there: `broken` has it
+            vars(rule).update({} if name in broken else rules[name])  # a rule that could not be created has no state
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)
