@@ -152,7 +152,7 @@ def stack_of(thread: int | None, frames: Frames = current_frames) -> Stack:
 def stack_and_lines(thread: int | None, frames: Frames = current_frames) -> tuple[Stack, list[int | None]]:
     """Return the frames of a thread with the number of the line that each is at, all of one moment.
 
-    The line of a frame is that of the moment at which it is asked for; after the call that follows the stack, the thread may run on.
+    The line of a frame is that of the moment at which it is requested; after the call that follows the stack, the thread may run on.
     """
     stack: Stack = []
     follow = _following(map(methodcaller("get", thread), starmap(frames, [()])))
