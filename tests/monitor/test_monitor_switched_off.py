@@ -24,7 +24,7 @@ def config(tmp_path):
 
 
 def write(path, text):
-    """Write a configuration as a person does, some time after the last one: the kernel's clock may not tell two apart."""
+    """Write a configuration as a person does, some time after the last one: the kernel's clock may not distinguish the two."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
