@@ -1,12 +1,14 @@
 """Heat maps of cores and GPUs: what they show, and how large they get."""
 
+import re
+
 import numpy as np
 import pytest
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.metrics.system_fold import USE_BUCKETS, SystemFold, Use
-from sm_profiler.render.heat_map import MAX_LINES, heat_section, levels, lines_of
-from sm_profiler.render.page import page_parts
+from sm_profiler.render.heat_map import LEVELS, MAX_LINES, heat_section, levels, lines_of
+from sm_profiler.render.page import page_parts, page_style
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
@@ -145,3 +147,5 @@ def test_the_page_has_it_after_the_timeline(tmp_path):
     assert order.index("heat") == order.index("timeline") + 1
     assert parts["heat"].count('role="img"') == 2
     assert "4 GPUs are" in parts["heat"]
+    shades = re.findall(r"\.l\d \{ opacity: ([.\d]+); \}", page_style())
+    assert len({*shades}) == len(shades) == LEVELS - 1  # the highest is opaque
