@@ -8,6 +8,10 @@ import stat
 from typing import BinaryIO
 
 
+class NotRegularError(OSError):
+    """A path is that of a pipe, a device or a folder."""
+
+
 def open_regular(path: str | os.PathLike[str], *, flags: int = 0) -> BinaryIO:
     """Open a regular file for reading.
 
@@ -16,18 +20,19 @@ def open_regular(path: str | os.PathLike[str], *, flags: int = 0) -> BinaryIO:
         flags: further flags of `os.open`, such as `O_NOFOLLOW`, which refuses a link.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        NotRegularError: it is no regular file.
+        OSError: it cannot be opened.
     """
 
     def opener(name: str, given: int) -> int:
         return os.open(name, given | flags | os.O_NONBLOCK)
 
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a device may have an effect
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
     file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
     return file
 
 

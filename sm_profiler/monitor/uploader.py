@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,6 +14,7 @@ import attrs
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
 from sm_profiler.printable import logger_for, one_line, printable
+from sm_profiler.regular import NotRegularError, open_regular
 from sm_profiler.settings import KMS_KEY
 from sm_profiler.signals import StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
@@ -275,7 +275,7 @@ class Uploader:
     def _attempt(self, info: FileInfo) -> Exception | None:
         """Upload a file; return what went wrong."""
         try:
-            with open_regular(self.root, info.key) as file:
+            with open_below(self.root, info.key) as file:
                 earlier = self._earlier_part(info.key)
                 if not earlier:
                     self.destination.upload(info.key, file, os.fstat(file.fileno()).st_size)
@@ -318,7 +318,7 @@ class Uploader:
             self.report(f"sm-profiler: {printable(text)}")
 
 
-def open_regular(root: Path, key: str) -> BinaryIO:
+def open_below(root: Path, key: str) -> BinaryIO:
     """Open a regular file under a root without following symbolic links, whose targets may be anything on this machine.
 
     Raises:
@@ -328,9 +328,7 @@ def open_regular(root: Path, key: str) -> BinaryIO:
     path = root / key
     if path.is_symlink() or Path(os.path.realpath(path.parent)) != Path(os.path.realpath(root), key).parent:
         raise UnsafeFileError(f"{path} is a symbolic link or under a symbolic link: not uploaded")
-    # Non-blocking, for a pipe; no link, for a file that was replaced a moment ago.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise UnsafeFileError(f"{path} is not a regular file: not uploaded")
-    return file
+    try:
+        return open_regular(path, flags=os.O_NOFOLLOW)  # it may have been replaced by a link a moment ago
+    except NotRegularError:
+        raise UnsafeFileError(f"{path} is not a regular file: not uploaded") from None

@@ -24,8 +24,9 @@ from sm_profiler.formats.process_end import KILLED
 from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, record_vanished, recover_traces, was_killed_here
 from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import ProcessRegistry
+from sm_profiler.regular import open_regular
 from sm_profiler.storage import FileInfo, LocalStorage
-from sm_profiler.storage.base import open_regular, real_path
+from sm_profiler.storage.base import real_path
 
 MAX_COPIED_BYTES = 4 << 30
 CLOSE_SECONDS = 60.0  # after which a trace file is closed by default
@@ -70,7 +71,10 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
         key = path.relative_to(base)
         target = to / key.with_name(readable_name(key))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError, SourceError), open_regular(real_path(base, key.as_posix())) as file:
+        with (
+            contextlib.suppress(OSError, SourceError),
+            open_regular(real_path(base, key.as_posix()), flags=os.O_NOFOLLOW) as file,
+        ):
             size = os.fstat(file.fileno()).st_size
             if size <= left and (size <= MAX_LEFT_BYTES or not key.name.endswith(TEMPORARY)):
                 target.write_bytes(file.read(size))

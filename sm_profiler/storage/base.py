@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import attrs
 
-from sm_profiler import regular
 from sm_profiler.errors import SourceError
+from sm_profiler.regular import open_regular
 
 
 class MissingFileError(SourceError):
@@ -184,15 +184,6 @@ def real_path(root: Path, key: str) -> Path:
     return real
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a link is refused.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    return regular.open_regular(path, flags=os.O_NOFOLLOW)
-
-
 class LocalStorage:
     """The files below a local folder.
 
@@ -252,7 +243,7 @@ class LocalStorage:
         """Return the bytes of a file, or those from `start` up to but not including `end`."""
         path = safe_path(self.root, key)
         try:
-            with open_regular(real_path(self.root, key)) as file:
+            with open_regular(real_path(self.root, key), flags=os.O_NOFOLLOW) as file:
                 if start:
                     file.seek(start)
                 data = file.read() if end is None else file.read(max(0, end - (start or 0)))

@@ -170,10 +170,10 @@ def test_unreadable_local_files_are_counted(job, tmp_path, processes, monkeypatc
     path = min(copy.rglob("*pythontimeline.json"))
     real = base.open_regular
 
-    def denied(wanted):
+    def denied(wanted, **options):
         if wanted.name == path.name:
             raise PermissionError(13, "Permission denied")
-        return real(wanted)
+        return real(wanted, **options)
 
     path.chmod(0)
     monkeypatch.setattr(base, "open_regular", denied)  # root may read any file
