@@ -65,7 +65,7 @@ def shares(totals: Totals | None, *, on_device: bool = False) -> list[Share]:
 
     Args:
         totals: the ledger, or None without one.
-        on_device: a GPU timed the phases of the steps, which their names then say.
+        on_device: a GPU timed the phases of the steps; their names state it.
     """
     if totals is None:
         return []
