@@ -11,8 +11,16 @@ import numpy as np
 
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
-from sm_profiler.rules.base import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, BuiltinRule, is_numbered, node_groups
-from sm_profiler.rules.parameters import count, percentile
+from sm_profiler.rules.base import (
+    CPU_UTILIZATION,
+    GPU_UTILIZATION,
+    IO_WAIT,
+    BuiltinRule,
+    count,
+    is_numbered,
+    node_groups,
+    percentile,
+)
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.time_breakdown import TimeBreakdown
 

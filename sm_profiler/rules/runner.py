@@ -24,7 +24,7 @@ from sm_profiler.folding.engine import Fold, Following, Slice, error_line, other
 from sm_profiler.folding.window import EvaluationWindow
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
-from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
+from sm_profiler.rules.custom import CustomOutcome, CustomProcess
 from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet

@@ -33,11 +33,10 @@ _LISTED = {
     "rules.bottleneck": "_Totals _WindowCounts",
     "rules.dataloader": "_Waits",
     "rules.gpu_rules": "BatchSizeParameters GPUMemoryIncreaseParameters LowGPUUtilizationParameters RollingSeries "
-    "_Increase _LowUtilization _Underutilized",
-    "rules.load_balancing": "_Histogram",
+    "_Histogram _Increase _LowUtilization _Underutilized",
     "rules.overall": "_Loop",
     "rules.quantile_sketch": "QuantileSketch",
-    "rules.step_outlier": "_LongStep _Phase",
+    "rules.step_rules": "_LongStep _Phase",
     "rules.time_breakdown": "EventClass TimeBreakdown",
 }
 FREE_BYTES, MAX_TIMES = 64 << 20, 64  # unpacked: so much, and so many times what arrived
