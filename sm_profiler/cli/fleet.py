@@ -82,9 +82,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
-    from sm_profiler.fleet.building import build_fleet
+    from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
     from sm_profiler.fleet.wording import summary
-    from sm_profiler.fleet.writing import HTML, write_fleet
     from sm_profiler.storage import open_storage
 
     fleet = build_fleet(
