@@ -20,8 +20,15 @@ from sm_profiler.config.api import (
     rule_problems,
     shown,
 )
-from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile, suggestion
-from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
+from sm_profiler.config.profile import (
+    COLLECTORS,
+    MAX_SUGGESTIONS,
+    CollectorConfig,
+    NamePattern,
+    Profile,
+    load_profile,
+    suggestion,
+)
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA, path_problems
 from sm_profiler.printable import printable
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sm_profiler.debugger import rule_base, rule_configs
+from sm_profiler.debugger import rule_configs, sdk_compat
 from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
@@ -118,7 +118,7 @@ def get_default_profiler_processing_job(
     return ProfilerRule.sagemaker(config, name=name, instance_type=instance_type, volume_size_in_gb=volume_size_in_gb)
 
 
-class ProfilerRule(rule_base.RuleBase):
+class ProfilerRule(sdk_compat.RuleBase):
     """A rule that evaluates a training job's profile, made by `ProfilerRule.sagemaker` or `ProfilerRule.custom`.
 
     Attributes:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from sm_profiler.config.api import METRICS_KEYS, canonical
-from sm_profiler.config.notation import parse_metrics
+from sm_profiler.config.api import METRICS_KEYS, canonical, parse_metrics
 from sm_profiler.config.profile import COLLECTORS, CollectorSpec
 from sm_profiler.debugger.profiler_constants import PROFILING_NUM_STEPS_DEFAULT, START_STEP_DEFAULT
 from sm_profiler.debugger.sdk_compat import SdkValue, is_kind

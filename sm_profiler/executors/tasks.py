@@ -18,7 +18,7 @@ import numpy as np
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors.pools import Pool
-from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
+from sm_profiler.formats.bounds import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 from sm_profiler.printable import one_line
 
 TaskT = TypeVar("TaskT")

@@ -9,8 +9,7 @@ from weakref import ref
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, Rows, SystemColumns
-from sm_profiler.formats.packed import Packed, gather
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, Packed, Rows, SystemColumns, gather
 
 _T = TypeVar("_T")
 

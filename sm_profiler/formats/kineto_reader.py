@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sm_profiler.formats.bounds import check_json
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
-from sm_profiler.formats.elements import check_json
 from sm_profiler.formats.outcome import (
     BYTE_ORDER_MARK,
     MAX_FILE_BYTES,

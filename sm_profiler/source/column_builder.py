@@ -8,9 +8,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, EventColumns, Numbering, SystemColumns
+from sm_profiler.formats.columns import Category, EventColumns, Numbering, Packed, SystemColumns, gather
 from sm_profiler.formats.outcome import Outcome
-from sm_profiler.formats.packed import Packed, gather
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import EventAssembler, LooseEnd, OpenEvent, SystemAssembler, TraceRows

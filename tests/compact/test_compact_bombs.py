@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sm_profiler.formats.parquet_pages import unpacked_size
+from sm_profiler.formats.bounds import unpacked_size
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents, header, paths, schema
 from sm_profiler.source.parquet.contents import Contents, TableWriter

@@ -17,7 +17,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
+from sm_profiler.formats.bounds import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 
 _PACKAGES = tuple(f"sm_profiler.{name}." for name in ("formats", "rules", "metrics", "report", "diagnosis"))
 # What states contain; anything else is refused.

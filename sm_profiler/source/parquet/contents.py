@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.formats import layout
-from sm_profiler.formats.elements import check_elements
+from sm_profiler.formats.bounds import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import ItemColumns, ItemTable

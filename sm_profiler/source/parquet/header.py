@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.elements import check_json
+from sm_profiler.formats.bounds import check_json
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
 from sm_profiler.source.item_table import Item

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, unpacked_size
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, unpacked_size
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.header import Header

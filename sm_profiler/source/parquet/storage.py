@@ -12,9 +12,9 @@ import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
+from sm_profiler.formats.columns import Packed
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
