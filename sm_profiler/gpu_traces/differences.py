@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.callers import launch_rows, operators_alone, step_rows
 from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
     COMPUTATION,
@@ -23,7 +23,6 @@ from sm_profiler.gpu_traces.kernels import (
     kinds,
     uses_tensor_cores,
 )
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 
 if TYPE_CHECKING:
     from sm_profiler.formats.kineto_reader import KinetoTrace

@@ -22,8 +22,8 @@ from sm_profiler.formats.kineto_reader import (
     KinetoTrace,
 )
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code
-from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code, launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.device_time import of_kind
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
@@ -38,7 +38,6 @@ from sm_profiler.gpu_traces.kernels import (
     kinds,
     name_of,
 )
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.table import Groups
 from sm_profiler.gpu_traces.traces import GpuTraces
 

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from sm_profiler.formats.kineto_reader import KERNEL, Inputs, KinetoTrace
-from sm_profiler.gpu_traces.callers import Callers
-from sm_profiler.gpu_traces.critical_path import temporal
+from sm_profiler.gpu_traces.callers import Callers, launch_rows
+from sm_profiler.gpu_traces.device_time import temporal
 from sm_profiler.gpu_traces.kernels import COMPUTATION, KINDS, Peaks, kinds, name_of, peaks_of
-from sm_profiler.gpu_traces.launches import launch_rows
 from sm_profiler.gpu_traces.table import Groups, Table
 
 _HALF = re.compile(r"half|bfloat16", re.IGNORECASE)

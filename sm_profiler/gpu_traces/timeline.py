@@ -29,10 +29,10 @@ from sm_profiler.formats.kineto_reader import (
 )
 from sm_profiler.formats.outcome import REFUSED
 from sm_profiler.formatting import shorten
-from sm_profiler.gpu_traces.collectives import collectives
+from sm_profiler.gpu_traces.callers import launch_rows, step_rows
+from sm_profiler.gpu_traces.device_time import collectives
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import copy_direction
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
 from sm_profiler.storage import Storage
 from sm_profiler.timeline.writer import Export, TimelineWriter, timeline_file
