@@ -25,7 +25,7 @@ traces of torch.profiler:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_compare(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("before", metavar="A", help=f"the earlier run: {SOURCE_HELP}")
     parser.add_argument("after", metavar="B", help="the later run, given the same way")
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_compare(options: Namespace) -> int:
     from sm_profiler.report.compare import RegressionLimit
     from sm_profiler.report.recordings import holds_only_traces
     from sm_profiler.report.report_json import plain

@@ -32,7 +32,7 @@ _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_fleet(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "sources",
@@ -79,7 +79,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
     from sm_profiler.fleet.building import HTML, build_fleet, write_fleet

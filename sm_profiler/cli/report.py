@@ -43,7 +43,7 @@ examples:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_report(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_source(parser)
     parser.add_argument(
@@ -76,7 +76,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_job_arguments(away, needs_role=False)
 
 
-def run(options: Namespace) -> int:
+def run_report(options: Namespace) -> int:
     from sm_profiler.diagnosis import is_table
     from sm_profiler.report import terminal_summary, write_report
     from sm_profiler.report.recordings import holds_only_traces

@@ -35,7 +35,7 @@ examples:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_run(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.usage = (
         "sm-profiler run [--out DIR | --config FILE] [--no-monitor] [--watch] [--open] "
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_run(options: Namespace) -> int:
     view = LiveView(options.watch, options.open)
     view.check()
     command, name = find_command(options)

@@ -35,7 +35,7 @@ examples:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_try_loader(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.usage = (
         "sm-profiler try-loader [--seconds S] [--workers N,N,…] [--prefetch N,N,…] [--loader N] [--profile SOURCE] "
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments")
 
 
-def run(options: Namespace) -> int:
+def run_try_loader(options: Namespace) -> int:
     command = find_script(options)
     if not 0 < options.seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
