@@ -95,7 +95,7 @@ def add_mcp(parser: ArgumentParser) -> None:
 
 
 def run_mcp(options: Namespace) -> int:
-    from sm_profiler.exporters.mcp.server import Library, build_server, jobs_of, survey
+    from sm_profiler.exporters.mcp import Library, build_server, jobs_of, survey
 
     with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
         library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))

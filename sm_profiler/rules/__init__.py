@@ -42,8 +42,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sm_profiler.folding.engine import Fold, Following, run_folds, windows
-    from sm_profiler.folding.window import EvaluationWindow
+    from sm_profiler.folding import EvaluationWindow, Fold, Following, run_folds, windows
     from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
     from sm_profiler.rules.dataloader import Dataloader
     from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LoadBalancing, LowGPUUtilization
@@ -59,7 +58,6 @@ else:  # numpy is loaded by what needs it
         {
             "bottleneck": ["CPUBottleneck", "IOBottleneck"],
             "dataloader": ["Dataloader"],
-            "sm_profiler.folding.engine": ["Fold", "Following", "run_folds", "windows"],
             "gpu_rules": ["BatchSize", "GPUMemoryIncrease", "LoadBalancing", "LowGPUUtilization"],
             "overall": ["OverallFrameworkMetrics", "OverallSystemUsage"],
             "profiler_report": ["RULES", "ProfilerReport", "run_rules"],
@@ -67,6 +65,6 @@ else:  # numpy is loaded by what needs it
             "rule": ["NoMoreProfilerData", "Rule", "RuleEvaluationConditionMet", "invoke_rule"],
             "step_rules": ["MaxInitializationTime", "StepOutlier"],
             "trial": ["ProfilerTrial"],
-            "sm_profiler.folding.window": ["EvaluationWindow"],
+            "sm_profiler.folding": ["EvaluationWindow", "Fold", "Following", "run_folds", "windows"],
         },
     )

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.folding.window import EvaluationWindow, in_timeline_order
+from sm_profiler.folding import EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formats.event_objects import event_columns, system_columns
 from sm_profiler.rules.results import RuleResult

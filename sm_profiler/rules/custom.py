@@ -30,8 +30,7 @@ import attrs
 import sm_profiler
 from sm_profiler.container import JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
-from sm_profiler.folding.engine import Following, windows
-from sm_profiler.folding.window import MINUTE_US
+from sm_profiler.folding import MINUTE_US, Following, windows
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.base import interval

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats.columns import Floats, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import (

@@ -7,7 +7,7 @@ import math
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import (

@@ -12,8 +12,18 @@ import attrs
 
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
-from sm_profiler.folding.engine import Fold, Following, SourceLike, Stored, error_line, loaded, merge_part, run_folds
-from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
+from sm_profiler.folding import (
+    MINUTE_US,
+    EvaluationWindow,
+    Fold,
+    Following,
+    SourceLike,
+    Stored,
+    error_line,
+    loaded,
+    merge_part,
+    run_folds,
+)
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.base import BuiltinRule, Compat, interval
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck

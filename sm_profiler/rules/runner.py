@@ -20,8 +20,16 @@ import attrs
 
 from sm_profiler.container import RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
-from sm_profiler.folding.engine import Fold, Following, Slice, error_line, others_may_follow, run_folds, run_sliced
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import (
+    EvaluationWindow,
+    Fold,
+    Following,
+    Slice,
+    error_line,
+    others_may_follow,
+    run_folds,
+    run_sliced,
+)
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom import CustomOutcome, CustomProcess

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.formatting import natural_key

@@ -12,7 +12,7 @@ import numpy as np
 
 from sm_profiler.container import STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
+from sm_profiler.folding import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.rules.rule import NoMoreProfilerData

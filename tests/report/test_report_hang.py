@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.exporters.mcp import server as answers
+from sm_profiler.exporters import mcp as answers
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.formatting import is_library
 from sm_profiler.metrics.hang import hang_arguments

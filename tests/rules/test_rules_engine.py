@@ -8,9 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.folding import window as window_module
-from sm_profiler.folding.engine import Slice, SliceTree, Stored
-from sm_profiler.folding.window import WindowCutter
+from sm_profiler.folding import Slice, SliceTree, Stored, WindowCutter
+from sm_profiler import folding as window_module
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import (
     RULES,

@@ -1,4 +1,8 @@
-"""Write a profile as Parquet: only what is new, one file for each node and hour."""
+"""A profile as Parquet: a twentieth of the bytes of a long job, for every engine that reads it, and our reports.
+
+Only what is new is written, one file for each node and hour:
+`compact(open_source("/path/to/profiler-output"), open_storage("s3://bucket/profiles"))`.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,8 @@ from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S, progress_bar
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
+
+__all__ = ["Compacted", "athena_ddl", "compact"]
 
 
 @attrs.frozen(eq=False)

@@ -440,5 +440,5 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
 def pages() -> Path:
     """Return the folder of the pages on verdict classes, in the installed package or the repository."""
     package = Path(sm_profiler.__file__).parent
-    installed = package / "exporters" / "mcp" / "fix"
+    installed = package / "exporters" / "fix"
     return installed if installed.is_dir() else package.parent / "docs" / "fix"
