@@ -72,7 +72,6 @@ class DerivedTables:
         self._samples.extend(_stacks(own))
 
     def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each table that has rows, as columns."""
         found = [(name, rows) for name, rows in each_process(self._steps.result()) if len(rows)]
         if found:
             together = [rows for _, rows in found]
@@ -133,12 +132,10 @@ class Compacted:
     left: int = 0
 
     def add(self, other: Compacted) -> None:
-        """Add the counts of a part."""
         for name in ("files", "rows", "read_bytes", "parts", "written_bytes", "unchanged", "left"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def save(self, storage: Storage, part: Part, data: bytes) -> None:
-        """Write and count a Parquet file."""
         storage.write(part.key, data)
         self.parts += 1
         self.written_bytes += len(data)
@@ -291,7 +288,6 @@ def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Pa
 
 @Remote
 def rewrite_part(task: Task) -> Answer:
-    """Write a part."""
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
     existing.load(footers=True)
@@ -349,8 +345,6 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
 
 
 class _Compaction:
-    """One call of `compact`."""
-
     def __init__(self, source: ProfileSource, storage: Storage, job: str) -> None:
         self._source, self._storage = source, storage
         self._existing = ParquetStorage(storage, job)
@@ -377,7 +371,6 @@ class _Compaction:
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
-        """Write all parts that have new files."""
         changed: dict[Part, list[Item]] = {}
         for item in self._source.files:
             if self._existing.place(item) is not None:
@@ -457,7 +450,6 @@ class _Compaction:
             piece.joined(self._streams)
 
     def _write_list(self) -> None:
-        """Write the list of files unless it is there."""
         contents = ParquetStorage(self._storage, self.done.job).new_contents()
         if contents is not None:
             self._storage.write(paths.contents_of(self.done.job), contents)

@@ -158,7 +158,6 @@ class _Rows:
 
     @classmethod
     def of(cls, columns: Any, times: Callable[[Packed], tuple[Floats, Floats]]) -> _Rows:
-        """Pack rows."""
         table = Packed(columns)
         starts_us, ends_us = times(table)
         return cls(table, times, float(starts_us.min()), float(ends_us.max()))
@@ -567,7 +566,6 @@ class Slice:
         return fold
 
     def loaded(self) -> Slice:
-        """Return the slice with all folds in memory."""
         for index in range(len(self.folds)):
             self.load(index)
         return self
@@ -604,7 +602,6 @@ class SliceTree:
         self._waiting: dict[tuple[int, int], Callable[[], Slice]] = {}
 
     def add(self, level: int, number: int, state: Slice) -> None:
-        """Add a slice (level 0), or a merged pair of the level below."""
         while (load := self._waiting.pop((level, number ^ 1), None)) is not None:
             other = load()
             first, second = (other, state) if number % 2 else (state, other)

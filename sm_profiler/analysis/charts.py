@@ -137,7 +137,6 @@ class StepSeries:
 
 
 def steps_of(events: EventColumns) -> StepSeries:
-    """Select the steps among events."""
     steps = events[events.name.mask(lambda name: name.startswith("Step")) & (events.step >= 0)]
     steps = steps[np.argsort(steps.start_us, kind="stable")]
     return StepSeries(
@@ -319,25 +318,21 @@ class Chart:
         return page
 
     def push(self) -> None:
-        """Update the chart in the notebook."""
         if self.target is not None:
             push_notebook(handle=self.target)
 
 
 def in_notebook() -> bool:
-    """Return True in a notebook's kernel."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return running is not None and hasattr(running, "kernel")
 
 
 def system_reader(reader: SystemMetricsReader | ProfileLocation) -> SystemMetricsReader:
-    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, SystemMetricsReader) else SystemMetricsReader(reader)
 
 
 def framework_reader(reader: AlgorithmMetricsReader | ProfileLocation) -> AlgorithmMetricsReader:
-    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, AlgorithmMetricsReader) else AlgorithmMetricsReader(reader)
 
 

@@ -106,7 +106,6 @@ def total(texts: Category, durations: Floats, counted: Ints) -> dict[str, float]
 
 
 def shares(spent: dict[str, float]) -> dict[str, float]:
-    """Divide each value by the greatest."""
     greatest = max(spent.values(), default=0)
     return {text: value / greatest for text, value in spent.items()} if greatest else spent
 
@@ -466,7 +465,6 @@ def _partitions(source: ProfileSource, kind: str) -> Iterator[list[Item]]:
 
 
 def read_partition(task: _Task) -> Any:
-    """Return the pandas DataFrame of a partition."""
     uri, job, files, kind, start_us = task
     source = open_listed(uri, job, files)
     return _frame(source.events() if kind == FRAMEWORK else source.system(), kind, start_us)

@@ -259,7 +259,6 @@ class MetricsReaderBase:
         event_type: str | None = None,
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[Any]:
-        """Return what happened in a time range."""
         raise NotImplementedError
 
     def _items(self) -> list[Item]:
@@ -284,8 +283,6 @@ class MetricsReaderBase:
 
 
 class SystemMetricsReader(MetricsReaderBase):
-    """Reader of system metrics."""
-
     def get_events(
         self,
         start_time: float,
@@ -325,8 +322,6 @@ class SystemMetricsReader(MetricsReaderBase):
 
 
 class AlgorithmMetricsReader(MetricsReaderBase):
-    """Reader of trace events."""
-
     def get_events(
         self,
         start_time: float,

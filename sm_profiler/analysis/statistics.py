@@ -160,7 +160,6 @@ class JobStats(dict[str, Any]):
         return str(self.to_frame().to_html())
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the figures as a frame with one column and one row per figure."""
         return pd.DataFrame({0: pd.Series(dict(self), dtype=object)})
 
 

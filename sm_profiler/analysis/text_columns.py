@@ -43,7 +43,6 @@ def texts(array: pa.Array | pa.ChunkedArray) -> Any:
 
 
 def category_texts(category: Category) -> Any:
-    """Convert a category to a text column."""
     values, codes = _values(category.values), category.codes
     changes = codes[1:] != codes[:-1]
     if (np.count_nonzero(changes) + 1) * _LONG_RUN <= len(codes):

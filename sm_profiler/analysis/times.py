@@ -18,8 +18,6 @@ _TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 
 
 class TimeUnits(Enum):
-    """Unit of a time argument."""
-
     SECONDS = 1
     MILLISECONDS = 2
     MICROSECONDS = 3

@@ -90,7 +90,6 @@ class Compared:
 
 
 def compared_profiles(before: str, after: str, executor: str | None) -> Compared:
-    """Compare two profiles."""
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compare, render_comparison, summarize_comparison, terminal_comparison
     from sm_profiler.source import open_source
@@ -115,7 +114,6 @@ def compared_traces(before: str, after: str) -> Compared:
 
 
 def write_markdown(path: Path, summary: Summary, failure: str) -> None:
-    """Write the summary as Markdown."""
     from sm_profiler.render.markdown import to_markdown
 
     try:

@@ -73,7 +73,6 @@ def run_local(options: Namespace) -> int:
 
 
 def port(text: str) -> int:
-    """Parse a port number."""
     number = int(text)
     if not 0 <= number <= MAX_PORT:
         raise ArgumentTypeError(f"{text} is not between 0 and {MAX_PORT}")

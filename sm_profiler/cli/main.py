@@ -100,7 +100,6 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Callable[[a
 
 
 def unknown_command(name: str) -> str:
-    """Return the error for a sub-command that does not exist."""
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
     return f"sm-profiler: no command {printable(name)}; {hint}"
@@ -148,7 +147,6 @@ def open_closed_streams() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Parse the words and run the sub-command."""
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser, chosen_parser, command = build_parser(chosen)
     if command is None and chosen is not None and words[0] == chosen:

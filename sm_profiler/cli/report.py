@@ -196,7 +196,6 @@ def is_issue(report: Report) -> bool:
 
 
 def open_run(where: str, *, strict: bool) -> ProfileSource:
-    """Open a profile."""
     from sm_profiler.source import open_source
 
     try:
@@ -264,7 +263,6 @@ def follow(
 
 
 def default_folder(name: str) -> str:
-    """Return the folder of a job's report."""
     return os.path.join("profiler-report", name)  # as the user sees it, not normalized
 
 
@@ -274,7 +272,6 @@ def page_of(out: str) -> str:
 
 
 def write_speedscope(report: Report, path: Path) -> None:
-    """Write the sampled stacks of a job."""
     import json
 
     from sm_profiler.render.flame import to_speedscope

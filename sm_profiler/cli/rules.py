@@ -61,7 +61,6 @@ def run_rules(options: Namespace) -> int:
 
 
 def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
-    """Declare the arguments of a processing job."""
     parser.add_argument("--image", metavar="URI", help="the rule image (default: $SM_PROFILER_RULE_IMAGE)")
     role = parser.add_mutually_exclusive_group(required=needs_role)
     role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
@@ -81,7 +80,6 @@ def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
 
 
 def rule_image(options: Namespace) -> str:
-    """Return the rule image's URI."""
     image = options.image or RULE_IMAGE.read()
     if not image:
         raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")

@@ -68,7 +68,6 @@ def run_run(options: Namespace) -> int:
 
 
 def find_command(options: Namespace) -> tuple[list[str], str]:
-    """Return the command to run and a short name for it."""
     words: list[str] = options.words
     if words[:1] == ["--"] and not options.module:
         if len(words) == 1:
@@ -138,7 +137,6 @@ class LiveView:
                 raise ModuleNotFoundError(name, name=name)
 
     def start(self, root: Path) -> None:
-        """Show the run in a folder."""
         where = str(root.absolute())
         if self.open:
             self._start_page(where)

@@ -43,7 +43,6 @@ class Present(NamedTuple):
     problem: str = ""
 
     def row(self) -> dict[str, str]:
-        """Return the row of the JSON list."""
         setting = self.setting
         return {
             "name": setting.name, "group": setting.group, "kind": setting.kind.name, "unit": setting.unit,

@@ -131,7 +131,6 @@ class Profile:
 
     @property
     def hook_on(self) -> bool:
-        """True if the hook has anything to do."""
         return not self.off
 
     @property

@@ -110,8 +110,6 @@ _NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:
 
 @attrs.frozen
 class Pool:
-    """An executor and the number of its workers."""
-
     executor: Executor
     workers: int
 

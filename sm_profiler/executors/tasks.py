@@ -58,7 +58,6 @@ class Remote(Generic[TaskT, AnswerT]):
         return first, second
 
     def __call__(self, data: bytes) -> bytes | bytearray:
-        """Call the function; a worker does."""
         try:
             theirs, begin = _version_in(data)
             if theirs != (here := self._version()):

@@ -28,7 +28,6 @@ REQUEST_S = 180.0  # with the attempts that botocore makes
 
 
 def request(call: Callable[..., Any], **parameters: Any) -> Any:
-    """Send a request."""
     try:
         return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
@@ -48,7 +47,6 @@ class Topic:
     once: bool = True
 
     def send(self, report: Report) -> str:
-        """Publish the message."""
         message, main = message_of(report), report.verdict.main
         subject = message.title.encode("ascii", "replace").decode()[:_SUBJECT]
         values = {"class": main.kind.value, "confidence": main.confidence}
@@ -64,7 +62,6 @@ class Topic:
 
 
 def open_topic(place: str) -> Topic:
-    """Return the exporter."""
     found = _ARN.fullmatch(place)
     if not found:
         raise ConfigError(f"--to sns:{printable(place)[:100]}: expected sns:arn:aws:sns:REGION:ACCOUNT:TOPIC")
@@ -84,7 +81,6 @@ class Bus:
     once: bool = True
 
     def send(self, report: Report) -> str:
-        """Put the event."""
         entry = {
             "Source": SOURCE, "DetailType": DETAIL_TYPE, "EventBusName": self.name,
             "Detail": json.dumps(message_of(report).detail, allow_nan=False),
@@ -97,7 +93,6 @@ class Bus:
 
 
 def open_bus(place: str) -> Bus:
-    """Return the exporter."""
     if not _BUS.fullmatch(place or "default"):
         raise ConfigError(f"--to eventbridge:{printable(place)[:100]}: expected the name or ARN of a bus")
     return Bus(place or "default", create_api_client("events"))
@@ -127,7 +122,6 @@ class Logs:
     once: bool = False
 
     def send(self, report: Report) -> str:
-        """Write the events."""
         stream = _NAME.sub("-", report.metrics.name)[:400] or "job"
         self._create(self.client.create_log_group, logGroupName=self.group)
         self._create(self.client.create_log_stream, logGroupName=self.group, logStreamName=stream)
@@ -184,7 +178,6 @@ def _document(
 
 
 def open_log_group(place: str) -> Logs:
-    """Return the exporter."""
     group = place or DEFAULT_GROUP
     if not _GROUP.fullmatch(group):
         raise ConfigError(f"--to cloudwatch:{printable(place)[:100]}: expected the name of a log group")

@@ -148,7 +148,6 @@ class SentList:
         self._write(self._keys())
 
     def record(self, report: Report, destination: str) -> None:
-        """Record that it was sent."""
         self._write(self._keys() | {key_of(report, destination)})
 
     def _write(self, keys: set[str]) -> None:
@@ -206,7 +205,6 @@ def place_of(report: Report) -> str:
 
 
 def message_of(report: Report) -> Message:
-    """Return a report's verdict as a message."""
     main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
     place = main.where[0] if main.where else None
     ending, renamed = report.metrics.ending, readable_processes(report.metrics)

@@ -53,11 +53,9 @@ class Library:
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def jobs(self) -> list[Job]:
-        """Return the jobs, the newest first, at most MAX_JOBS."""
         return sorted(self.find(), key=lambda job: (-job.changed, job.name))[:MAX_JOBS]
 
     def job(self, name: str) -> Job:
-        """Return a job by its name."""
         jobs = self.jobs()
         for job in jobs:
             if job.name == name:
@@ -70,12 +68,10 @@ class Library:
         return kept[1] if kept else None
 
     def fleet(self, group_by: Sequence[str]) -> Fleet:
-        """Return what all jobs cost and lose."""
         with self._lock:
             return self.survey(group_by)
 
     def report(self, name: str) -> Report:
-        """Return the report of a job."""
         job = self.job(name)
         with self._lock:  # one at a time: each takes all processors
             source = open_source(job.where, progress=False)
@@ -115,7 +111,6 @@ def jobs_of(sources: Sequence[str]) -> list[Job]:
 
 
 def survey(sources: Sequence[str], index: str, group_by: Sequence[str]) -> Fleet:
-    """Return the fleet of the folders, prefixes and accounts among some sources."""
     places = [source for source in sources if is_remote(source) or Path(source).exists()]
     return build_fleet(places, group_by=group_by or GROUP_BY, index=open_storage(index), progress=False)
 
@@ -166,7 +161,6 @@ def brief(value: Any) -> Any:
 
 
 def whole(report: Report, *, source_lines: bool) -> Answer:
-    """Return report.json."""
     return _shown(report_json(report), source_lines=source_lines)
 
 
@@ -388,7 +382,6 @@ class _Server(MCPServer[Any]):
     """Reports wrong arguments in one line, without the address of pydantic's documentation."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-        """Call a tool."""
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
@@ -402,7 +395,6 @@ class _Server(MCPServer[Any]):
 
 
 def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[Any]:
-    """Return the server."""
     server: MCPServer[Any] = _Server("sm-profiler", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools(library, source_lines)
     questions: tuple[Callable[..., Answer], ...] = (

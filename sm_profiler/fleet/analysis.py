@@ -313,7 +313,6 @@ def loss_order(job: FleetJob, *, in_dollars: bool = True) -> tuple[float, float,
 
 
 def totals_of(jobs: Iterable[FleetJob]) -> Totals:
-    """Return the sums of some jobs."""
     jobs = list(jobs)
     priced = [job for job in jobs if job.bill_usd is not None]
     hours, lost_hours = _sum(job.instance_hours for job in jobs), _sum(job.lost_instance_hours for job in jobs)
@@ -519,7 +518,6 @@ def _common(  # parts of one sentence
 
 
 def _detail(cause: str, jobs: Sequence[FleetJob]) -> str:
-    """Return what the jobs have in common that may be the cause."""
     workers = {job.loader_workers for job in jobs}
     if cause in _OF_LOADER and len(workers) == 1 and None not in workers:
         return f"num_workers={workers.pop()}"
@@ -550,7 +548,6 @@ def assemble(
     prices: str = "",
     notes: Sequence[str] = (),
 ) -> Fleet:
-    """Return the fleet of some jobs, with their bills."""
     rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
     totals = totals_of(rows)
     rows.sort(key=partial(loss_order, in_dollars=totals.in_dollars))

@@ -184,8 +184,6 @@ def _some(names: set[str]) -> str:
 
 @attrs.define(eq=False)
 class _Run:
-    """One run over all sources."""
-
     since: float | None
     executor: str | Executor
     index: Storage | None
@@ -206,7 +204,6 @@ class _Run:
                 self._changed = True
 
     def read(self, source: str) -> None:
-        """Add the rows of a source."""
         missing = []
         found, notes = self._candidates(source)
         self.notes += notes
@@ -293,7 +290,6 @@ class _Run:
         return True
 
     def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
-        """Judge jobs from their profiles."""
         now = self.now()
         tasks = (judge_job.encode(_Task.of(loaded, now)) for _, loaded in jobs)
         saved = time.monotonic()
@@ -372,7 +368,6 @@ class _Task:
 
     @classmethod
     def of(cls, loaded: Loaded, now: float) -> _Task:
-        """Return the task for a job whose small files are read."""
         job = described(loaded.place, loaded.description)
         description = as_json(loaded.description) if loaded.description else {}
         kind = "" if job.types else job.instance_type
@@ -459,7 +454,6 @@ _PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_
 
 
 def _arrow(kind: Any) -> pa.DataType:
-    """Return the type of a column for the type of a field."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, arguments = get_origin(kind), get_args(kind)
@@ -482,7 +476,6 @@ SCHEMA = pa.schema(
 
 
 def to_parquet(jobs: Sequence[FleetJob]) -> bytes:
-    """Return the rows as a Parquet file."""
     rows: list[dict[str, Any]] = msgspec.to_builtins(jobs)
     for row in rows:
         for name in TIMES:

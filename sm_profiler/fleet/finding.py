@@ -272,7 +272,6 @@ def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]
 
 
 def _above(folder: str) -> list[str]:
-    """Return the folders around a job's folder."""
     parts = folder.split("/")
     return ["/".join(parts[:number]) for number in range(len(parts))] if folder else []
 
@@ -285,7 +284,6 @@ def _claimed(storage: Storage, place: Place, shared: Collection[str]) -> str:
 
 
 def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Candidate:
-    """Return the candidate of a place that was found."""
     name = _claimed(storage, place, shared) or place.name or storage.uri.rstrip("/").rpartition("/")[2]
     return Candidate(
         job=f"{storage.uri}\n{place.folder}\n{place.dataset}",
@@ -297,7 +295,6 @@ def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Ca
 
 
 def _load(storage: Storage, place: Place, name: str) -> Loaded:
-    """Read the small files of a job."""
     profile = ""
     if place.dataset:
         profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"

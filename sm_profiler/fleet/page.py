@@ -52,8 +52,6 @@ STAGE_COLOURS = {
 
 @attrs.frozen
 class Step:
-    """One thing to do, for the first screen and the ranking."""
-
     amount: float
     what: str
     next: str
@@ -553,14 +551,12 @@ class Column:
 
     @property
     def css(self) -> str:
-        """Class of its cells."""
         return {"usd": "n", "hours": "n", "share": "n", "date": "when", "text": "t", "cause": "cause"}.get(
             self.kind, ""
         )
 
 
 def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
-    """Return the columns of a fleet's table."""
     kind = "usd" if amounts.priced else "hours"
     return [
         Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),

@@ -54,7 +54,6 @@ def hours(count: float) -> str:
 
 
 def label(cause: str) -> str:
-    """Return the name of a cause of waste."""
     return LABELS.get(cause, cause)
 
 
@@ -76,7 +75,6 @@ def advice(job: FleetJob) -> str:
 
 
 def group_name(key: str) -> str:
-    """Return the name of a key of groups."""
     return _KEYS.get(key, key)
 
 
@@ -129,7 +127,6 @@ class Amounts:
 
     @classmethod
     def of(cls, totals: Totals) -> Amounts:
-        """Return the amounts for a fleet with these sums."""
         return cls(totals.in_dollars)
 
     @property
@@ -150,15 +147,12 @@ class Amounts:
         return (usd or 0.0) if self.priced else instance_hours
 
     def spent(self, sums: Totals) -> float:
-        """Return what some jobs cost."""
         return self.amount(sums.bill_usd, sums.instance_hours)
 
     def lost(self, sums: Totals) -> float:
-        """Return what some jobs lost."""
         return self.amount(sums.lost_usd, sums.lost_instance_hours)
 
     def judged(self, sums: Totals) -> float:
-        """Return what of the cost was judged."""
         return self.amount(sums.judged_usd, sums.judged_instance_hours)
 
 

@@ -62,7 +62,6 @@ class Category:
         return np.asarray(hit, np.bool_)[self.codes] if hit else np.zeros(len(self.codes), np.bool_)
 
     def decode(self) -> NDArray[np.object_]:
-        """Return the text of each row."""
         return np.asarray(self.values, object)[self.codes] if self.values else np.empty(0, object)
 
     def present(self) -> list[str]:
@@ -155,7 +154,6 @@ class SystemColumns(Table):
 
     @classmethod
     def empty(cls) -> SystemColumns:
-        """Return a table without rows."""
         none, text = np.empty(0), Category.of(())
         return cls(none, none, text, text, text, text)
 
@@ -212,7 +210,6 @@ class EventColumns(Table):
 
     @classmethod
     def empty(cls) -> EventColumns:
-        """Return a table without rows."""
         floats, ints, small = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int32)
         text = Category.of(())
         return cls(
@@ -307,7 +304,6 @@ class Packed:
     """Rows of system metrics or events; a slice or a mask returns them as columns again."""
 
     def __init__(self, columns: Any) -> None:
-        """Pack columns."""
         self._kind, self._length = type(columns), len(columns)
         self._texts: dict[str, tuple[str, ...]] = {}
         self._columns: dict[str, Any] = {}

@@ -137,7 +137,6 @@ class TraceEvent:
 
 
 def system_events(system: SystemColumns) -> list[ProfilerSystemEvent]:
-    """Convert each row to an object."""
     columns = (system.type, system.name, system.dimension, system.node)
     kinds, names, dimensions, nodes = ([category.values[code] for code in category.codes] for category in columns)
     rows = zip(kinds, names, dimensions, system.value.tolist(), nodes, system.timestamp.tolist(), strict=True)

@@ -384,7 +384,6 @@ class KinetoColumns:
 
     @cached_property
     def device_events(self) -> KinetoColumns:
-        """The rows of `on_device`."""
         return self[self.on_device]
 
 
@@ -411,7 +410,6 @@ class KinetoTrace:
     threads: tuple[tuple[int | str, int | str], ...] = ()
 
     def select(self, keep: Mask) -> KinetoTrace:
-        """Return the trace with the chosen events only."""
         return attrs.evolve(self, events=self.events[keep])
 
     @property
@@ -538,16 +536,12 @@ _SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
 
 
 class _Categories(dict[str, int]):
-    """Numbers of categories by their texts."""
-
     def __missing__(self, text: str) -> int:
         number = self[text] = _CATEGORIES.get(text.lower(), OTHER)
         return number
 
 
 class _Columns:
-    """The columns so far."""
-
     def __init__(self, tally: Tally) -> None:
         self.count = 0
         self._tally = tally

@@ -139,7 +139,6 @@ class Tally:
     mended: list[str] = attrs.field(factory=list)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count lost records."""
         if count:
             self.dropped[reason] += count
 

@@ -23,7 +23,6 @@ class Fields:
     """A JSON object of known fields."""
 
     def args(self) -> dict[str, Any]:
-        """Return the object as it is written."""
         return {
             name: value if type(value) in _PLAIN else _plain(value)
             for name in names(type(self))
@@ -32,7 +31,6 @@ class Fields:
 
 
 def names(kind: type[Fields]) -> tuple[str, ...]:
-    """Return the names of the fields of a class."""
     if kind not in _names:
         _names[kind] = tuple(field.name for field in attrs.fields(kind))
     return _names[kind]
@@ -93,7 +91,6 @@ class Profiling(Recorded):
     slower: float | None = None
 
     def args(self) -> dict[str, Any]:
-        """Return the object as it is written."""
         found = super().args()
         return found if self.window is None else found | {"slower": self.slower}
 

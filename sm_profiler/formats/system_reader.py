@@ -76,7 +76,6 @@ def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[Sys
 
 
 def _records(data: bytes, tally: Tally) -> Iterator[list[_Record]]:
-    """Yield the records of a file, those of about CHUNK_BYTES at a time."""
     at = 0
     while at < len(data):
         end = len(data)

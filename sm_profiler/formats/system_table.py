@@ -80,7 +80,6 @@ def _texts(column: Any) -> list[str] | None:
 
 
 def release_unused() -> None:
-    """Return unused memory to the operating system."""
     _POOL.release_unused()
 
 

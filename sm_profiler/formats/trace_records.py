@@ -147,7 +147,6 @@ class Announcements:
 
 
 def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
-    """Return the head of a record."""
     track, thread = whole(pid), whole(tid)
     return name or "", phase, -1 if track is None else track, -1 if thread is None else thread
 
@@ -194,7 +193,6 @@ class RecordConverter:
                     self._later.take(record, self.node)
 
     def add(self, records: Sequence[TraceRecord]) -> None:
-        """Convert the next records of the file."""
         take = {"X": self._whole, "M": self._announce, "B": self._begin, "E": self._end}
         take["i"] = take["I"] = self._instant
         for record in records:
@@ -211,13 +209,11 @@ class RecordConverter:
             self._ends_without_phase = not records[-1].ph
 
     def close(self) -> None:
-        """Count what was lost in the file as a whole."""
         # TensorFlow ends its traces with an empty object.
         self.tally.drop("no event of a known form", self._without_phase - self._ends_without_phase)
         self.tally.drop(f"more than {MAX_METADATA} metadata records", self.announcements.lost)
 
     def rows(self) -> TraceRows:
-        """Return all rows."""
         left = [event for stack in self._open.values() for event in stack]
         numbers, others = tables_of(self._arguments)
         return TraceRows(

@@ -21,7 +21,6 @@ class _Column:
         self._rows: NDArray[Any] = np.empty(capacity, kind)
 
     def part(self, span: slice, capacity: int) -> NDArray[Any]:
-        """Return the rows of a span, to be filled."""
         if span.stop > len(self._rows):
             grown = np.empty(capacity, self._rows.dtype)
             grown[: span.start] = self._rows[: span.start]
@@ -47,11 +46,9 @@ class _Texts(_Column):
             np.take(numbers, rows, out=codes, mode="clip")
 
     def fill_one(self, codes: NDArray[Any], text: str) -> None:
-        """Set one text for all rows of a part."""
         codes[:] = self._numbers[text]
 
     def category(self, count: int) -> Category:
-        """Return the column."""
         return Category(self.rows(count), tuple(self._numbers))
 
 
@@ -80,7 +77,6 @@ class SystemAssembler(_Assembler):
         self._texts = [_Texts(capacity) for _ in range(4)]
 
     def add(self, rows: SystemRows) -> None:
-        """Append a file's rows."""
         span = self._span(len(rows.head))
         for column, values in zip(self._numbers, (rows.timestamp, rows.value), strict=True):
             column.part(span, self._capacity)[:] = values
@@ -88,7 +84,6 @@ class SystemAssembler(_Assembler):
             text.fill(text.part(span, self._capacity), (head[place] for head in rows.heads), rows.head)
 
     def columns(self) -> SystemColumns:
-        """Return all rows."""
         timestamp, value = (column.rows(self._count) for column in self._numbers)
         kind, name, dimension, node = (text.category(self._count) for text in self._texts)
         return SystemColumns(timestamp, value, node, kind, name, dimension)
@@ -106,7 +101,6 @@ class EventAssembler(_Assembler):
         self._track = _Column(np.int64, capacity)
 
     def add(self, rows: TraceRows) -> None:
-        """Append a file's events."""
         head, argument = rows.head, rows.argument
         span = self._span(len(head))
         for column, values in zip(self._times, (rows.start_us, rows.duration_us), strict=True):
@@ -132,7 +126,6 @@ class EventAssembler(_Assembler):
             np.copyto(numbers[2], own, where=numbers[2] < 0)
 
     def columns(self) -> EventColumns:
-        """Return all events."""
         count = self._count
         start, duration = (column.rows(count) for column in self._times)
         texts = (self._name, self._phase, self._node, self._kind, self._args)
@@ -143,7 +136,6 @@ class EventAssembler(_Assembler):
 
 
 def event_columns(parts: Iterable[TraceRows]) -> EventColumns:
-    """Concatenate the events of all parts."""
     assembler = EventAssembler()
     for part in parts:
         assembler.add(part)
@@ -169,8 +161,6 @@ _LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_me
 
 @attrs.frozen
 class OpenEvent:
-    """An event without an end in its file."""
-
     key: Key
     head: Head
     start_us: float

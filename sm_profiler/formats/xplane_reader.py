@@ -172,7 +172,6 @@ class _Lookup:
         self._unknown = numbers[""]
 
     def __call__(self, ids: Ints) -> NDArray[np.int32]:
-        """Return the numbers of ids; unknown ones have an empty text."""
         if not len(self._order):
             return np.full(len(ids), self._unknown, np.int32)
         place = np.minimum(np.searchsorted(self._order, ids), len(self._order) - 1)
@@ -610,7 +609,6 @@ class _Plane:
         self._stats: list[Field] = []
 
     def read(self) -> None:
-        """Read the texts, then the lines."""
         view, lines = self._view, []
         for field in self._reader.fields(*self._span):
             if field.wire != LENGTH:

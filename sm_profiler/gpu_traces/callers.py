@@ -28,7 +28,6 @@ _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,12})")
 
 
 def step_rows(events: KinetoColumns) -> Numbers:
-    """Return the rows of the steps on the host, in order."""
     marked = events.name.mask(lambda name: _STEP.search(name) is not None)
     return np.flatnonzero(marked & np.isin(events.category, (ANNOTATION, OPERATOR)))
 

@@ -147,8 +147,6 @@ def critical_path(events: KinetoColumns) -> Table:
 
 
 class _Walk:
-    """Follows the path backwards."""
-
     def __init__(self, events: KinetoColumns, device_rows: Numbers) -> None:
         self._events = events
         device = events[device_rows]
@@ -329,7 +327,6 @@ def collectives(trace: KinetoTrace) -> Table:
 
 
 def _size(collective: Collective | None) -> int:
-    """Return the bytes that a collective moves; 0 if unknown."""
     if collective is None:
         return 0
     elements = max(collective.in_elements, collective.out_elements, 0)

@@ -124,7 +124,6 @@ _ELEMENTWISE = re.compile(
 
 @lru_cache(maxsize=1 << 14)
 def kind_of(name: str) -> str:
-    """Return the kind of a kernel."""
     if _MEMORY.search(name):
         return MEMORY
     return COMMUNICATION if _COMMUNICATION.search(name) else COMPUTATION

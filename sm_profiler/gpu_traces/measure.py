@@ -187,7 +187,6 @@ class RankTime:
 
     @property
     def idle(self) -> float:
-        """Time in which nothing ran on the device."""
         return self.idle_input + self.idle_sync + self.idle_once + self.idle_launch + self.idle_queued
 
     def share(self, value: float) -> float:
@@ -195,7 +194,6 @@ class RankTime:
         return value / self.total if self.total > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
         found: dict[str, Any] = {"rank": self.rank, "device": self.device}
         names = (
             "total", "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch",
@@ -222,7 +220,6 @@ def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -
 
 
 def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
-    """Measure one rank."""
     events = trace.events
     rows = np.flatnonzero(events.on_device)
     device = events[rows]

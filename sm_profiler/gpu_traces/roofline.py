@@ -23,7 +23,6 @@ _BACKWARD_OF_ATTENTION = 2.5  # five products instead of two
 
 
 def is_half(inputs: Inputs) -> bool:
-    """Return whether inputs are in half precision."""
     return _HALF.search(inputs.types) is not None
 
 

@@ -71,7 +71,6 @@ def _plain_object(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, floats rounded to six digits."""
     if isinstance(value, str | bool):
         return value
     number = float(value)

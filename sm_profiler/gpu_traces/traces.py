@@ -287,7 +287,6 @@ def _blocks(storage: Storage, info: FileInfo) -> Iterator[bytes]:
 
 
 def read_trace(storage: Storage, info: FileInfo) -> tuple[KinetoTrace, Outcome]:
-    """Read one file."""
     return read_kineto(_blocks(storage, info))
 
 
@@ -306,7 +305,6 @@ class Ranks:
 
 
 def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
-    """Join the traces of one rank end to end."""
     whole = traces[0]
     for trace in traces[1:]:
         one, two = whole.events, trace.events

@@ -64,7 +64,6 @@ def parts_of(traces: Sequence[Trace]) -> list[tuple[GpuPart, float]]:
 
 
 def pictures(traces: Sequence[Trace]) -> list[Picture]:
-    """Draw the time of all GPUs, and of each rank if there are several."""
     if not traces:
         return []
     drawn = [

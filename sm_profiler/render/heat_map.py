@@ -93,7 +93,6 @@ def sentence(rows: list[Row], means: Floats, singular: str) -> str:
 
 
 def legend(colour: str) -> tuple[tuple[str, str, str], ...]:
-    """Return the key of the levels."""
     return tuple((f"{20 * level} to {20 * level + 20} %", f"{colour} l{level}", "") for level in range(LEVELS))
 
 

@@ -44,7 +44,6 @@ def shares(totals: Totals) -> list[tuple[str, float, str]]:
 
 
 def picture(totals: Totals) -> Picture:
-    """Draw the activities of all ranks as a bar."""
     title = "Where the time of all ranks goes"
     drawn = [ChartPart(name, share, colour) for name, share, colour in shares(totals)]
     legend = tuple(

@@ -44,7 +44,6 @@ class Link:
 
 
 def render_html(report: Report) -> str:
-    """Return the page of a report."""
     return render_page(
         "report.html",
         script=page_script(),
@@ -135,7 +134,6 @@ def render_page(
 
 
 def page_style() -> str:
-    """Return the style of all pages."""
     return _asset("report.css") + _colour_rules()
 
 

@@ -123,7 +123,6 @@ class Answers:
         )
 
     def fired(self, rule: str) -> bool:
-        """Return whether the answer is yes."""
         return bool(times_fired(self.rules, rule)) if self.verdict is None else self.finding(rule) is not None
 
     def sentence(self, rule: str, otherwise: str) -> str:

@@ -78,7 +78,6 @@ def terminal_summary(
 
 
 def _cut(lines: list[str], room: int, width: int) -> list[str]:
-    """Return the first lines, with an ellipsis if there are more."""
     if len(lines) <= room:
         return lines
     *kept, end = lines[: max(room, 1)]

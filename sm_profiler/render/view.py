@@ -31,7 +31,6 @@ MAX_STACKS = 64
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
-    """Return a finding with its values as text."""
     return {
         "code": finding.kind.value,
         "name": finding.label,

@@ -226,7 +226,6 @@ SERVICE = Differences(**{field.name: True for field in attrs.fields(Differences)
 
 
 def differences(compat: Compat) -> Differences:
-    """Return the differences of a kind of results."""
     return SERVICE if compat == "service" else DOCUMENTED
 
 

@@ -51,14 +51,11 @@ class IOBottleneckParameters:
 
 @attrs.define
 class _WindowCounts:
-    """Counts of one window."""
-
     datapoints: int = 0
     bottlenecks: int = 0
     breakdown: TimeBreakdown | None = None
 
     def merge(self, other: _WindowCounts) -> None:
-        """Add the counts of other nodes in the same window."""
         self.datapoints += other.datapoints
         self.bottlenecks += other.bottlenecks
         if other.breakdown:
@@ -103,7 +100,6 @@ class Bottleneck(BuiltinRule):
         """Percentage above which a core is hot."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._datapoints = self._bottlenecks = self._idle_points = 0
         self._listed: dict[tuple[float, str], tuple[int, int]] = {}  # time in seconds, node → idle GPUs, hot cores
         self._windows: dict[int, _WindowCounts] = {}  # by start
@@ -202,7 +198,6 @@ class Bottleneck(BuiltinRule):
         return [float(time_s) for time_s in times[found]]
 
     def absorb(self, other: Bottleneck) -> None:
-        """Add the state of another part of the job."""
         self._datapoints += other._datapoints
         self._bottlenecks += other._bottlenecks
         self._idle_points += other._idle_points

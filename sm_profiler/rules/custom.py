@@ -69,8 +69,6 @@ class CustomOutcome:
 
 
 class CustomProcess:
-    """A running user's rule."""
-
     def __init__(self, process: subprocess.Popen[bytes], rule: str, outcome: Path, output: Path) -> None:
         self._process = process
         self._rule = rule
@@ -172,7 +170,6 @@ class CustomProcess:
         return f": {lines[-1]}" if lines else ""
 
     def kill(self) -> None:
-        """Kill the rule and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -274,7 +271,6 @@ def find_rule(module: ModuleType, name: str, file: str) -> type[Any]:
 
 
 def parameter_names(rule: type[Any]) -> set[str]:
-    """Return the names of a rule's own parameters."""
     return set(list(inspect.signature(rule).parameters)[1 if issubclass(rule, Rule) else 0 :])
 
 
@@ -331,7 +327,6 @@ def build_rule(rule: type[Any], parameters: Mapping[str, str], trial: Any = None
 
 
 def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
-    """Evaluate the rule; return status, details and its report."""
     path, name = Path(request["code"]), str(request["rule"])
     kind = find_rule(load_module(path), name, path.name)
     parameters = own_parameters(kind, request["parameters"], os.environ)

@@ -57,8 +57,6 @@ class RollingCondition:
 
 
 class RollingSeries:
-    """Values of one GPU or node."""
-
     def __init__(self, condition: RollingCondition, *, exact: bool = False) -> None:
         self._condition, self._exact = condition, exact
         self._head: list[tuple[int, Chunk]] = []
@@ -131,7 +129,6 @@ class RollingSeries:
             self.last_hit = later.last_hit
 
     def nothing(self) -> Chunk:
-        """Return a window without new values."""
         return dict.fromkeys(self._counts, np.empty(0))
 
     @property
@@ -140,7 +137,6 @@ class RollingSeries:
         return self._early_hits + self._late_hits
 
     def count(self, name: str) -> int:
-        """Return the number of values of one name."""
         return self._counts.get(name, 0)
 
     def sketch(self, name: str, first: int | None = None) -> QuantileSketch:
@@ -181,7 +177,6 @@ class SeriesRule(BuiltinRule):
     asks_silent: ClassVar[bool] = False
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._condition: RollingCondition = self.Condition(self.parameters, self.differs)
         self._series: dict[Key, RollingSeries] = {}
         self._has_hits = False
@@ -217,7 +212,6 @@ class SeriesRule(BuiltinRule):
         return gpu_data_missing(datapoints, self.parameters.patience)
 
     def absorb(self, other: Any) -> None:
-        """Add the state of another part of the job."""
         merge_series(self._series, other._series)
         self._has_hits = any(series.hits for series in self._series.values())
 
@@ -257,12 +251,10 @@ class GpuRule(SeriesRule):
     metric: ClassVar[str]
 
     def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
-        """Return the values of each GPU."""
         found = values_per_gpu(self.rows(window)[0], self.metric)
         return {(node, gpu): {VALUES: values} for node, gpu, values in found}
 
     def describe(self, gpu: str, series: RollingSeries, evidence: dict[str, float]) -> dict[str, dict[str, float]]:
-        """Return the details of the GPU."""
         seen = evidence.get(SEEN) if self.differs.as_it_went else None
         return {gpu: self.details(evidence, series.sketch(VALUES, None if seen is None else int(seen)))}
 
@@ -457,7 +449,6 @@ class BatchSize(SeriesRule):
     asks_silent = True
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         super().start()
         self._cores: dict[str, set[str]] = {}
         self._saw_gpu = False
@@ -490,7 +481,6 @@ class BatchSize(SeriesRule):
             self._cores.setdefault(node, set()).update(names)
 
     def absorb(self, other: BatchSize) -> None:
-        """Add the state of another part of the job."""
         super().absorb(other)
         self._add_cores(other._cores)
         self._saw_gpu = self._saw_gpu or other._saw_gpu
@@ -533,7 +523,6 @@ class LoadBalancing(BuiltinRule):
     Parameters = LoadBalancingParameters
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._nodes: dict[str, dict[str, _Histogram]] = {}
         self._pairs = 0  # of GPUs of one node
         self._changed: set[str] = set()  # nodes with new values since they were last judged
@@ -575,7 +564,6 @@ class LoadBalancing(BuiltinRule):
         return found
 
     def absorb(self, other: LoadBalancing) -> None:
-        """Add the state of another part of the job."""
         for node, gpus in other._nodes.items():
             for gpu, histogram in gpus.items():
                 self._histogram(node, gpu).add(histogram.bins, histogram.count)

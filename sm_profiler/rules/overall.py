@@ -47,7 +47,6 @@ class OverallSystemUsage(BuiltinRule):
     """Maximum, percentiles and minimum of network, GPU, CPU, memory and I/O wait of each node."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._device_names: dict[tuple[str, str], set[str]] = {}  # by node and kind
         self._values: dict[str, dict[str, QuantileSketch]] = {metric: {} for metric in METRICS}
 
@@ -72,7 +71,6 @@ class OverallSystemUsage(BuiltinRule):
         return self._device_names.setdefault(("" if self.differs.across_nodes else node, kind), set())
 
     def absorb(self, other: OverallSystemUsage) -> None:
-        """Add the state of another part of the job."""
         for (node, kind), names in other._device_names.items():
             self._names_of(node, kind).update(names)
         for metric, nodes in other._values.items():
@@ -107,13 +105,11 @@ class _Loop:
     in_steps_us: float = 0.0
 
     def add(self, start_us: float, end_us: float, in_steps_us: float) -> None:
-        """Add more steps."""
         self.start_us, self.end_us = min(self.start_us, start_us), max(self.end_us, end_us)
         self.in_steps_us += in_steps_us
 
     @property
     def outside_us(self) -> float:
-        """Time outside every step."""
         return max(self.end_us - self.start_us - self.in_steps_us, 0.0)
 
 
@@ -121,7 +117,6 @@ class OverallFrameworkMetrics(BuiltinRule):
     """Shares of training and evaluation steps, of passes, operators and all other recorded events."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._breakdown = TimeBreakdown()
         self._loops: dict[str, _Loop] = {}  # by process
         if self.differs.counted_again:
@@ -177,7 +172,6 @@ class OverallFrameworkMetrics(BuiltinRule):
         return known + np.cumsum(new)
 
     def absorb(self, other: OverallFrameworkMetrics) -> None:
-        """Add the state of another part of the job."""
         self._breakdown.merge(other._breakdown)
         for process, loop in other._loops.items():
             mine = self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us))

@@ -63,12 +63,10 @@ class PluginRule(BuiltinRule):
 
     @classmethod
     def parameter_names(cls) -> set[str]:
-        """Return the names of the constructor's parameters."""
         return set(inspect.signature(cls.kind).parameters)
 
     @classmethod
     def check_parameters(cls, values: Mapping[str, object], compat: str | None = None) -> None:
-        """Compare the names of parameters with those of the constructor."""
         del compat
         known = inspect.signature(cls.kind).parameters
         takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
@@ -78,12 +76,10 @@ class PluginRule(BuiltinRule):
             raise ConfigError(f"{cls.name()} has no parameter {unknown[0]!r}; it has: {offered}")
 
     def read_parameters(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Check the names of parameters; the constructor reads their values."""
         self.check_parameters(values)
         return dict(values)
 
     def shown_parameters(self) -> dict[str, object]:
-        """Return the parameters that were given."""
         return dict(self.parameters)
 
     def start(self) -> None:
@@ -100,15 +96,12 @@ class PluginRule(BuiltinRule):
             raise ConfigError(f"{self.name()}: {error}") from error
 
     def evaluate(self, window: EvaluationWindow) -> bool:
-        """Pass the window on."""
         return bool(self._call("update", window))
 
     def absorb(self, other: PluginRule) -> None:
-        """Merge the objects."""
         self._call("merge", other._object())
 
     def result(self) -> RuleResult:
-        """Return the object's result."""
         found = self._call("result")
         triggered, violations, datapoints = (int(found.get(name, 0)) for name in _NUMBERS)
         return self._result(triggered, violations, datapoints, dict(found.get("Details") or {}))
@@ -284,7 +277,6 @@ class ProfilerReport(BuiltinRule):
         return met
 
     def absorb(self, other: ProfilerReport) -> None:
-        """Add the state of another part of the job."""
         self.broken.update(other.broken)
         for name, rule in self.rules.items():
             if name not in self.broken:

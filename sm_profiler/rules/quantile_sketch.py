@@ -51,7 +51,6 @@ class QuantileSketch:
             self._compact()
 
     def merge(self, other: QuantileSketch) -> None:
-        """Add all values of another sketch."""
         other._compact()
         self._compact()
         self._absorb(other._values, other._counts, other._dropped_bits)
@@ -83,13 +82,11 @@ class QuantileSketch:
 
     @property
     def min(self) -> float:
-        """The smallest value."""
         self._compact()
         return float(self._values[0])
 
     @property
     def max(self) -> float:
-        """The largest value."""
         self._compact()
         return float(self._values[-1])
 

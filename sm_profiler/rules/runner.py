@@ -97,8 +97,6 @@ Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Sl
 
 
 class Runner:
-    """One evaluation of a rule on one job."""
-
     def __init__(  # keyword arguments, each an independent choice
         self,
         settings: Settings,
@@ -293,7 +291,6 @@ class Runner:
             write_plain_report(settings.output, settings.rule, reason, results)
 
     def _conclude(self, report: ProfilerReport, deciding: str, outcome: CustomOutcome | None) -> tuple[Status, str]:
-        """Return the final status and its details."""
         stopped = self._stopped.is_set()
         if outcome is not None:
             if stopped and outcome.status is not Status.ISSUES:

@@ -61,8 +61,6 @@ def log_to_stdout(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
 
 
 class Status(str, Enum):
-    """RuleEvaluationStatus of the API."""
-
     IN_PROGRESS = "InProgress"
     NO_ISSUES = "NoIssuesFound"
     ISSUES = "IssuesFound"

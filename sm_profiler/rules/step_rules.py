@@ -48,8 +48,6 @@ class StepStatistics:
 
 @attrs.frozen
 class _LongStep:
-    """One of the longest steps, and what ran in it."""
-
     duration_us: float
     start_us: float
     step: int
@@ -66,8 +64,6 @@ class _LongStep:
 
 @attrs.define
 class _Phase:
-    """The steps of one process and phase; durations in seconds."""
-
     durations: QuantileSketch = attrs.field(factory=QuantileSketch)
     longest: Floats = attrs.field(factory=lambda: np.empty((2, 0)))  # durations, and starts in µs; the longest first
     numbers: Ints = attrs.field(factory=lambda: np.empty(0, np.int64))  # of the longest
@@ -80,7 +76,6 @@ class _Phase:
         return cls(QuantileSketch(exact=True), most=sys.maxsize)
 
     def add(self, events: EventColumns, steps: Ints) -> None:
-        """Add the durations of some steps."""
         durations_s = events.duration_us[steps] / 1e6
         self.durations.add(durations_s)
         if len(self.numbers) >= self.most:  # most are shorter than those that are listed
@@ -118,7 +113,6 @@ class _Phase:
         del self.broken_down[MAX_BROKEN_DOWN:]
 
     def merge(self, other: _Phase) -> None:
-        """Add the steps of another part of the job."""
         self.durations.merge(other.durations)
         self._list(other.longest, other.numbers)
         self.broken_down += other.broken_down
@@ -132,7 +126,6 @@ class _Phase:
         return mean + stddev * deviation, deviation
 
     def statistics(self, name: str, stddev: float) -> StepStatistics:
-        """Return the statistics of all steps so far."""
         limit_s, deviation = self.limit_s(stddev)
         values, counts = self.durations.values_and_counts()
         p99, p95, p50 = self.durations.quantiles([0.99, 0.95, 0.5])
@@ -158,7 +151,6 @@ class StepOutlier(BuiltinRule):
     Parameters = StepOutlierParameters
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._steps = 0
         self._phases: dict[str, dict[str, _Phase]] = {}  # by process
         if self.differs.added_up:
@@ -243,7 +235,6 @@ class StepOutlier(BuiltinRule):
         return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
 
     def absorb(self, other: StepOutlier) -> None:
-        """Add the state of another part of the job."""
         self._steps += other._steps
         for process, phases in other._phases.items():
             for name, theirs in phases.items():
@@ -283,8 +274,6 @@ class StepOutlier(BuiltinRule):
 
 
 class _EventsByProcess:
-    """The events of a window, grouped by process."""
-
     def __init__(self, events: EventColumns) -> None:
         self.events = events
         codes, values = events.node.codes, events.node.values
@@ -295,7 +284,6 @@ class _EventsByProcess:
         self._rows, self._starts_us, self._ends_us = order, events.start_us[order], events.end_us[order]
 
     def breakdown(self, process: str, start_us: float, end_us: float) -> TimeBreakdown:
-        """Return what ran in a process between two times."""
         span = self._spans.get(process, slice(0))
         inside = (self._starts_us[span] <= end_us) & (self._ends_us[span] >= start_us)
         found = TimeBreakdown()
@@ -319,7 +307,6 @@ class MaxInitializationTime(BuiltinRule):
     Parameters = MaxInitializationTimeParameters
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._job_s: tuple[float, float] | None = None
         self._steps_us: tuple[float, float] | None = None
         self._steps = 0
@@ -341,7 +328,6 @@ class MaxInitializationTime(BuiltinRule):
         return self._steps_us is None and self._windows_too_late() > 0
 
     def _extended(self, starts_us: Floats) -> tuple[float, float]:
-        """Return the first and the last step."""
         if not self.differs.file_order:
             return _span(self._steps_us, (float(starts_us.min()), float(starts_us.max())))
         return (float(starts_us[0]) if self._steps_us is None else self._steps_us[0]), float(starts_us[-1])
@@ -363,7 +349,6 @@ class MaxInitializationTime(BuiltinRule):
         )
 
     def absorb(self, other: MaxInitializationTime) -> None:
-        """Add the state of another part of the job."""
         self._steps += other._steps
         self._saw_events = self._saw_events or other._saw_events
         self._job_s = _span(self._job_s, other._job_s) if other._job_s else self._job_s

@@ -21,8 +21,6 @@ _NO_EVENTS = EventColumns.empty()
 
 
 class EventClass(IntEnum):
-    """Classes of events in a breakdown."""
-
     CPU = 0
     GPU = 1
     STEP = 2
@@ -146,7 +144,6 @@ class TimeBreakdown:
         )
 
     def merge(self, other: TimeBreakdown) -> None:
-        """Add the sums of another breakdown."""
         for name, sums in vars(self).items():
             _add_to(sums, getattr(other, name))
 

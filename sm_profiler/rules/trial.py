@@ -119,7 +119,6 @@ class _RowCache:
         self._window: EvaluationWindow | None = None
 
     def window(self, start_us: float, end_us: float) -> EvaluationWindow:
-        """Return all rows of a range."""
         if self._dropped_to_us is not None and start_us - LOOK_AHEAD_US <= self._dropped_to_us:
             self._source = open_source(self._source.storage, cache=False, progress=False)  # a rule looks back
             self._batches, self._stream, self._read_to_us, self._dropped_to_us = [], iter(()), -1, None

@@ -278,8 +278,6 @@ class Copy:
 
 
 class Cache:
-    """The copies of one source."""
-
     def __init__(self, uri: str) -> None:
         self._uri = uri
 

@@ -92,7 +92,6 @@ class Catalog:
         return self.table.ordered(self._readable())
 
     def _readable(self) -> Ints:
-        """Return the numbers of the files that are read."""
         at_us = self.table.column("at_us")
         return np.flatnonzero(self._job.includes(at_us)) if self._job else np.empty(0, np.int64)
 

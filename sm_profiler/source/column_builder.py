@@ -40,7 +40,6 @@ class ColumnFiller:
         self._columns: dict[str, NDArray[Any]] = {name: np.empty(self._room, kind) for name, kind in kinds.items()}
 
     def add(self, table: Any, start: int = 0, stop: int | None = None) -> None:
-        """Append rows of a table."""
         stop = len(table) if stop is None else stop
         end = self._filled + stop - start
         if end > self._room:
@@ -112,33 +111,27 @@ class FileRows:
 
     @classmethod
     def parsed(cls, item: Item, rows: Rows | None, outcome: Outcome) -> FileRows:
-        """Return the rows of a file that was parsed."""
         metadata = rows.metadata if isinstance(rows, TraceRows) else ()
         return cls(item, outcome, metadata, () if rows is None else (rows,))
 
     @classmethod
     def copied(cls, copy: Copy, reading: Reading, start: int) -> FileRows:
-        """Return the rows of a file that was copied."""
         return cls(reading.item, reading.outcome, reading.metadata, (), copy, start, start + reading.rows)
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return self.stop - self.start + sum(len(rows.head) for rows in self.rows)
 
     @property
     def reading(self) -> Reading:
-        """Summary of the file, without its rows."""
         return Reading(self.item, self.count, self.outcome, self.metadata)
 
     @property
     def loose_ends(self) -> tuple[LooseEnd, ...]:
-        """Ends of events without a begin in the file."""
         return tuple(end for rows in self._unjoined for end in rows.loose_ends)
 
     @property
     def open_events(self) -> tuple[OpenEvent, ...]:
-        """Events without an end in the file."""
         return tuple(event for rows in self._unjoined for event in rows.open_events)
 
     @property
@@ -182,7 +175,6 @@ class ColumnBuilder:
         return bool(self._tables or self._waiting or self._assembler or self._span)
 
     def add(self, file: FileRows) -> None:
-        """Append the rows of the next file."""
         if file.rows:
             self._close_span()
             count = sum(len(rows.head) for rows in file.rows)

@@ -62,7 +62,6 @@ class Item:
 
     @property
     def is_system(self) -> bool:
-        """True for a file of system metrics."""
         return not self.kind
 
     @property
@@ -196,7 +195,6 @@ class ItemTable:
             column[number] = value
 
     def _next(self) -> int:
-        """Append an empty row, and return its number."""
         number = self._count
         if number >= len(self.flags):
             rows = max(number + number // 4, _LEAST_ROWS)
@@ -240,11 +238,9 @@ class ItemTable:
         return None if number is None else self.item(number)
 
     def item(self, number: int) -> Item:
-        """Return a file."""
         return next(self.items(np.asarray([number])))
 
     def items(self, numbers: Ints) -> Iterator[Item]:
-        """Yield files."""
         streams, folders = list(self._streams), list(self._folders)
         for start in range(0, len(numbers), _AT_ONCE):
             some = numbers[start : start + _AT_ONCE]
@@ -294,7 +290,6 @@ class ItemTable:
         return made
 
     def columns(self) -> ItemColumns:
-        """Return the files with standard names as data."""
         rows = np.flatnonzero(self.column("stream") != _ODD)
         columns = [column[rows] for column in self._columns.values()]
         return ItemColumns(
@@ -384,7 +379,6 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each."""
         found: Ints = self._table.column("size")[self.numbers]
         return found
 
@@ -396,12 +390,10 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def is_system(self) -> Mask:
-        """True for each with system metrics."""
         return ~self._table.are_traces(self.numbers)
 
     @property
     def hosts(self) -> Ints:
-        """Number of the host of each."""
         return self._table.hosts(self.numbers)
 
     def __len__(self) -> int:
@@ -419,7 +411,6 @@ class OrderedItems(Sequence[Item]):
         return self._table.items(self.numbers)
 
     def keys(self) -> Iterator[str]:
-        """Yield the key of each."""
         return (item.info.key for item in self)
 
     def chosen(self, rows: Any) -> OrderedItems:
@@ -428,7 +419,6 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def detailed(self) -> list[Item]:
-        """The detailed traces among the items."""
         mine = set(self.numbers.tolist())
         found = [item for item in self._table.objects if isinstance(item.file, DetailedTrace) and item.number in mine]
         return sorted(found, key=attrgetter("order"))

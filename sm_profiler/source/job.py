@@ -53,7 +53,6 @@ class Launched:
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Launched:
-        """Return the settings in an answer of DescribeTrainingJob."""
         environment = job.get("Environment")
         variables = (
             {str(key): str(value) for key, value in environment.items()} if isinstance(environment, Mapping) else {}
@@ -80,7 +79,6 @@ class Launched:
 
     @property
     def running(self) -> bool:
-        """True if the job has not ended."""
         return self.status in RUNNING
 
     @property

@@ -120,7 +120,6 @@ class LeftStorage:
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
         return self._local.uri
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -133,11 +132,9 @@ class LeftStorage:
         return (self._left if key in self._keys else self._local).read(key, start, end)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store a file atomically in the profile."""
         self._local.write(key, data)
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return key in self._keys or self._local.exists(key)
 
 

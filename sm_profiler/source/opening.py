@@ -328,8 +328,6 @@ Listed = tuple[str, int, float, str]  # key, size, mtime, etag
 
 
 class ListedStorage:
-    """A storage of which only some files are seen."""
-
     digest = contents = None  # what is kept for all files is not for some
 
     def __init__(self, base: Storage, infos: Iterable[FileInfo]) -> None:
@@ -339,7 +337,6 @@ class ListedStorage:
         return getattr(self._base, name)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """Yield these files."""
         for info in self._infos:
             if info.key.startswith(prefix) and info.key > (start_after or ""):
                 yield info

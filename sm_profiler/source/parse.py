@@ -39,7 +39,6 @@ def machine_bytes() -> int:
 
 
 def largest_file_bytes() -> int:
-    """Return the size of the largest file that is read."""
     return min(MAX_FILE_BYTES, machine_bytes() // _FILE_SHARE)
 
 
@@ -82,7 +81,6 @@ class ParsedFile(msgspec.Struct, array_like=True):
 
     @property
     def rows(self) -> Rows | None:
-        """Its rows."""
         trace = self.trace
         if trace is not None and trace.numbers.ndim == 1:  # arrays are sent flat
             return attrs.evolve(trace, numbers=trace.numbers.reshape(-1, 6))
@@ -91,7 +89,6 @@ class ParsedFile(msgspec.Struct, array_like=True):
 
 @Remote
 def parse_files(task: ParseTask) -> list[ParsedFile]:
-    """Parse files in another process."""
     if task.uri:
         parsed = list(parse_all(open_storage(task.uri), task.items, processes=1))
     else:
@@ -100,7 +97,6 @@ def parse_files(task: ParseTask) -> list[ParsedFile]:
 
 
 def parse_bytes(item: Item, data: bytes) -> tuple[Rows, Outcome]:
-    """Return the rows of a file and the outcome."""
     try:
         if item.is_system:
             return read_system(data, item.node, item.at_us)
@@ -233,7 +229,6 @@ class _Sent:
     parsed: Parsed | None = None
 
     def parse(self, storage: Storage) -> None:
-        """Parse it here."""
         data = self.data
         if not data and isinstance(storage, LocalStorage):
             try:

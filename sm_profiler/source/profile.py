@@ -222,7 +222,6 @@ class ProfileSource:
         return self._catalog.table.flags
 
     def _with(self, flag: int) -> OrderedItems:
-        """Return the files with a flag."""
         return self._catalog.table.ordered(np.flatnonzero(self._flags & flag))
 
     def _mark(self, key: str, add: int = 0, remove: int = 0) -> bool:

@@ -197,7 +197,6 @@ class LocalStorage:
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
         return str(self.root)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -272,5 +271,4 @@ class LocalStorage:
             raise SourceError(f"{path} cannot be written: {error.strerror}") from error
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return safe_path(self.root, key).is_file()

@@ -312,7 +312,6 @@ class S3Storage:
 
     @property
     def uri(self) -> str:
-        """The s3:// URI of the prefix."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -436,7 +435,6 @@ class S3Storage:
         return self._call(get, key)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an object."""
         request = {**self._address(key), "Body": data, **self._encryption, **self._payer}
         self._call(lambda: self._client.put_object(**request), key, "write")
 
@@ -458,7 +456,6 @@ class S3Storage:
         self._call(send, key, "write")
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such an object."""
         request = {**self._address(key), **self._payer}
         try:
             self._call(lambda: self._client.head_object(**request), key)

@@ -194,7 +194,6 @@ class JsonTrace:
         self._meta("process_labels", process, 0, {"labels": label})
 
     def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
-        """Name a lane of a process."""
         self._meta("thread_name", process, thread, {"name": name})
         self._meta("thread_sort_index", process, thread, {"sort_index": order})
 

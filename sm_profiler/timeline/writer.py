@@ -90,7 +90,6 @@ class Lanes:
         self._unnamed: list[Announce] = []
 
     def process(self, name: str, *, order: int = 0) -> Process:
-        """Return a process."""
         found = self.processes.get(name)
         if found is None:
             found = self.processes[name] = Process(len(self.processes) + 1)

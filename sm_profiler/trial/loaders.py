@@ -25,7 +25,6 @@ MAX_EPOCHS = 10_000  # in the measured time, for loaders that have hardly a batc
 
 
 def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> Outcome:
-    """Measure a loader under the settings of a plan."""
     rounds = _Rounds(loader, plan, report)
     own = own_setting(loader)
     rounds.measure(own)
@@ -40,7 +39,6 @@ def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> 
 
 
 def own_setting(loader: Any) -> Setting:
-    """Return the script's own setting."""
     return Setting(loader.num_workers, loader.prefetch_factor if loader.num_workers else None, bool(loader.pin_memory))
 
 
@@ -239,7 +237,6 @@ class Watch:
 
 
 def write(plan: Plan, outcome: Outcome) -> None:
-    """Write the results so far for the command."""
     Path(plan.result).write_text(json.dumps(outcome.as_dict()))
 
 

@@ -81,13 +81,11 @@ class Trial:
         return min(alone / ENOUGH, needed) if self.setting.num_workers else 1 / (1 / alone + 1 / needed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object of the JSON output."""
         found = attrs.asdict(self)
         return {**found.pop("setting"), **found}
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Trial:
-        """Return the trial of its JSON object."""
         names = [field.name for field in attrs.fields(Setting)]
         rest = {name: value for name, value in found.items() if name not in names}
         return cls(Setting(*(found[name] for name in names)), **rest)
@@ -119,7 +117,6 @@ class Outcome:
 
     @property
     def measured(self) -> list[Trial]:
-        """The trials with a throughput."""
         return [trial for trial in self.trials if trial.per_second]
 
     @property
@@ -147,10 +144,8 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
         return {**attrs.asdict(self, recurse=False), "trials": [trial.as_dict() for trial in self.trials]}
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Outcome:
-        """Return the outcome of its JSON object."""
         return cls(**{**found, "trials": tuple(Trial.of(trial) for trial in found["trials"])})

@@ -32,8 +32,6 @@ _LEVEL = 6  # of zstd
 
 
 class TableWriter:
-    """A Parquet file in memory."""
-
     def __init__(self, table: str) -> None:
         self._out = io.BytesIO()
         self._writer = pq.ParquetWriter(
@@ -48,7 +46,6 @@ class TableWriter:
         self.rows = 0
 
     def write(self, batch: Any) -> None:
-        """Append an Arrow table as a row group."""
         self.rows += len(batch)
         self._writer.write_table(batch.cast(schema.SCHEMAS[self._table]), row_group_size=max(len(batch), 1))
 
@@ -58,15 +55,12 @@ class TableWriter:
         self.write(pa.table([pa.array(columns[field.name], field.type) for field in fields], fields))
 
     def finish(self, header: Header) -> bytes:
-        """Return the file."""
         self._writer.add_key_value_metadata({headers.KEY.decode(): headers.encode(header).decode()})
         self._writer.close()
         return self._out.getvalue()
 
 
 class PartWriter:
-    """The rows of one part, file by file."""
-
     def __init__(self, table: str, origin: str) -> None:
         self._table = table
         self._header = Header(headers.VERSION, origin)
@@ -210,7 +204,6 @@ class Contents:
             return None
 
     def encode(self) -> bytes:
-        """Return them as bytes."""
         beside = [(info.key, info.size, info.mtime, info.etag) for info in self.beside.values()]
         body = _Body(self.origin, self.rows, self.items.columns(), beside, self.odd)
         packed = zlib.compress(msgspec.msgpack.encode(body))

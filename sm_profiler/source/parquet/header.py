@@ -51,7 +51,6 @@ class SourceFile(msgspec.Struct):
 
     @property
     def info(self) -> FileInfo:
-        """The file as it was listed."""
         return FileInfo(self.key, self.size, self.mtime, self.etag)
 
     @property
@@ -75,7 +74,6 @@ class SourceFile(msgspec.Struct):
 
     @property
     def result(self) -> Outcome:
-        """The outcome of reading it."""
         return Outcome(*self.outcome)
 
 

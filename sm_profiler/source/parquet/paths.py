@@ -40,7 +40,6 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Path below the dataset's root."""
         inner = f"node={_escaped(self.node)}/hour={self.hour}/" if self.node else ""
         return f"{folder_of(self.table, self.job)}{inner}{DATA}"
 

@@ -50,24 +50,19 @@ class RangeFile(io.RawIOBase):
         self._held = b""
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next bytes."""
         end = self._info.size if size is None or size < 0 else min(self._at + size, self._info.size)
         if not self._start <= self._at <= end <= self._start + len(self._held):
             self.hold(self._at, end)
@@ -206,7 +201,6 @@ class PartFile:
         return found
 
     def close(self) -> None:
-        """Free what reading needs."""
         self._open = None
 
 

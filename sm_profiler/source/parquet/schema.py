@@ -55,7 +55,6 @@ def names_of(table: str) -> list[tuple[str, str]]:
 
 
 def texts_of(table: str) -> list[str]:
-    """Return the names of the columns with text."""
     return [field.name for field in SCHEMAS[table] if field.type == _TEXT]
 
 

@@ -66,12 +66,10 @@ class ParquetStorage:
 
     @property
     def uri(self) -> str:
-        """Location of the dataset, with the job."""
         return f"{self.base.uri.rstrip('/')}/job={self.job}"
 
     @property
     def origin(self) -> str:
-        """Location of the profile that was compacted."""
         return self._contents.origin
 
     @property
@@ -88,7 +86,6 @@ class ParquetStorage:
 
     @property
     def contents(self) -> Contents:
-        """The list of files."""
         self.load()
         return self._contents
 
@@ -271,7 +268,6 @@ class ParquetStorage:
         raise SourceError(f"{self.uri}/{key} cannot be written: a profile in Parquet is read only")
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return next((True for info in self.list(key) if info.key == key), False)
 
 
