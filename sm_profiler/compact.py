@@ -32,12 +32,10 @@ from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.opening import ListedStorage, place_of, shared_location
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.contents import PartWriter, TableWriter
-from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.schema import SCHEMAS
+from sm_profiler.source.parquet.schema import SCHEMA_VERSION, SCHEMAS, Header
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S, progress_bar
@@ -210,7 +208,7 @@ class Rewriting:
         for table, rows in derived.tables():
             made = TableWriter(table)
             made.write_rows(rows)
-            self.done.save(storage, self._part.of(table), made.finish(Header(headers.VERSION, self._origin)))
+            self.done.save(storage, self._part.of(table), made.finish(Header(SCHEMA_VERSION, self._origin)))
         self.done.save(storage, self._part, writer.finish())  # last: it lists the files that are done
 
 
@@ -467,7 +465,7 @@ class _Compaction:
         changed = {key: info for key, info in listed.items() if held.get(key) != info}
         self._add_files(made, self._existing, [info for key, info in held.items() if key not in changed])
         self._add_files(made, self._source.storage, list(changed.values()))
-        self.done.save(self._storage, part, made.finish(Header(headers.VERSION, self._source.origin)))
+        self.done.save(self._storage, part, made.finish(Header(SCHEMA_VERSION, self._source.origin)))
 
     def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
         """Add files, one to a row group, so that each can be read without the others."""

@@ -13,7 +13,7 @@ from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, add_executor, newest
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from sm_profiler.render.markdown import Summary
+    from sm_profiler.render.words import Summary
     from sm_profiler.report.compare import Comparison
     from sm_profiler.report.trace_compare import TraceComparison
 
@@ -114,7 +114,7 @@ def compared_traces(before: str, after: str) -> Compared:
 
 
 def write_markdown(path: Path, summary: Summary, failure: str) -> None:
-    from sm_profiler.render.markdown import to_markdown
+    from sm_profiler.render.words import to_markdown
 
     try:
         path.write_text(to_markdown(summary, failure), encoding="utf-8")

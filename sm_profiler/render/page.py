@@ -27,9 +27,8 @@ from sm_profiler.render import gpu_section, ledger_view
 from sm_profiler.render.blocks import Section
 from sm_profiler.render.charts import LINE_COLOURS
 from sm_profiler.render.flame import graphs
-from sm_profiler.render.heat_map import heat_section
 from sm_profiler.render.sections import build_sections, folded
-from sm_profiler.render.view import finding_view, glance, pictures, stacks_view
+from sm_profiler.render.view import finding_view, glance, heat_section, pictures, stacks_view
 from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"

@@ -22,7 +22,7 @@ from sm_profiler.rules.base import (
     percentile,
 )
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import TimeBreakdown
+from sm_profiler.rules.statistics import TimeBreakdown
 
 JOINT_SAMPLE_S = 0.02  # of the service: a row later than this after the first row of a data point opens the next one
 SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long

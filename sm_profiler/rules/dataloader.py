@@ -13,8 +13,8 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import CPU_UTILIZATION, BuiltinRule, names_by_node, node_groups, node_of, positive
-from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
+from sm_profiler.rules.statistics import QuantileSketch, histogram
 
 PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100

@@ -30,8 +30,8 @@ from sm_profiler.rules.base import (
     sums_per_moment,
     values_per_gpu,
 )
-from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.statistics import QuantileSketch
 
 Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 

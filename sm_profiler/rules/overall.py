@@ -20,9 +20,8 @@ from sm_profiler.rules.base import (
     names_by_node,
     sums_per_moment,
 )
-from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import UNITS, EventClass, TimeBreakdown, classes_of
+from sm_profiler.rules.statistics import UNITS, EventClass, QuantileSketch, TimeBreakdown, classes_of
 
 # Metric in the report → dimension of its rows, and the devices it is the mean of.
 METRICS = {

@@ -14,9 +14,8 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, System
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import BuiltinRule, count, positive, text
-from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import TimeBreakdown, int_if_whole
+from sm_profiler.rules.statistics import QuantileSketch, TimeBreakdown, histogram, int_if_whole
 
 MIN_STEPS = 100  # a phase needs more of them
 BINS = 100

@@ -35,9 +35,8 @@ _LISTED = {
     "rules.gpu_rules": "BatchSizeParameters GPUMemoryIncreaseParameters LowGPUUtilizationParameters RollingSeries "
     "_Histogram _Increase _LowUtilization _Underutilized",
     "rules.overall": "_Loop",
-    "rules.quantile_sketch": "QuantileSketch",
+    "rules.statistics": "EventClass QuantileSketch TimeBreakdown",
     "rules.step_rules": "_LongStep _Phase",
-    "rules.time_breakdown": "EventClass TimeBreakdown",
 }
 FREE_BYTES, MAX_TIMES = 64 << 20, 64  # unpacked: so much, and so many times what arrived
 _LIMIT = 1 << 63

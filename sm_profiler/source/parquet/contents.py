@@ -22,9 +22,8 @@ from sm_profiler.formats.bounds import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import ItemColumns, ItemTable
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.header import Header, SourceFile
+from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, SourceFile, encode_header
 from sm_profiler.storage import FileInfo
 
 GROUP_ROWS = 1 << 16  # what a reader holds of each node and timeline
@@ -55,7 +54,7 @@ class TableWriter:
         self.write(pa.table([pa.array(columns[field.name], field.type) for field in fields], fields))
 
     def finish(self, header: Header) -> bytes:
-        self._writer.add_key_value_metadata({headers.KEY.decode(): headers.encode(header).decode()})
+        self._writer.add_key_value_metadata({KEY.decode(): encode_header(header).decode()})
         self._writer.close()
         return self._out.getvalue()
 
@@ -63,7 +62,7 @@ class TableWriter:
 class PartWriter:
     def __init__(self, table: str, origin: str) -> None:
         self._table = table
-        self._header = Header(headers.VERSION, origin)
+        self._header = Header(SCHEMA_VERSION, origin)
         self._writer = TableWriter(table)
         self._group = 0
         self._rank: int | None = None
@@ -192,7 +191,7 @@ class Contents:
         """Return contents; None if the bytes are not those of these Parquet files."""
         try:
             stored = _STORED.decode(data)
-            if (stored.versions, stored.parts) != ((VERSION, headers.VERSION), parts):
+            if (stored.versions, stored.parts) != ((VERSION, SCHEMA_VERSION), parts):
                 return None
             size = len(stored.packed)
             unpacked = zlib.decompressobj().decompress(stored.packed, FREE_BYTES + MAX_TIMES * size)
@@ -207,7 +206,7 @@ class Contents:
         beside = [(info.key, info.size, info.mtime, info.etag) for info in self.beside.values()]
         body = _Body(self.origin, self.rows, self.items.columns(), beside, self.odd)
         packed = zlib.compress(msgspec.msgpack.encode(body))
-        return msgspec.msgpack.encode(_Stored((VERSION, headers.VERSION), self.parts, packed))
+        return msgspec.msgpack.encode(_Stored((VERSION, SCHEMA_VERSION), self.parts, packed))
 
     def beside_in(self, prefix: str) -> Iterator[FileInfo]:
         """Yield the files of `beside` whose key begins with `prefix`, by key."""

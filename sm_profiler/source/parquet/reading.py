@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, unpacked_size
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import schema
-from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import FILES, Part
+from sm_profiler.source.parquet.schema import KEY, Header, decode_header
 from sm_profiler.storage import FileInfo, Storage
 
 _TAIL_BYTES = 64 << 10  # a footer is often smaller
@@ -99,8 +98,8 @@ class PartFile:
         """
         _, file = _opened(storage, info)
         try:
-            packed = (file.metadata.metadata or {})[headers.KEY]
-            header = headers.decode(packed)
+            packed = (file.metadata.metadata or {})[KEY]
+            header = decode_header(packed)
         except KeyError:
             raise ValueError("not written by sm-profiler compact") from None
         except SourceError as error:
@@ -122,7 +121,7 @@ class PartFile:
     @property
     def header(self) -> Header:
         """The footer's account of the files that its rows come from."""
-        return headers.decode(self.packed_header)
+        return decode_header(self.packed_header)
 
     def columns(self, group: int) -> Any:
         """Return the rows of a row group as columns.

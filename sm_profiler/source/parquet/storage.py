@@ -22,9 +22,9 @@ from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.contents import Contents, digest_of
-from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.schema import SourceFile
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
