@@ -35,7 +35,7 @@ from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import copy_direction
 from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
 from sm_profiler.storage import Storage
-from sm_profiler.timeline.writer import Export, TimelineWriter, timeline_file
+from sm_profiler.timeline import Export, TimelineWriter, timeline_file
 
 CATEGORIES = {
     KERNEL: "kernel", MEMCPY: "copy", MEMSET: "memset", RUNTIME: "runtime", OPERATOR: "operator", ANNOTATION: "annotation",
