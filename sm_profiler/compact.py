@@ -43,6 +43,16 @@ from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
 
 __all__ = ["Compacted", "athena_ddl", "compact"]
 
+Open = tuple[str, str, OpenEvent]  # node, kind and event
+
+MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
+
+_TYPES = {
+    pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
+    pa.binary(): "binary",
+}  # fmt: skip
+DATABASE = "sm_profiler"
+
 
 @attrs.frozen(eq=False)
 class _Window:
@@ -222,9 +232,6 @@ def in_part(item: Item) -> tuple[int, int, str]:
     return item.rank, item.at_us, item.info.key
 
 
-Open = tuple[str, str, OpenEvent]  # node, kind and event
-
-
 class Task(msgspec.Struct):
     """A part for a worker.
 
@@ -311,9 +318,6 @@ def _misses(pieces: Iterable[FileRows]) -> bool:
     for piece in pieces:
         piece.joined(streams)
     return streams.failed
-
-
-MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
 
 
 def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str | Executor | None = None) -> Compacted:
@@ -479,13 +483,6 @@ class _Compaction:
                     "kept": [kept is not None], "data": [kept or b""],
                 }
             )  # fmt: skip
-
-
-_TYPES = {
-    pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
-    pa.binary(): "binary",
-}  # fmt: skip
-DATABASE = "sm_profiler"
 
 
 def athena_ddl(location: str, *, database: str = DATABASE) -> str:

@@ -34,6 +34,15 @@ MAX_EMPTY_TOTAL = 7 * MAX_EMPTY_WINDOWS  # empty windows of a job; after these, 
 # Order in which the managed service passes the timelines to a rule.
 TIMELINES = ("pythontimeline", "model_timeline", "trace", "horovod_timeline", "smdataparallel_timeline")
 
+Key = TypeVar("Key", str, int)
+LATE_S = 90.0  # a node that still runs uploads a system file every minute
+POLL_S = 10.0
+
+SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
+SLICE_BYTES = 1 << 30  # of files in a slice, on average: what a worker folds at least
+TRIM_WINDOWS = 4  # more often takes time to get memory back
+_SHORTER = (2, 4, 12)  # shares of an hour
+
 
 class BatchLike(Protocol):
     """Rows that a source delivers together: whole files in the order of time."""
@@ -358,11 +367,6 @@ def _both(kind: Any, selected: list[tuple[Packed, Rows, Rows]], order: Any = Non
     return Later(lambda: gathered([(table, within) for table, within, _ in selected])), new
 
 
-Key = TypeVar("Key", str, int)
-LATE_S = 90.0  # a node that still runs uploads a system file every minute
-POLL_S = 10.0
-
-
 class Fold(Protocol):
     """Reduces the windows of a job, one after another, in constant memory."""
 
@@ -638,12 +642,6 @@ def _merged(first: Callable[[], Slice] | None, second: Callable[[], Slice] | Non
     if later is not None:
         state.merge_later(later)
     return state
-
-
-SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
-SLICE_BYTES = 1 << 30  # of files in a slice, on average: what a worker folds at least
-TRIM_WINDOWS = 4  # more often takes time to get memory back
-_SHORTER = (2, 4, 12)  # shares of an hour
 
 
 def slice_windows(source: SourceLike, interval_us: int = MINUTE_US) -> int:

@@ -20,12 +20,29 @@ from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.identity import OWNER_TYPES
 from sm_profiler.printable import logger_for
 
+try:
+    from bokeh import models, plotting
+    from bokeh.embed import file_html
+    from bokeh.io import output_notebook, push_notebook, show
+    from bokeh.layouts import gridplot
+    from bokeh.resources import INLINE
+except ImportError as missing:  # pragma: no cover - the extra is installed where the tests run
+    raise SourceError("charts need Bokeh: pip install 'sm-profiler[analysis]'") from missing
+
 # dimension (and node) → device → rows of time (seconds since the epoch) and value
 Series: TypeAlias = dict[str, dict[str, Floats]]
 TOTAL = "total"
 _SHOWN = 6  # names in a warning
 _log = logger_for(__name__)
 PERCENT_DIMENSIONS = ("Utilization", "Memory", "I/OWaitPercentage")
+
+TOOLS = "crosshair,xbox_select,pan,reset,save,xwheel_zoom"
+WIDTH = 1000
+
+# Bokeh's models accept any property, so their types do not help.
+figure: Any = plotting.figure
+ColumnDataSource: Any = models.ColumnDataSource
+Div: Any = vars(models)["Div"]
 
 
 def system_series(system: SystemColumns, *, by_node: bool = True) -> Series:
@@ -253,25 +270,6 @@ def _exists(system: SystemColumns, dimension: str, node: str) -> bool:
 def _in_order(times: Floats, values: Floats) -> Any:
     order = np.argsort(times, kind="stable")
     return np.column_stack([times[order], values[order]])
-
-
-try:
-    from bokeh import models, plotting
-    from bokeh.embed import file_html
-    from bokeh.io import output_notebook, push_notebook, show
-    from bokeh.layouts import gridplot
-    from bokeh.resources import INLINE
-except ImportError as missing:  # pragma: no cover - the extra is installed where the tests run
-    raise SourceError("charts need Bokeh: pip install 'sm-profiler[analysis]'") from missing
-
-TOOLS = "crosshair,xbox_select,pan,reset,save,xwheel_zoom"
-WIDTH = 1000
-
-
-# Bokeh's models accept any property, so their types do not help.
-figure: Any = plotting.figure
-ColumnDataSource: Any = models.ColumnDataSource
-Div: Any = vars(models)["Div"]
 
 
 class Chart:

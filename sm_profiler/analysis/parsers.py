@@ -34,6 +34,8 @@ from sm_profiler.storage import FileInfo, MissingFileError, open_storage
 _NO_METADATA = ("", "0", "0")
 _TIME = re.compile(r"[0-9]{1,18}")
 
+_TIMESTAMP = re.compile(rb'"Timestamp"\s*:\s*(\d{10})')
+
 
 def is_valid_tracefilename(filename: str) -> bool:
     """Return True for a trace file of the hook (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
@@ -132,8 +134,6 @@ __all__ = [
     "HorovodProfilerEvents", "ProcessInfo", "ProfilerSystemEvent", "ProfilerSystemEvents", "SMDataParallelProfilerEvents",
     "SMProfilerEvents", "SystemProfilerEventParser", "TensorboardProfilerEvents", "ThreadInfo", "TraceEvent", "TraceEventParser",
 ]  # fmt: skip
-
-_TIMESTAMP = re.compile(rb'"Timestamp"\s*:\s*(\d{10})')
 
 
 class TraceEventParser:

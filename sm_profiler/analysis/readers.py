@@ -34,6 +34,8 @@ from sm_profiler.storage.s3 import create_api_client
 POLL_S = 10.0
 _log = logger_for(__name__)
 
+ProfileLocation = str | os.PathLike[str] | ProfileSource
+
 
 class TrainingJob:
     """A SageMaker training job and its profile.
@@ -159,7 +161,6 @@ class TrainingJob:
         print(f"{what} is available")  # noqa: T201
 
 
-ProfileLocation = str | os.PathLike[str] | ProfileSource
 """Location of a profile: a folder, an s3:// URI, the name of a training job, or an open source."""
 
 

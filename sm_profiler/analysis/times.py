@@ -40,6 +40,9 @@ _SECONDS = np.frombuffer("".join(f":{number:02d}:" for number in range(60)).enco
 _UPPER = np.frombuffer("".join(f"{number:04d}" for number in range(10_000)).encode(), "u4")
 _LOWER = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), "u2")
 
+SECOND_US = 1_000_000
+_TIME_TEXT = "%Y-%m-%dT%H:%M:%S:%f"
+
 
 def texts(array: pa.Array | pa.ChunkedArray) -> Any:
     """Convert an Arrow array of texts to the text column of the installed pandas."""
@@ -195,10 +198,6 @@ def _distinct(minutes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
     if last - first > len(minutes):
         return np.unique(minutes, return_inverse=True)
     return np.arange(first, last + 1), minutes - first
-
-
-SECOND_US = 1_000_000
-_TIME_TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 
 
 class TimeUnits(Enum):

@@ -16,6 +16,13 @@ examples:
 destinations: mlflow[:TRACKING_URI], webhook:URL, sns:ARN, eventbridge[:BUS], cloudwatch[:LOG_GROUP]
 """
 
+MCP_EXAMPLES = """\
+examples:
+  sm-profiler mcp                                            the runs in ./sm-profiler, on stdio
+  sm-profiler mcp s3://bucket/job/profiler-output my-job     these two
+  claude mcp add sm-profiler -- sm-profiler mcp              in a coding agent
+"""
+
 
 def add_export(parser: ArgumentParser) -> None:
     parser.epilog = EXPORT_EXAMPLES
@@ -75,14 +82,6 @@ def run_export(options: Namespace) -> int:
     if failed:
         raise SourceError("; ".join(failed))
     return DONE
-
-
-MCP_EXAMPLES = """\
-examples:
-  sm-profiler mcp                                            the runs in ./sm-profiler, on stdio
-  sm-profiler mcp s3://bucket/job/profiler-output my-job     these two
-  claude mcp add sm-profiler -- sm-profiler mcp              in a coding agent
-"""
 
 
 def add_mcp(parser: ArgumentParser) -> None:

@@ -31,6 +31,11 @@ OUT = "fleet-report"
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
 
+FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
+_CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
+_SIGN = {"waste": ">", "cost": ">", "coverage": "<"}
+_WHOLE = 100.0  # percent
+
 
 def add_fleet(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
@@ -134,12 +139,6 @@ def _keys(text: str) -> list[str]:
     if not all(keys):
         raise argparse.ArgumentTypeError(f"{text}: expected names separated by commas")
     return keys
-
-
-FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
-_CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
-_SIGN = {"waste": ">", "cost": ">", "coverage": "<"}
-_WHOLE = 100.0  # percent
 
 
 @attrs.frozen

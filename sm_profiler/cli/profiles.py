@@ -16,6 +16,12 @@ examples:
   sm-profiler compact s3://bucket/job/profiler-output --out s3://bucket/profiles --ddl > athena.sql
 """
 
+UPLOAD_EXAMPLES = """\
+examples:
+  sm-profiler upload /tmp/sm-profiler/me/train-101
+  sm-profiler upload profile --to s3://bucket/profiles/train-101/profiler-output
+"""
+
 
 def add_compact(parser: ArgumentParser) -> None:
     parser.epilog = COMPACT_EXAMPLES
@@ -46,13 +52,6 @@ def run_compact(options: Namespace) -> int:
     if options.ddl:
         print(athena_ddl(options.out), end="")
     return DONE
-
-
-UPLOAD_EXAMPLES = """\
-examples:
-  sm-profiler upload /tmp/sm-profiler/me/train-101
-  sm-profiler upload profile --to s3://bucket/profiles/train-101/profiler-output
-"""
 
 
 def add_upload(parser: ArgumentParser) -> None:

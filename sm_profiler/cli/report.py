@@ -42,6 +42,12 @@ examples:
   sm-profiler report times.csv                        rank, step and seconds that you recorded yourself
 """
 
+SHOWN_OTHERS = 5
+LOCAL_POLL_S = 2.0  # listing a folder costs little
+REMOTE_POLL_S = 10.0
+PAUSE_S = 10.0  # after a report at least
+MAX_SHARE = 0.1  # of the time that reports take: a training on this machine needs the cores
+
 
 def add_report(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
@@ -206,13 +212,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
             raise
         hint = "its run has no complete file yet: 'sm-profiler watch' shows it, --follow waits for it"
         raise SourceError(f"{error}; {hint}") from None
-
-
-SHOWN_OTHERS = 5
-LOCAL_POLL_S = 2.0  # listing a folder costs little
-REMOTE_POLL_S = 10.0
-PAUSE_S = 10.0  # after a report at least
-MAX_SHARE = 0.1  # of the time that reports take: a training on this machine needs the cores
 
 
 def follow(

@@ -23,6 +23,12 @@ examples:
   sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
 """
 
+WATCH_EXAMPLES = """\
+examples:
+  sm-profiler watch sm-profiler          the newest local run
+  sm-profiler watch my-training-job      a job of SageMaker while it runs
+"""
+
 
 def add_serve(parser: ArgumentParser) -> None:
     parser.epilog = SERVE_EXAMPLES
@@ -107,13 +113,6 @@ def waiting_for(source: str) -> str:
     hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
     job = ", or for a training job of that name," if is_job_name(source) else ""
     return f"there is no folder {printable(source)}{hint}; waiting for it{job} until Ctrl-C"
-
-
-WATCH_EXAMPLES = """\
-examples:
-  sm-profiler watch sm-profiler          the newest local run
-  sm-profiler watch my-training-job      a job of SageMaker while it runs
-"""
 
 
 def add_watch(parser: ArgumentParser) -> None:

@@ -26,6 +26,14 @@ examples:
   SM_PROFILER_LOCAL_MAX=50 sm-profiler settings --json   what a job with this variable would use
 """
 
+_RULES = ("ProfilerRuleConfigurations", "profilerRuleConfigurations", "profiler_rule_configurations")
+VALIDATE_EPILOG = """\
+exit codes: 0 nothing is wrong; 1 something in it is wrong; 2 it cannot be read, or is not a JSON object
+
+example:
+  aws sagemaker describe-training-job --training-job-name my-job | sm-profiler validate -
+"""
+
 
 class Present(NamedTuple):
     """A setting as it is now.
@@ -140,15 +148,6 @@ def configuration(environment: Mapping[str, str]) -> Iterator[Present]:
                 f"{len(inner)} keys" if value is parameters else value if isinstance(value, str) else json.dumps(value)
             )
             yield Present(setting, shown, origin, problem)
-
-
-_RULES = ("ProfilerRuleConfigurations", "profilerRuleConfigurations", "profiler_rule_configurations")
-VALIDATE_EPILOG = """\
-exit codes: 0 nothing is wrong; 1 something in it is wrong; 2 it cannot be read, or is not a JSON object
-
-example:
-  aws sagemaker describe-training-job --training-job-name my-job | sm-profiler validate -
-"""
 
 
 def add_validate(parser: ArgumentParser) -> None:

@@ -34,6 +34,8 @@ examples:
   sm-profiler try-loader --workers 4,8,16 --seconds 10 train.py
 """
 
+HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
+
 
 def add_try_loader(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
@@ -222,9 +224,6 @@ def batches_needed(where: str) -> float:
     if not seconds:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     return 1 / seconds
-
-
-HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
 
 
 def trial_table(outcome: Outcome, needed: float | None = None) -> str:

@@ -46,6 +46,32 @@ UNSUPPORTED_REGIONS = frozenset((
 _BUCKET = r"(?!\d+\.\d+\.\d+\.\d+(?:/|\Z)|xn--|sthree-)[a-z0-9](?:(?!\.\.)[a-z0-9.-]){0,61}(?<![.-])"
 _ACCESS_POINT = r"arn:[^/\s]+[:/][^/\s]+"
 
+Value: TypeAlias = str | int | float | bool | None
+MAX_LENGTH = 4096  # characters; far longer than any real config
+
+_OPEN = re.compile(r"\s*\{")
+_SPACE = re.compile(r"\s*")
+_END = re.compile(r"\s*(?:,\s*)?\}\s*\Z")
+_KEY = r"""\s*(["'])([A-Za-z_]\w*)\1\s*:\s*"""
+_FIRST_KEY = re.compile(_KEY)
+_NEXT_KEY = re.compile("," + _KEY)
+_WORD = re.compile(r"[^\s,{}\"']+")
+_QUOTE_OR_COMMA = re.compile("[\"',]")
+_INTEGER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*\Z")
+_WORDS: dict[str, bool | float | None] = {
+    "none": None,
+    "null": None,
+    "true": True,
+    "false": False,
+    "inf": float("inf"),
+    "+inf": float("inf"),
+    "-inf": float("-inf"),
+    "infinity": float("inf"),
+    "nan": float("nan"),
+}
+
+_NOTHING = object()
+
 
 def may_exist(uri: str) -> bool:
     """Return whether a bucket or an access point can have the name in an s3:// URI."""
@@ -157,30 +183,6 @@ def config_from_environment(environment: Mapping[str, str]) -> str | None:
 # a trailing comma, Python's None and inf, and regular expressions whose quotes and backslashes are not escaped. It is
 # parsed in one pass, never evaluated.
 
-Value: TypeAlias = str | int | float | bool | None
-MAX_LENGTH = 4096  # characters; far longer than any real config
-
-_OPEN = re.compile(r"\s*\{")
-_SPACE = re.compile(r"\s*")
-_END = re.compile(r"\s*(?:,\s*)?\}\s*\Z")
-_KEY = r"""\s*(["'])([A-Za-z_]\w*)\1\s*:\s*"""
-_FIRST_KEY = re.compile(_KEY)
-_NEXT_KEY = re.compile("," + _KEY)
-_WORD = re.compile(r"[^\s,{}\"']+")
-_QUOTE_OR_COMMA = re.compile("[\"',]")
-_INTEGER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*\Z")
-_WORDS: dict[str, bool | float | None] = {
-    "none": None,
-    "null": None,
-    "true": True,
-    "false": False,
-    "inf": float("inf"),
-    "+inf": float("inf"),
-    "-inf": float("-inf"),
-    "infinity": float("inf"),
-    "nan": float("nan"),
-}
-
 
 def format_metrics(config: Mapping[str, object]) -> str:
     """Write a metrics config as the SDK does, with a trailing comma and without escapes."""
@@ -279,9 +281,6 @@ class _Scan:
                 return quote + 1, following
             quote = self.closing[quote]
         return None, None
-
-
-_NOTHING = object()
 
 
 def _literal(word: str) -> object:

@@ -68,6 +68,17 @@ _ALWAYS = {
 }  # fmt: skip
 _MAX_LISTED = 10  # names of parameters in a message
 
+_LOADER_NAMES = (
+    "_SingleProcessDataLoaderIter.__init__",
+    "_MultiProcessingDataLoaderIter.__init__",
+    "_SingleProcessDataLoaderIter::GetNext",
+    "_MultiProcessingDataLoaderIter::GetNext",
+    "DataLoaderIter::GetNext",
+    "DataLoaderWorker",
+    "DataLoaderWorkerFetch",
+    "DataLoaderPinMemory",
+)
+
 
 @attrs.frozen
 class Explanation:
@@ -224,18 +235,6 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
         if name == "dataloader" and not any(map(NamePattern(collector.metrics_regex).matches, _LOADER_NAMES)):
             yield f"{wire}: MetricsRegex {collector.metrics_regex!r} matches none of PyTorch's data loader events"
-
-
-_LOADER_NAMES = (
-    "_SingleProcessDataLoaderIter.__init__",
-    "_MultiProcessingDataLoaderIter.__init__",
-    "_SingleProcessDataLoaderIter::GetNext",
-    "_MultiProcessingDataLoaderIter::GetNext",
-    "DataLoaderIter::GetNext",
-    "DataLoaderWorker",
-    "DataLoaderWorkerFetch",
-    "DataLoaderPinMemory",
-)
 
 
 def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:

@@ -40,6 +40,10 @@ MAX_CHOICES = 4  # repeats and alternatives of a pattern: each multiplies the wa
 _SINGLE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # an escape, or a set of characters
 _REPEAT = re.compile(r"(?:[*+?]|\{[0-9]*,?[0-9]*\})[?+]?")
 
+MAX_SUGGESTIONS = 50  # for unknown keys; each takes a fraction of a millisecond
+_MAX_INTEGER = 2**63 - 1
+_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
+
 
 @attrs.frozen
 class CollectorSpec:
@@ -182,11 +186,6 @@ class NamePattern:
     def matches(self, name: str) -> bool:
         """Return True if the start of a name matches; of a long name, the first 128 characters are compared."""
         return self._matches(name[:MAX_NAME])
-
-
-MAX_SUGGESTIONS = 50  # for unknown keys; each takes a fraction of a millisecond
-_MAX_INTEGER = 2**63 - 1
-_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # next to the configuration, in any case
 
 
 def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:

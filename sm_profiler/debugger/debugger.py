@@ -21,6 +21,11 @@ DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
 DETAILED = "DetailedProfilerProcessingJobConfig"
 KEY = RULE_IMAGE.file_key
 
+detailed_framework_name = "detailed-profiler"
+# default for a rule with a registered image; AWS uses the same for its own
+_OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
+_NAME_LENGTH = 63
+
 
 def registered_image(region: str | None, image_uri: str | None = None) -> str | None:
     """Return the registered rule image for a region, or None.
@@ -55,11 +60,6 @@ __all__ = [
     "get_rule_container_image_uri",
     "rule_configs",
 ]
-
-detailed_framework_name = "detailed-profiler"
-# default for a rule with a registered image; AWS uses the same for its own
-_OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
-_NAME_LENGTH = 63
 
 
 class DetailedProfilerProcessingJobConfig:

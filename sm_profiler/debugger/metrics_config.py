@@ -23,6 +23,18 @@ from sm_profiler.debugger.utils import (
 )
 from sm_profiler.errors import ConfigError
 
+_ARGUMENTS = {
+    "StartStep": "start_step",
+    "NumSteps": "num_steps",
+    "StartTimeInSecSinceEpoch": "start_unix_time",
+    "Duration": "duration",
+    "DurationInSeconds": "duration",
+    "MetricsRegex": "metrics_regex",
+    "ProfilerName": "python_profiler",
+    "cProfileTimer": "cprofile_timer",
+    "DefaultProfiling": "profile_default_steps",
+}
+
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
 class StepRange(SdkValue):
@@ -279,17 +291,6 @@ METRICS_CONFIGS: tuple[type[_Collected], ...] = (
     SMDataParallelProfilingConfig,
 )  # fmt: skip
 _BY_NAME = {kind.__name__.lower(): kind for kind in METRICS_CONFIGS}
-_ARGUMENTS = {
-    "StartStep": "start_step",
-    "NumSteps": "num_steps",
-    "StartTimeInSecSinceEpoch": "start_unix_time",
-    "Duration": "duration",
-    "DurationInSeconds": "duration",
-    "MetricsRegex": "metrics_regex",
-    "ProfilerName": "python_profiler",
-    "cProfileTimer": "cprofile_timer",
-    "DefaultProfiling": "profile_default_steps",
-}
 
 
 def metrics_configs(parameters: Mapping[str, str]) -> dict[str, MetricsConfigBase]:

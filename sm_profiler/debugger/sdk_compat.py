@@ -23,6 +23,25 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 T = TypeVar("T")
 
+SDK_NAMES = (
+    "DEBUGGER_FLAG",
+    "CollectionConfig",
+    "DebuggerHookConfig",
+    "Rule",
+    "RuleBase",
+    "TensorBoardOutputConfig",
+    "framework_name",
+)
+_LOOKUP_FRAMES = 2  # from `sdk_name` over the package's `__getattr__` to its caller
+_loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
+
+_LOGGER = "sagemaker.deprecations"
+_MESSAGES = (
+    "Framework profiling will be deprecated from tensorflow 2.12 and pytorch 2.0",
+    "Framework profiling is deprecated from",
+)
+_MAX_FRAMES = 12  # the SDK's caller is 6 to 8 frames above the filter
+
 
 def sdk_class(cls: type) -> type | None:
     """Return the loaded SDK's class of the same module and name, or None if no SDK is loaded."""
@@ -90,18 +109,6 @@ def _restored(cls: type, state: dict[str, Any]) -> Any:
 
 
 # --- names outside profiling ---------------------------------------------------------------------------------------
-
-SDK_NAMES = (
-    "DEBUGGER_FLAG",
-    "CollectionConfig",
-    "DebuggerHookConfig",
-    "Rule",
-    "RuleBase",
-    "TensorBoardOutputConfig",
-    "framework_name",
-)
-_LOOKUP_FRAMES = 2  # from `sdk_name` over the package's `__getattr__` to its caller
-_loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
 
 
 def sdk_name(name: str, module: str) -> Any:
@@ -177,13 +184,6 @@ def _load_from_file(source: str) -> Any:
 
 
 # --- log messages that do not apply --------------------------------------------------------------------------------
-
-_LOGGER = "sagemaker.deprecations"
-_MESSAGES = (
-    "Framework profiling will be deprecated from tensorflow 2.12 and pytorch 2.0",
-    "Framework profiling is deprecated from",
-)
-_MAX_FRAMES = 12  # the SDK's caller is 6 to 8 frames above the filter
 
 
 class _DeprecationFilter:

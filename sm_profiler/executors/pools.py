@@ -28,6 +28,12 @@ ATTEMPTS = 3  # processes that a task is given to, one after another, if they ar
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 does not define
 _PIPE_BYTES = 1 << 20
 
+MAX_WORKERS = 4096
+CONNECT_S = 10.0
+START_S = 60.0
+STOP_S = 5.0
+_NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
+
 
 class LocalExecutor(Executor):
     """Runs functions of this package that take and return bytes, each in one of several processes.
@@ -99,13 +105,6 @@ class LocalExecutor(Executor):
             for helper in self._all:
                 with suppress(OSError):
                     helper.close()
-
-
-MAX_WORKERS = 4096
-CONNECT_S = 10.0
-START_S = 60.0
-STOP_S = 5.0
-_NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
 
 
 @attrs.frozen

@@ -27,6 +27,10 @@ AnswerT = TypeVar("AnswerT")
 _KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
 _FAILED, _ANSWERED = b"\1", b"\0"
 
+AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
+REDRAWN_S = 1.0
+_LONGEST = 300  # characters of an error
+
 
 def _version() -> str:
     return __version__
@@ -127,11 +131,6 @@ def _array(kind: int, data: memoryview) -> Any:
 def _as_it_is(kind: Any, value: Any) -> Any:
     del kind  # an array: msgspec has no other type that it cannot make itself
     return value
-
-
-AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
-REDRAWN_S = 1.0
-_LONGEST = 300  # characters of an error
 
 
 @attrs.frozen

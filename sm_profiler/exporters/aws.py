@@ -26,16 +26,30 @@ except ImportError as missing:
 
 REQUEST_S = 180.0  # with the attempts that botocore makes
 
+_ARN = re.compile(r"arn:[\w-]+:sns:(?P<region>[\w-]+):\d{12}:[\w-]+(\.fifo)?")
+_SUBJECT = 99  # characters, all ASCII: SNS takes fewer than 100
+
+SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
+_BUS = re.compile(r"[\w./:-]{1,256}", re.ASCII)
+
+NAMESPACE = "sm-profiler"
+DEFAULT_GROUP = "/sm-profiler"
+_GROUP = re.compile(r"[\w./#-]{1,512}", re.ASCII)
+_NAME = re.compile(r"[^\w./-]+", re.ASCII)
+_MAX_RANKS = 256
+_EVENTS = 500  # a request; its limits are 10,000 and a megabyte
+
+UNITS = {
+    "StepTime": "Milliseconds", "StepsPerSecond": "Count/Second", "LostTime": "Percent", "ProfilingCost": "Percent",
+    "GPUUtilization": "Percent", "CPUUtilization": "Percent",
+}  # fmt: skip
+
 
 def request(call: Callable[..., Any], **parameters: Any) -> Any:
     try:
         return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
         raise SourceError(f"{call.__name__}: {reason_of(error)}") from error
-
-
-_ARN = re.compile(r"arn:[\w-]+:sns:(?P<region>[\w-]+):\d{12}:[\w-]+(\.fifo)?")
-_SUBJECT = 99  # characters, all ASCII: SNS takes fewer than 100
 
 
 @attrs.define(eq=False)
@@ -68,10 +82,6 @@ def open_topic(place: str) -> Topic:
     return Topic(place, create_api_client("sns", region=found["region"]))
 
 
-SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
-_BUS = re.compile(r"[\w./:-]{1,256}", re.ASCII)
-
-
 @attrs.define(eq=False)
 class Bus:
     """Puts an event for each verdict, healthy ones included: rules choose by `detail.verdict.class`."""
@@ -96,20 +106,6 @@ def open_bus(place: str) -> Bus:
     if not _BUS.fullmatch(place or "default"):
         raise ConfigError(f"--to eventbridge:{printable(place)[:100]}: expected the name or ARN of a bus")
     return Bus(place or "default", create_api_client("events"))
-
-
-NAMESPACE = "sm-profiler"
-DEFAULT_GROUP = "/sm-profiler"
-_GROUP = re.compile(r"[\w./#-]{1,512}", re.ASCII)
-_NAME = re.compile(r"[^\w./-]+", re.ASCII)
-_MAX_RANKS = 256
-_EVENTS = 500  # a request; its limits are 10,000 and a megabyte
-
-
-UNITS = {
-    "StepTime": "Milliseconds", "StepsPerSecond": "Count/Second", "LostTime": "Percent", "ProfilingCost": "Percent",
-    "GPUUtilization": "Percent", "CPUUtilization": "Percent",
-}  # fmt: skip
 
 
 @attrs.define(eq=False)

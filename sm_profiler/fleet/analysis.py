@@ -43,6 +43,31 @@ MOST_PREDECESSORS = Threshold(10, "jobs; older ones ran other code")
 NEW_NORMAL = Threshold(5, "slower jobs in a row; from then on they are what the next ones are compared with")
 MOST_NAMES = 20
 
+NORMAL = 1.4826  # of a median deviation, for the standard deviation of a normal distribution
+LINEAGE_TAGS = ("model", "experiment", "project", "pipeline", "job-family")  # tags that name what a job trains
+COMPARED = ("git", "image", "loader_workers", "user")
+
+EXACT = 1000  # trials; the number of operations grows with their square
+
+COMMON = Threshold(0.5, "of a group's jobs; a cause of fewer is not the group's")
+COMMON_JOBS = Threshold(3, "jobs at least; fewer have their cause in common by chance")
+COMMON_SHARE = Threshold(0.05, "of a job's billed time; less is lost by most jobs")
+TOP = 10  # jobs; a week of work
+UNFINISHED = frozenset({"InProgress", "Stopping"})
+ATTRIBUTES = {  # key → of a row
+    "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
+    "git": "git",
+}  # fmt: skip
+ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
+HOST = "host"
+TAG = "tag:"
+
+ALL = "all jobs"
+MOST = 50
+_OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
+
+GROUP_BY = tuple(ATTRIBUTES)
+
 
 @attrs.frozen
 class _Draw:
@@ -129,11 +154,6 @@ def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
         f"{host} was slower than other machines in {len(slow)} of {len(draws)} jobs{longer}; chance explains "
         f"{expected:.1f}. Replace it, or start the next jobs elsewhere.",
     )  # fmt: skip
-
-
-NORMAL = 1.4826  # of a median deviation, for the standard deviation of a normal distribution
-LINEAGE_TAGS = ("model", "experiment", "project", "pipeline", "job-family")  # tags that name what a job trains
-COMPARED = ("git", "image", "loader_workers", "user")
 
 
 def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
@@ -247,9 +267,6 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
     ), [index[id(slower)] for slower in slow.jobs]  # fmt: skip
 
 
-EXACT = 1000  # trials; the number of operations grows with their square
-
-
 def at_least(count: int, chances: Sequence[float]) -> float:
     """Return the probability of at least `count` successes in trials of different chances."""
     mean = math.fsum(chances) / max(len(chances), 1)
@@ -290,20 +307,6 @@ def _divergence(share: float, mean: float) -> float:
         return math.inf
     rest = (1 - share) * math.log((1 - share) / (1 - mean)) if share < 1.0 else 0.0
     return share * math.log(share / mean) + rest
-
-
-COMMON = Threshold(0.5, "of a group's jobs; a cause of fewer is not the group's")
-COMMON_JOBS = Threshold(3, "jobs at least; fewer have their cause in common by chance")
-COMMON_SHARE = Threshold(0.05, "of a job's billed time; less is lost by most jobs")
-TOP = 10  # jobs; a week of work
-UNFINISHED = frozenset({"InProgress", "Stopping"})
-ATTRIBUTES = {  # key → of a row
-    "user": "user", "account": "account", "namespace": "namespace", "image": "image", "instance-type": "instance_type",
-    "git": "git",
-}  # fmt: skip
-ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
-HOST = "host"
-TAG = "tag:"
 
 
 def loss_order(job: FleetJob, *, in_dollars: bool = True) -> tuple[float, float, str, str]:
@@ -456,11 +459,6 @@ def _sum(values: Iterable[float | None]) -> float:
     return math.fsum(value for value in values if value is not None)
 
 
-ALL = "all jobs"
-MOST = 50
-_OF_LOADER = frozenset({Class.INPUT_BOUND.value, Class.PERIODIC_STALL.value})
-
-
 def shared_causes(jobs: Sequence[FleetJob], keys: Iterable[str], *, in_dollars: bool = True) -> tuple[SharedCause, ...]:
     """Return the causes that groups have in common, the most expensive first, in the unit of the page."""
     judged = [job for job in jobs if job.judged]
@@ -533,9 +531,6 @@ def _distinct(found: Sequence[SharedCause]) -> list[SharedCause]:
     for shared in found:
         kept.setdefault((shared.cause, shared.jobs, shared.of, shared.usd, shared.instance_hours), shared)
     return list(kept.values())
-
-
-GROUP_BY = tuple(ATTRIBUTES)
 
 
 def assemble(

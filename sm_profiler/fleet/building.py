@@ -56,6 +56,14 @@ BRIEF = Threshold(
 LARGE = Threshold(0.5, "of all machine time; a single job that has more of it decides every share")
 LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most of the time")
 
+NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
+MAX_BYTES = 1 << 30  # of the file, and of its content
+
+TIMES = ("created", "started", "ended")
+_PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+
+HTML, JSON, TABLE = "fleet.html", "fleet.json", "fleet.parquet"
+
 
 def build_fleet(
     sources: Sequence[str],
@@ -392,10 +400,6 @@ def judge_job(task: _Task) -> bytes:
     return to_json(build_report(source, job=job)).encode()
 
 
-NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
-MAX_BYTES = 1 << 30  # of the file, and of its content
-
-
 class Entry(msgspec.Struct, frozen=True):
     """A row as it was read.
 
@@ -449,10 +453,6 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-TIMES = ("created", "started", "ended")
-_PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
-
-
 def _arrow(kind: Any) -> pa.DataType:
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -491,9 +491,6 @@ def to_parquet(jobs: Sequence[FleetJob]) -> bytes:
 
 def _value(value: Any, kind: pa.DataType) -> Any:
     return list(value.items()) if pa.types.is_map(kind) else value
-
-
-HTML, JSON, TABLE = "fleet.html", "fleet.json", "fleet.parquet"
 
 
 def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[str]:

@@ -34,6 +34,19 @@ _ENDING = re.compile(
 )
 _LONGEST_STEM_OF = 256
 
+MAX_DESCRIPTION_BYTES = 4 << 20
+MAX_INSTANCES = 100_000
+STAGE_OF = {  # secondary status → stage
+    "Starting": "waiting", "Pending": "waiting", "LaunchingMLInstances": "waiting", "PreparingTrainingStack": "waiting",
+    "DownloadingTrainingImage": "image", "Downloading": "download", "Training": "training", "Interrupted": "waiting",
+    "Restarting": "waiting", "Uploading": "uploading",
+}  # fmt: skip
+_USER = ("user", "owner", "username", "created-by", "createdby", "sagemaker:user-profile-arn")
+_GIT = ("git", "git-commit", "git_commit", "commit", "git-sha", "revision")
+_SHORT_HASH = 12
+
+DATASET = "/job="  # in the location of a job in a dataset of Parquet files
+
 
 def safe_name(text: object) -> str:
     """Return a name in one printable line."""
@@ -60,18 +73,6 @@ def stem_of(job: str) -> str:
     """Return a job's name without the times, numbers and random letters at its end; the name if nothing is left."""
     short = job[:_LONGEST_STEM_OF]
     return _ENDING.sub("", short.lower()) or short
-
-
-MAX_DESCRIPTION_BYTES = 4 << 20
-MAX_INSTANCES = 100_000
-STAGE_OF = {  # secondary status → stage
-    "Starting": "waiting", "Pending": "waiting", "LaunchingMLInstances": "waiting", "PreparingTrainingStack": "waiting",
-    "DownloadingTrainingImage": "image", "Downloading": "download", "Training": "training", "Interrupted": "waiting",
-    "Restarting": "waiting", "Uploading": "uploading",
-}  # fmt: skip
-_USER = ("user", "owner", "username", "created-by", "createdby", "sagemaker:user-profile-arn")
-_GIT = ("git", "git-commit", "git_commit", "commit", "git-sha", "revision")
-_SHORT_HASH = 12
 
 
 def read_description(data: bytes) -> dict[str, Any]:
@@ -203,9 +204,6 @@ def _time(value: object) -> float | None:
         value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and MIN_SECONDS < value < MAX_SECONDS else None  # type: ignore[operator, arg-type]
-
-
-DATASET = "/job="  # in the location of a job in a dataset of Parquet files
 
 
 @attrs.frozen(eq=False)

@@ -49,6 +49,17 @@ STAGE_COLOURS = {
     "waiting": "grey", "image": "violet", "download": "teal", "starting": "amber", "training": "blue", "uploading": "moss",
 }  # fmt: skip
 
+_READ_ON = "Begin with the job that it costs most."
+
+WIDTH, HEIGHT = 1000.0, 230.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
+MAX_WEEKS = 53
+
+PLAIN_ROWS = 100  # rows that the page has without its script
+ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
+NAME = 90
+_HOLE = "\0"  # takes the place of the job's name in an address
+
 
 @attrs.frozen
 class Step:
@@ -404,9 +415,6 @@ class _Page:
         return {"sentences": [origin, read], "table": table}
 
 
-_READ_ON = "Begin with the job that it costs most."
-
-
 def _worth_a_row(groups: Sequence[Group], jobs: int) -> Sequence[Group]:
     """Leave out values of a single job, such as commits, if most are."""
     several = [group for group in groups if group.sums.jobs > 1]
@@ -430,11 +438,6 @@ def _listed(names: Sequence[str]) -> str:
 def _state(status: str, interruptions: int) -> str:
     times = f"interrupted {plural(interruptions, 'time')}" if interruptions else ""
     return ", ".join(filter(None, (STATES.get(status, status), times)))
-
-
-WIDTH, HEIGHT = 1000.0, 230.0
-LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
-MAX_WEEKS = 53
 
 
 def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
@@ -521,12 +524,6 @@ def _bars(tall: Sequence[tuple[int, float]], wide: float) -> str:
     return "".join(
         f"M{place * wide:.4g} 26v{-height:.3g}h{wide * 0.82:.3g}v{height:.3g}z" for place, height in tall if height > 0
     )
-
-
-PLAIN_ROWS = 100  # rows that the page has without its script
-ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
-NAME = 90
-_HOLE = "\0"  # takes the place of the job's name in an address
 
 
 @attrs.frozen

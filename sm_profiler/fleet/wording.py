@@ -34,6 +34,12 @@ STATES = {
     "Stopping": "Stopping",
 }
 
+LINES = 3  # of each list; the page has the others
+TOP = 5
+_NAME = 40  # characters
+_REASON = 100
+_BAR = 24
+
 
 def money(usd: float) -> str:
     """Format dollars: `$1,240`, `$12.40`."""
@@ -154,13 +160,6 @@ class Amounts:
 
     def judged(self, sums: Totals) -> float:
         return self.amount(sums.judged_usd, sums.judged_instance_hours)
-
-
-LINES = 3  # of each list; the page has the others
-TOP = 5
-_NAME = 40  # characters
-_REASON = 100
-_BAR = 24
 
 
 def summary(fleet: Fleet) -> str:

@@ -8,6 +8,22 @@ from typing import Any
 COUNTED_BYTES = 1 << 20  # MessagePack of less than this cannot take much memory
 FREE_ELEMENTS = 1 << 20  # of what other processes sent, and one more for each byte that arrived
 
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes of the length
+_EXTENSIONS = {0xC7, 0xC8, 0xC9}  # with one byte more
+
+MAX_FOOTER_OBJECTS = 1 << 17  # of a kind
+FREE_ROWS = 1 << 18  # of a file, and one more for each of its bytes
+FREE_BYTES, MAX_TIMES = 16 << 20, 64  # of a file, unpacked: so much, and so many times its bytes
+
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
+_INTEGERS = (4, 5, 6)
+_UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
+_PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
+_ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
+_SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
+_MAX_DEPTH = 8
+_SHORT = 15
+
 
 def _sizes() -> list[int]:
     """Return the bytes of an element by its first byte, without its parts; 0: they vary, or there is no such element."""
@@ -22,8 +38,6 @@ def _sizes() -> list[int]:
 
 
 _SIZES = _sizes()
-_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes of the length
-_EXTENSIONS = {0xC7, 0xC8, 0xC9}  # with one byte more
 
 
 def check_elements(data: bytes | memoryview, most: int) -> None:
@@ -56,20 +70,6 @@ def check_json(text: bytes | bytearray, most: int) -> None:
     """
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError("too many elements")
-
-
-MAX_FOOTER_OBJECTS = 1 << 17  # of a kind
-FREE_ROWS = 1 << 18  # of a file, and one more for each of its bytes
-FREE_BYTES, MAX_TIMES = 16 << 20, 64  # of a file, unpacked: so much, and so many times its bytes
-
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
-_INTEGERS = (4, 5, 6)
-_UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
-_PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
-_ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
-_SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
-_MAX_DEPTH = 8
-_SHORT = 15
 
 
 class _Structs:

@@ -19,6 +19,16 @@ Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = Any  # anything that selects rows of a numpy array: a mask, an array of row numbers, a slice
 
+_KINDS = (np.int8, np.int16, np.int32, np.int64)
+_UNITS = (
+    1.0,
+    4.0,
+    100.0,
+    1e6,
+)  # whole numbers, quarters of a µs (see EventColumns), percent, seconds with microseconds
+_TRIED = 16  # numbers of a column that are tried first: most columns have numbers of one kind
+_MAX_WHOLE = float(1 << 53)  # whole numbers are exact below
+
 
 class Numbering(dict[Any, int]):
     """Numbers of keys by first appearance; `numbering[key]` never fails."""
@@ -218,16 +228,6 @@ class EventColumns(Table):
 
 
 # Rows that wait, in fewer bytes
-
-_KINDS = (np.int8, np.int16, np.int32, np.int64)
-_UNITS = (
-    1.0,
-    4.0,
-    100.0,
-    1e6,
-)  # whole numbers, quarters of a µs (see EventColumns), percent, seconds with microseconds
-_TRIED = 16  # numbers of a column that are tried first: most columns have numbers of one kind
-_MAX_WHOLE = float(1 << 53)  # whole numbers are exact below
 
 
 @attrs.frozen(eq=False)

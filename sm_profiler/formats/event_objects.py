@@ -23,6 +23,8 @@ FILE_TYPES = {
     layout.SMDATAPARALLEL_TIMELINE: "SMDataParallelMetrics",
 }
 
+_TIMELINES = {name: timeline for timeline, name in FILE_TYPES.items()} | {"": layout.HOROVOD_TIMELINE}
+
 
 @attrs.define
 class ProfilerSystemEvent:
@@ -210,9 +212,6 @@ def system_columns(events: Sequence[Any]) -> SystemColumns:
         Category.of(event.name or "" for event in events),
         Category.of(event.dimension or "" for event in events),
     )
-
-
-_TIMELINES = {name: timeline for timeline, name in FILE_TYPES.items()} | {"": layout.HOROVOD_TIMELINE}
 
 
 def event_columns(events: Sequence[Any]) -> EventColumns:

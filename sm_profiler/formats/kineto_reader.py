@@ -48,6 +48,54 @@ _EVENTS_BYTES = 1024  # length in which `_EVENTS` is sought again when more text
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:,\[\s])-?(?:nan|NaN|inf|Inf|Infinity)\b', re.DOTALL)
 
+_PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
+
+_TEXTS = {"collective", "group", "element_type"}
+_RAWS = {"shapes", "types", "values"}
+
+# Categories of events, by their number in `KinetoColumns.category`.
+KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
+PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on an extra thread
+_CATEGORIES = {
+    "kernel": KERNEL,
+    "concurrent_kernel": KERNEL,
+    "mtia_ccp_events": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "xpu_driver": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "runtime": RUNTIME,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "user_annotation": ANNOTATION,
+    "cpu_instant_event": OTHER,
+    "gpu_user_annotation": GPU_ANNOTATION,
+    "python_function": PYTHON,
+    "cuda_sync": SYNC,
+}
+
+_LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
+
+HEAD_BYTES = 1 << 16  # that show what a file is
+
+# Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
+_START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
+_HEAD = attrgetter("name", "cat", "pid", "tid")
+_NUMBERS: dict[str, type[np.signedinteger[Any]]] = {
+    "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
+    "forward_thread": np.int64,
+}  # fmt: skip
+_NUMBER_OF = {name: attrgetter(name) for name in _NUMBERS}
+_SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
+
 
 class Arguments(msgspec.Struct, gc=False, frozen=True):
     """The arguments that are read; the others are skipped without being decoded."""
@@ -99,11 +147,7 @@ class _LooseEvent(msgspec.Struct, gc=False):
 
 
 _ARRAY, _LOOSE = msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(_LooseEvent)
-_PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments)}
-_TEXTS = {"collective", "group", "element_type"}
-_RAWS = {"shapes", "types", "values"}
 
 
 class Records:
@@ -258,37 +302,6 @@ def _real(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return float("nan")
-
-
-# Categories of events, by their number in `KinetoColumns.category`.
-KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
-PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on an extra thread
-_CATEGORIES = {
-    "kernel": KERNEL,
-    "concurrent_kernel": KERNEL,
-    "mtia_ccp_events": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "runtime": RUNTIME,
-    "cpu_op": OPERATOR,
-    "operator": OPERATOR,
-    "user_annotation": ANNOTATION,
-    "cpu_instant_event": OTHER,
-    "gpu_user_annotation": GPU_ANNOTATION,
-    "python_function": PYTHON,
-    "cuda_sync": SYNC,
-}
-
-_LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
 
 
 @attrs.frozen
@@ -458,9 +471,6 @@ def is_kineto(head: bytes) -> bool:
     return any(marker in text for marker in markers)
 
 
-HEAD_BYTES = 1 << 16  # that show what a file is
-
-
 def unpacked_head(data: bytes) -> bytes:
     """Return the first HEAD_BYTES of a plain or gzip file, from its first bytes."""
     if data[:2] != b"\x1f\x8b":
@@ -522,17 +532,6 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
                 return
     if unpacker is not None and not unpacker.eof:
         tally.mend("compressed data cut off")
-
-
-# Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
-_START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
-_HEAD = attrgetter("name", "cat", "pid", "tid")
-_NUMBERS: dict[str, type[np.signedinteger[Any]]] = {
-    "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
-    "forward_thread": np.int64,
-}  # fmt: skip
-_NUMBER_OF = {name: attrgetter(name) for name in _NUMBERS}
-_SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
 
 
 class _Categories(dict[str, int]):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = tuple[str, int, str]  # file, line, function
 
+_names: dict[type[Fields], tuple[str, ...]] = {}
+_PLAIN = {str, int, float, bool, dict}
+
 
 @attrs.frozen(kw_only=True)
 class Fields:
@@ -34,10 +37,6 @@ def names(kind: type[Fields]) -> tuple[str, ...]:
     if kind not in _names:
         _names[kind] = tuple(field.name for field in attrs.fields(kind))
     return _names[kind]
-
-
-_names: dict[type[Fields], tuple[str, ...]] = {}
-_PLAIN = {str, int, float, bool, dict}
 
 
 def _plain(value: Any) -> Any:

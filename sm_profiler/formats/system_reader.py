@@ -21,6 +21,9 @@ FAR_S = 86_400.0  # a clock that was not set yet is years away; a job with such 
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
 
+_HEAD = attrgetter("type", "name", "dimension", "node")
+_TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
+
 
 @attrs.frozen(eq=False)
 class SystemRows:
@@ -48,8 +51,6 @@ class _Record(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Record)
-_HEAD = attrgetter("type", "name", "dimension", "node")
-_TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
 
 
 def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[SystemRows, Outcome]:

@@ -52,17 +52,19 @@ _INPUT_BYTES = 1 << 16
 _FEW = 200  # up to so many metadata records are deleted from a list one by one
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b')
 
+_ARRAY = msgspec.json.Decoder(list[TraceRecord])
+
+_ONE = msgspec.json.Decoder(TraceRecord)
+_HEAD = attrgetter("ph", "name", "pid", "tid")
+_ARGS, _TS, _DUR = attrgetter("args"), attrgetter("ts"), attrgetter("dur")
+
 
 class _Document(msgspec.Struct, gc=False):
     events: list[TraceRecord] = msgspec.field(name="traceEvents")
     base_ns: float = msgspec.field(name="baseTimeNanoseconds", default=0)
 
 
-_ARRAY = msgspec.json.Decoder(list[TraceRecord])
 _DOCUMENT = msgspec.json.Decoder(_Document)
-_ONE = msgspec.json.Decoder(TraceRecord)
-_HEAD = attrgetter("ph", "name", "pid", "tid")
-_ARGS, _TS, _DUR = attrgetter("args"), attrgetter("ts"), attrgetter("dur")
 
 
 def read_trace(

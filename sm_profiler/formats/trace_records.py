@@ -38,6 +38,16 @@ TEXTS = frozenset({"end", "end_error", "framework", "host", "instance_type", "no
 COLLECTORS, IDENTITY = "collectors", "identity"
 _LARGEST = 2**63
 
+UNKNOWN_PHASE = "Unknown"
+START_KEY = "start_time_since_epoch_in_micros"
+BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
+ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
+MAX_METADATA = 1000  # own metadata records of a file
+MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
+
+# Numbers of 64 bits at most: hashes of longer ones can be chosen to be equal, which makes dictionaries quadratic.
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 
 def validated(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the expected type, so that readers need not check them.
@@ -58,18 +68,6 @@ def _value(name: str, given: Any) -> Any:
     if name in TEXTS:
         return given if isinstance(given, str) else None
     return given if is_number or isinstance(given, (str, bool)) else None
-
-
-UNKNOWN_PHASE = "Unknown"
-START_KEY = "start_time_since_epoch_in_micros"
-BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
-ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
-MAX_METADATA = 1000  # own metadata records of a file
-MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
-
-
-# Numbers of 64 bits at most: hashes of longer ones can be chosen to be equal, which makes dictionaries quadratic.
-_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class TraceRecord(msgspec.Struct, gc=False):

@@ -13,6 +13,19 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
 from sm_profiler.formats.system_reader import SystemRows
 
+Key = tuple[str, int | str]  # phase and thread, which a begin and its end share
+Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
+# step, pid, thread, worker, workers, pin_memory, the others as JSON
+Arguments = tuple[int, int, int, int, int, int, str]
+
+NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
+_INT64, _INT32 = 1 << 63, 1 << 31
+_Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
+_Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
+_LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
+
+_KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
+
 
 class _Column:
     """A column filled file by file."""
@@ -147,18 +160,6 @@ def _look_up(column: NDArray[Any], values: Any, rows: NDArray[np.int32]) -> None
         np.take(np.array(values, column.dtype), rows, out=column, mode="clip")
 
 
-Key = tuple[str, int | str]  # phase and thread, which a begin and its end share
-Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
-# step, pid, thread, worker, workers, pin_memory, the others as JSON
-Arguments = tuple[int, int, int, int, int, int, str]
-
-NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
-_INT64, _INT32 = 1 << 63, 1 << 31
-_Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
-_Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
-_LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
-
-
 @attrs.frozen
 class OpenEvent:
     key: Key
@@ -218,7 +219,6 @@ class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _KNOWN = msgspec.json.Decoder(_Known)
 _ALL_KNOWN = msgspec.json.Decoder(list[_Known])
-_KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
 
 
 def argument_tables(texts: Collection[bytes]) -> tuple[Ints, tuple[str, ...]]:

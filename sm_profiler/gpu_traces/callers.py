@@ -26,6 +26,14 @@ from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,12})")
 
+BLOCKING_US = 5.0  # a call that returns sooner found its work done
+_SYNCHRONIZE, _COPY = re.compile(r"Synchronize$"), re.compile(r"Synchronize$|^(cuda|hip)Memcpy$")
+
+FULL_QUEUE = 1024  # operations that CUDA queues per stream before a launch blocks
+
+_FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
+_MODULE = "nn.Module: "
+
 
 def step_rows(events: KinetoColumns) -> Numbers:
     marked = events.name.mask(lambda name: _STEP.search(name) is not None)
@@ -64,10 +72,6 @@ def without_last_step(trace: KinetoTrace) -> KinetoTrace:
     return trace.select(keep)
 
 
-BLOCKING_US = 5.0  # a call that returns sooner found its work done
-_SYNCHRONIZE, _COPY = re.compile(r"Synchronize$"), re.compile(r"Synchronize$|^(cuda|hip)Memcpy$")
-
-
 def wait_rows(events: KinetoColumns, *, copies: bool = False) -> Numbers:
     """Return the rows of the calls in which the host waited for the device.
 
@@ -78,9 +82,6 @@ def wait_rows(events: KinetoColumns, *, copies: bool = False) -> Numbers:
     pattern = _COPY if copies else _SYNCHRONIZE
     calls = (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
     return np.flatnonzero(calls & events.name.mask(lambda name: pattern.search(name) is not None))
-
-
-FULL_QUEUE = 1024  # operations that CUDA queues per stream before a launch blocks
 
 
 def launch_rows(events: KinetoColumns, device: KinetoColumns) -> Numbers:
@@ -157,10 +158,6 @@ def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> Table:
         "min": groups.min(length), "median": groups.median(length), "max": groups.max(length),
         "full_us": groups.sum(np.where(length >= full, lasts, 0.0)),
     })  # fmt: skip
-
-
-_FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
-_MODULE = "nn.Module: "
 
 
 @attrs.frozen

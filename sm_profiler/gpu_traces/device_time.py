@@ -21,6 +21,21 @@ from sm_profiler.gpu_traces.table import Groups, Table, array_of
 HOST_WAIT, KERNEL_WAIT, OTHER = "host_wait", "kernel_wait", "other"
 CONSECUTIVE_US = 30.0  # a queued kernel that starts later than this waited for something besides the previous kernel
 
+Link: TypeAlias = tuple[str, str, float, float]  # kind, name, start and duration in µs
+HOST, LAUNCH, WAITING = "host", "launch", "waiting"
+_CLOSE_US = 50.0  # a wait for the device ends so soon after the kernel it waited for
+
+_OPERATION = re.compile(
+    r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter|send|recv",
+    re.IGNORECASE,
+)
+_BYTES = {
+    "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1,
+    "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+# Bus bandwidth of n ranks as a multiple of (n - 1) / n of the algorithm's bandwidth, as NCCL's tests define it.
+_BUS = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0, "alltoall": 1.0}
+
 
 def of_kind(device: KinetoColumns, kind: str) -> tuple[Floats, Floats]:
     """Return the union of the kernels of one kind."""
@@ -123,11 +138,6 @@ def kernels(events: KinetoColumns) -> Table:
         "max_us": groups.max(us), "std_us": groups.std(us), "share": total / whole if whole else np.zeros(len(groups)),
     })  # fmt: skip
     return table.take(np.array(sorted(range(len(names)), key=lambda row: (-total[row], names[row])), np.intp))
-
-
-Link: TypeAlias = tuple[str, str, float, float]  # kind, name, start and duration in µs
-HOST, LAUNCH, WAITING = "host", "launch", "waiting"
-_CLOSE_US = 50.0  # a wait for the device ends so soon after the kernel it waited for
 
 
 def critical_path(events: KinetoColumns) -> Table:
@@ -271,18 +281,6 @@ def _outermost_work(events: KinetoColumns) -> Numbers:
     outer = Callers(events).outermost(rows)
     found: Numbers = rows[(outer < 0) | (outer == rows)]
     return found
-
-
-_OPERATION = re.compile(
-    r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|send_?recv|reduce|gather|scatter|send|recv",
-    re.IGNORECASE,
-)
-_BYTES = {
-    "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1,
-    "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
-}  # fmt: skip
-# Bus bandwidth of n ranks as a multiple of (n - 1) / n of the algorithm's bandwidth, as NCCL's tests define it.
-_BUS = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0, "alltoall": 1.0}
 
 
 def operation_of(name: str) -> str:

@@ -46,6 +46,16 @@ OUTSIDE = "outside"  # the sampler's name of the time between steps
 # Phase → the lines in which the host was seen in it, with their shares of its samples.
 SampledLines: TypeAlias = Mapping[str, tuple[tuple[Frame, float], ...]]
 
+TOP = 10  # kernels, operators and lines listed of each rank
+# A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
+ONCE_SHARE, ONCE_TIMES = 0.2, 100
+ONCE_MOST = 3
+# Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
+ELSEWHERE_US = 1000.0
+LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
+_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
+_TF32_SINCE = 8
+
 
 @attrs.frozen
 class CodeLine:
@@ -113,17 +123,6 @@ class Lines:
 
     def _codes(self, rows: Numbers) -> Numbers:
         return np.where(rows >= 0, self.callers.events.name.codes[rows], -1)
-
-
-TOP = 10  # kernels, operators and lines listed of each rank
-# A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
-ONCE_SHARE, ONCE_TIMES = 0.2, 100
-ONCE_MOST = 3
-# Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
-ELSEWHERE_US = 1000.0
-LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
-_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
-_TF32_SINCE = 8
 
 
 @attrs.frozen(eq=False)

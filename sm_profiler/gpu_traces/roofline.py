@@ -21,6 +21,18 @@ _DECODE = msgspec.json.decode
 _Shapes = Sequence[Any]
 _BACKWARD_OF_ATTENTION = 2.5  # five products instead of two
 
+COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
+_BYTES = {"double": 8, "long": 8, "long int": 8, "c10::complex<float>": 8, "c10::Half": 2, "c10::BFloat16": 2, "short": 2,
+          "bool": 1, "signed char": 1, "unsigned char": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1}  # fmt: skip
+_DEFAULT_BYTES = 4
+_LOOKUP = re.compile(r"index|embedding|gather|select|scatter|slice|narrow|masked")
+_LONGEST = 300  # characters of the shapes
+_MOSTLY = 0.5  # share of kernels shorter than their launch from which the launches set the pace
+COLUMNS = (
+    "operator", "shapes", "calls", "kernels", "device_us", "share", "flops", "bytes", "tflops", "gbps", "intensity", "bound",
+    "share_of_peak",
+)  # fmt: skip
+
 
 def is_half(inputs: Inputs) -> bool:
     return _HALF.search(inputs.types) is not None
@@ -117,19 +129,6 @@ def flops(trace: KinetoTrace) -> Table:
     peak = peaks.tflops(share) if peaks else math.nan
     rate = total / time_us / 1e6
     return Table.of(columns, [(total, share, rate, device, peak, rate / peak)])
-
-
-COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
-_BYTES = {"double": 8, "long": 8, "long int": 8, "c10::complex<float>": 8, "c10::Half": 2, "c10::BFloat16": 2, "short": 2,
-          "bool": 1, "signed char": 1, "unsigned char": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1}  # fmt: skip
-_DEFAULT_BYTES = 4
-_LOOKUP = re.compile(r"index|embedding|gather|select|scatter|slice|narrow|masked")
-_LONGEST = 300  # characters of the shapes
-_MOSTLY = 0.5  # share of kernels shorter than their launch from which the launches set the pace
-COLUMNS = (
-    "operator", "shapes", "calls", "kernels", "device_us", "share", "flops", "bytes", "tflops", "gbps", "intensity", "bound",
-    "share_of_peak",
-)  # fmt: skip
 
 
 def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:

@@ -20,6 +20,11 @@ from sm_profiler.gpu_traces.measure import LOADING, TOP, RankTime
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 from sm_profiler.gpu_traces.traces import GpuTraces
 
+COLUMNS = 240
+MAX_STREAMS = 6  # drawn; the others are counted
+LOADING_KIND, WAITING_KIND, WORKING_KIND = "loading data", "waiting for the GPU", "working"
+_ROUNDS_TO_NOTHING = 0.5  # percent
+
 
 def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     """Return the object of one rank: its time by cause, and the most expensive rows of each table."""
@@ -75,12 +80,6 @@ def _plain(value: Any) -> Any:
         return value
     number = float(value)
     return int(number) if number.is_integer() else float(f"{number:.6g}")
-
-
-COLUMNS = 240
-MAX_STREAMS = 6  # drawn; the others are counted
-LOADING_KIND, WAITING_KIND, WORKING_KIND = "loading data", "waiting for the GPU", "working"
-_ROUNDS_TO_NOTHING = 0.5  # percent
 
 
 def longest_step(trace: KinetoTrace, callers: Callers) -> dict[str, Any] | None:

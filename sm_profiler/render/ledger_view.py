@@ -29,6 +29,11 @@ _COLOURS = {
 }  # fmt: skip
 _SPARE = ("moss", "violet", "grey", "amber", "rose")
 
+MAX_DECLARED = 5  # phases of the script that get a slice; the others share the last
+MAX_NAME = 40
+WHOLE_STEPS = "Steps"  # of which no phases were recorded
+NOT_RECORDED = "not recorded"
+
 
 def shares(totals: Totals) -> list[tuple[str, float, str]]:
     """Return name, share and colour of each activity; of many, the smallest are summed."""
@@ -93,12 +98,6 @@ def section(totals: Totals, left_out: str | None = None) -> Section:
             "Unseen is time for which nothing was recorded; a step is one of which only the length is known."
         )
     return Section("ledger", "Where every second went", tuple(sentences), (cut_table(head, rows),))
-
-
-MAX_DECLARED = 5  # phases of the script that get a slice; the others share the last
-MAX_NAME = 40
-WHOLE_STEPS = "Steps"  # of which no phases were recorded
-NOT_RECORDED = "not recorded"
 
 
 def _evaluated(loops: Sequence[Rank], totals: Totals) -> float | None:

@@ -33,6 +33,18 @@ from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 
+MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
+POINTS = 1000  # per series; a screen has hardly more columns
+MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
+MAX_RANK_LINES = 3  # more ranks than this share a line, shown with the first rank's
+LANES = (
+    ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
+    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),
+    ("cpu", "CPU use", "%", (("cpu", "CPU use", "teal"), ("hottest_core", "busiest core", "amber"), ("io_wait", "I/O wait", "rose"))),
+    ("memory", "Memory", "%", (("memory", "memory used", "violet"),)),
+    ("network", "Network and disk", "B/s", (("received", "received", "blue"), ("sent", "sent", "sky"), ("disk_read", "disk read", "amber"), ("disk_write", "disk write", "rose"))),
+)  # fmt: skip
+
 
 @attrs.frozen
 class Link:
@@ -201,19 +213,6 @@ def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
     environment.filters["shorten"] = shorten
     environment.filters["unbroken"] = unbroken
     return environment
-
-
-MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
-POINTS = 1000  # per series; a screen has hardly more columns
-MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
-MAX_RANK_LINES = 3  # more ranks than this share a line, shown with the first rank's
-LANES = (
-    ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
-    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),
-    ("cpu", "CPU use", "%", (("cpu", "CPU use", "teal"), ("hottest_core", "busiest core", "amber"), ("io_wait", "I/O wait", "rose"))),
-    ("memory", "Memory", "%", (("memory", "memory used", "violet"),)),
-    ("network", "Network and disk", "B/s", (("received", "received", "blue"), ("sent", "sent", "sky"), ("disk_read", "disk read", "amber"), ("disk_write", "disk write", "rose"))),
-)  # fmt: skip
 
 
 def timeline(metrics: JobMetrics) -> dict[str, Any]:

@@ -41,6 +41,16 @@ MAX_RULES = 100
 MAX_OPERATOR = 140  # characters; names of TensorFlow and JAX have the layer in their middle
 Rules = Mapping[str, Object]
 
+# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
+JUDGED = {
+    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
+    "BatchSize": (Class.BATCH_TOO_SMALL,),
+    "LoadBalancing": (Class.UNBALANCED_GPUS,),
+    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
+    "Dataloader": (Class.INPUT_BOUND,),
+    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
+}
+
 
 @attrs.frozen
 class RuleText:
@@ -91,15 +101,6 @@ RULES = {
     "OverallFrameworkMetrics": RuleText("Statistics of the framework metrics; never fires."),
 }
 CUSTOM = RuleText("A custom rule.")
-# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
-JUDGED = {
-    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
-    "BatchSize": (Class.BATCH_TOO_SMALL,),
-    "LoadBalancing": (Class.UNBALANCED_GPUS,),
-    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
-    "Dataloader": (Class.INPUT_BOUND,),
-    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
-}
 
 
 @attrs.frozen

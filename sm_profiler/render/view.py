@@ -36,6 +36,17 @@ MAX_LINE_POINTS = 500
 MAX_OPEN_STACKS = 4  # the others are folded
 MAX_STACKS = 64
 
+ENDINGS = {  # state of the job → its words below the duration
+    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+}  # fmt: skip
+
+LEVELS = 5  # of 20 % each
+MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
+LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
+LINE_HEIGHTS = (6.0, 16.0)
+Row = tuple[str, str]  # node and name of a device
+
 
 def finding_view(finding: Finding) -> dict[str, Any]:
     return {
@@ -228,12 +239,6 @@ _EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
 }  # fmt: skip
 
 
-ENDINGS = {  # state of the job → its words below the duration
-    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
-    INTERRUPTED: "interrupted",
-}  # fmt: skip
-
-
 def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each tile
     """Return the tiles: label, value, note."""
     metrics = report.metrics
@@ -287,13 +292,6 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         rough = " at an estimated price" if report.cost.price_estimated else ""
         tiles.append(("Lost money", lost, f"{whole}estimate, {report.cost.instance_type}{rough}"))
     return tiles
-
-
-LEVELS = 5  # of 20 % each
-MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
-LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
-LINE_HEIGHTS = (6.0, 16.0)
-Row = tuple[str, str]  # node and name of a device
 
 
 @attrs.frozen(eq=False)

@@ -22,6 +22,13 @@ CENT = 0.01
 WIDE = 10.0  # times its low end, from which on the high end of a range is left out
 _MOST = 0.999 / (1 - limits.MOST_SAVED)
 
+_PLAIN = re.compile(r"[\w.-]{1,63}")
+
+MARKER = "<!-- sm-profiler compare -->"
+_LONGEST_NAME = 70
+# Characters that mean something in Markdown or HTML; a backslash before any of them is not shown.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&@:])")
+
 
 def gain_of_finding(finding: Finding) -> str:
     """Return what the repair of a finding saves; empty if that is unknown or nothing."""
@@ -70,9 +77,6 @@ def _range(low: str, high: str) -> str:
     return f"{first if unit == high.partition(' ')[2] else low} to {high}"
 
 
-_PLAIN = re.compile(r"[\w.-]{1,63}")
-
-
 def process_labels(metrics: JobMetrics) -> dict[str, str]:
     """Return what texts for people call the processes of a job on one node: `algo-1-0` → `rank 0`."""
     labels = {}
@@ -106,12 +110,6 @@ def with_labels(labels: Mapping[str, str]) -> Callable[[str], str]:
 def readable_finding(finding: AnyFinding, renamed: Callable[[str], str]) -> AnyFinding:
     """Return a finding with the labels of processes in its sentences."""
     return replace(finding, headline=renamed(finding.headline), next_step=renamed(finding.next_step))
-
-
-MARKER = "<!-- sm-profiler compare -->"
-_LONGEST_NAME = 70
-# Characters that mean something in Markdown or HTML; a backslash before any of them is not shown.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&@:])")
 
 
 @attrs.frozen

@@ -29,6 +29,16 @@ MAX_INTERVAL_US = 100 * 365 * 86_400_000_000  # a longer one is one window anywa
 _OF_SERVICE = "default of the service"
 P = TypeVar("P", bound=attrs.AttrsInstance)
 
+Check: TypeAlias = "Callable[[attrs.Attribute[Any], object], object]"
+
+Compat: TypeAlias = Literal["service"] | None
+
+CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
+GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
+MEMORY_NAME = "MemoryUsedPercent"  # name of rows that have no dimension
+MAX_VALUE = 1e15  # of a metric; larger ones are damaged, and sums of them would overflow
+_NODE = re.compile(r"(algo-\d+)(?:-|$)", re.ASCII)
+
 
 def as_number(value: object) -> object:
     """Convert a string, as the API carries all values, to a number; leave anything else to the validator."""
@@ -88,9 +98,6 @@ def _as_text(value: object) -> object:
 def _is_text(field: attrs.Attribute[Any], value: object) -> None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{field.name} must be a string, not {str(value)[:60]!r}")
-
-
-Check: TypeAlias = "Callable[[attrs.Attribute[Any], object], object]"
 
 
 def _field(
@@ -167,9 +174,6 @@ def build(kind: type[P], rule: str, values: Mapping[str, object], compat: str | 
     except ConfigError as error:
         raise ConfigError(f"{rule}: {error}") from None
     return built
-
-
-Compat: TypeAlias = Literal["service"] | None
 
 
 @attrs.frozen(kw_only=True)
@@ -365,13 +369,6 @@ class BuiltinRule(Rule):
     def report(self) -> dict[str, Any]:  # type: ignore[override]
         """The report object, as the old API names it."""
         return self.result().as_dict()
-
-
-CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
-GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
-MEMORY_NAME = "MemoryUsedPercent"  # name of rows that have no dimension
-MAX_VALUE = 1e15  # of a metric; larger ones are damaged, and sums of them would overflow
-_NODE = re.compile(r"(algo-\d+)(?:-|$)", re.ASCII)
 
 
 def values_per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str, str, Floats]]:

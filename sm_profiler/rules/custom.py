@@ -59,6 +59,10 @@ MAX_OUTCOME_BYTES = 65_536
 LAST_OUTPUT_S = 5.0  # wait for output after the end of the process
 log = logger_for("sm_profiler.rules")
 
+INTERVAL = "scan_interval_us"
+MAX_REPORT_BYTES = 50_000_000
+UNRELATED_VARIABLES = re.compile(r"\w+_proxy|npm_\w+")  # lower-case variables that are not meant for a rule
+
 
 @attrs.frozen
 class CustomOutcome:
@@ -205,10 +209,6 @@ def fetch_code(location: str, folder: Path) -> Path:
 
 
 # The process of the rule
-
-INTERVAL = "scan_interval_us"
-MAX_REPORT_BYTES = 50_000_000
-UNRELATED_VARIABLES = re.compile(r"\w+_proxy|npm_\w+")  # lower-case variables that are not meant for a rule
 
 
 def load_module(path: Path) -> ModuleType:

@@ -38,6 +38,16 @@ Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 
 EVERYTHING = -1
 
+VALUES = "values"
+SEEN = "seen"  # in the evidence: number of values at the hit
+
+Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
+
+CPU, MEMORY = "cpu", "_memory"
+
+EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out values above 98 %
+MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for results only, not in every window
+
 
 class RollingCondition:
     """Decides on the newest values of a series; stateless."""
@@ -154,13 +164,6 @@ def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSer
     """Merge the series of another part of the job into `mine`, key by key."""
     for key, series in theirs.items():
         mine[key] = mine[key].merge(series) if key in mine else series
-
-
-VALUES = "values"
-SEEN = "seen"  # in the evidence: number of values at the hit
-
-
-Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
 
 
 class SeriesRule(BuiltinRule):
@@ -368,9 +371,6 @@ class GPUMemoryIncrease(GpuRule):
         return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box()}
 
 
-CPU, MEMORY = "cpu", "_memory"
-
-
 @attrs.frozen
 class BatchSizeParameters:
     """Percentages; window and patience count data points."""
@@ -493,10 +493,6 @@ class BatchSize(SeriesRule):
     def shown_time(self, last_us: int | None) -> int | None:
         """Return the time that the service showed: the first minute if there is a hit."""
         return self._first_us if self.differs.first_minute and self._nodes else last_us
-
-
-EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out values above 98 %
-MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for results only, not in every window
 
 
 @attrs.frozen

@@ -34,6 +34,8 @@ METRICS = {
 }
 DEVICES = {"gpu": (GPU_UTILIZATION, GPU_MEMORY), "cpu": (CPU_UTILIZATION, IO_WAIT)}
 
+OTHERS = "others"
+
 
 def statistics(values: QuantileSketch) -> dict[str, float]:
     """Return maximum, percentiles and minimum to two decimals; values of zero and below are the int 0."""
@@ -90,9 +92,6 @@ class OverallSystemUsage(BuiltinRule):
         }
         missing = None if any(metrics.values()) else "no system metrics"
         return self._result(0, 0, cpu.count if cpu else 0, details, missing)
-
-
-OTHERS = "others"
 
 
 @attrs.define

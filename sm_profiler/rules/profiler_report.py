@@ -51,6 +51,9 @@ RULES: tuple[type[BuiltinRule], ...] = (
 
 _NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
 
+IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
+INTERVAL = "scan_interval_us"
+
 
 class PluginRule(BuiltinRule):
     """A rule of another package.
@@ -158,10 +161,6 @@ def _has_signature(kind: type) -> bool:
 def all_rules(compat: Compat = None) -> tuple[type[BuiltinRule], ...]:
     """Return the rules that a report runs: the built-in ones, then those of other packages, which the service had not."""
     return (*RULES, *(plugin_rules(frozenset(rule.name().lower() for rule in RULES)) if compat is None else ()))
-
-
-IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
-INTERVAL = "scan_interval_us"
 
 
 @attrs.frozen

@@ -13,6 +13,19 @@ import attrs
 REPORTS = "profiler-reports"
 MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
 
+REPORT = "profiler-report.html"
+MARK = "<title>Profiler report</title>\n<style>:root"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Profiler report</title>
+<style>:root {{color-scheme: light dark; font-family: sans-serif}} body {{max-width: 50em; margin: 2em auto; padding: 0 1em}}
+td, th {{text-align: left; padding: .2em 1em .2em 0; vertical-align: top}}</style></head>
+<body><h1>Profiler report</h1>
+<p>{summary}</p>
+{table}
+</body></html>
+"""
+
 
 @attrs.frozen
 class RuleResult:
@@ -141,20 +154,6 @@ class KeyOrder:
     def apply(self, details: Mapping[str, Any]) -> dict[str, Any]:
         """Return the details with their keys in this order; keys that never appeared are left out."""
         return {key: details[key] for key in self._keys if key in details}
-
-
-REPORT = "profiler-report.html"
-MARK = "<title>Profiler report</title>\n<style>:root"
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Profiler report</title>
-<style>:root {{color-scheme: light dark; font-family: sans-serif}} body {{max-width: 50em; margin: 2em auto; padding: 0 1em}}
-td, th {{text-align: left; padding: .2em 1em .2em 0; vertical-align: top}}</style></head>
-<body><h1>Profiler report</h1>
-<p>{summary}</p>
-{table}
-</body></html>
-"""
 
 
 def write_plain_report(folder: Path, rule: str, reason: str, results: RuleResults | None = None) -> None:

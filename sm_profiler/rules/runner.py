@@ -53,6 +53,8 @@ from sm_profiler.storage import open_storage
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")
 
+Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
+
 
 @attrs.define
 class ReportJob:
@@ -93,7 +95,6 @@ class Judgement:
 
 
 ReportWriter = Callable[[ReportJob], Judgement | None]
-Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
 
 
 class Runner:

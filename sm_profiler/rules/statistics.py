@@ -20,6 +20,13 @@ MANTISSA_BITS = 52
 LEAST_PENDING = 512  # values kept as they came; more if as many are distinct: a sort of both pays then
 Counted = tuple[Floats, NDArray[np.integer[Any]]]  # distinct values in ascending order, and how often each occurred
 
+MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
+COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
+FEW_EVENTS = 32  # up to so many events are added one by one
+UNITS = 1024  # of a microsecond: sums are whole numbers of them, so that they do not depend on the order of their terms
+LONGEST_US = float((1 << 62) // UNITS)  # 142 years: what fits in 64 bits
+_NO_EVENTS = EventColumns.empty()
+
 
 class QuantileSketch:
     """A mergeable multiset of numbers with exact counts and quantiles.
@@ -156,14 +163,6 @@ def _grouped(values: Floats, counts: NDArray[np.integer[Any]]) -> tuple[Floats, 
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, inverse, counts)
     return distinct, sums
-
-
-MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
-COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
-FEW_EVENTS = 32  # up to so many events are added one by one
-UNITS = 1024  # of a microsecond: sums are whole numbers of them, so that they do not depend on the order of their terms
-LONGEST_US = float((1 << 62) // UNITS)  # 142 years: what fits in 64 bits
-_NO_EVENTS = EventColumns.empty()
 
 
 class EventClass(IntEnum):

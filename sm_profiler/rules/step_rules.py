@@ -22,6 +22,8 @@ BINS = 100
 MAX_LISTED = 1000  # longest steps of a process and phase that keep their numbers
 MAX_BROKEN_DOWN = 15  # and those that keep what ran in them
 
+US_PER_MINUTE = 60e6
+
 
 @attrs.frozen
 class StepOutlierParameters:
@@ -288,9 +290,6 @@ class _EventsByProcess:
         found = TimeBreakdown()
         found.add(self.events, self._rows[span][inside])
         return found
-
-
-US_PER_MINUTE = 60e6
 
 
 @attrs.frozen

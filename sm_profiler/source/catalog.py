@@ -21,6 +21,9 @@ _DAY_US = 24 * 60 * layout.MINUTE_US
 _FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the reader's
 _FAR_US = 100 * _DAY_US  # jobs end after 28 days; files of one job are never further apart
 
+_SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
+_CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
+
 
 @attrs.frozen
 class _Cluster:
@@ -58,10 +61,6 @@ def are_future(items: OrderedItems) -> Mask:
     now_us = time.time() * layout.SECOND_US
     found: Mask = items.at_us > np.maximum(now_us, items.mtimes * layout.SECOND_US) + _FUTURE_US
     return found
-
-
-_SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
-_CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
 
 
 class Catalog:

@@ -20,6 +20,8 @@ from sm_profiler.source.parse import Rows
 _MOST = 1 << 26  # rows to expect at first: a damaged file may promise any number
 _Codes = NDArray[np.int32]
 
+_TOGETHER = 1 << 16  # rows that are appended at once
+
 
 class ColumnFiller:
     """Rows of several tables one after another, without a table of each in memory."""
@@ -82,9 +84,6 @@ def _longer(column: NDArray[Any], filled: int, rows: int) -> NDArray[Any]:
     made = np.empty(rows, column.dtype)
     made[:filled] = column[:filled]
     return made
-
-
-_TOGETHER = 1 << 16  # rows that are appended at once
 
 
 @attrs.frozen(eq=False)

@@ -27,6 +27,15 @@ TIMELINES = (
 Order: TypeAlias = tuple[int, bool, int, str]
 _HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 
+_MAX_TAG = 64
+_TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
+_ASCII = bytes(range(128))
+_KINDS = {"at_us": "<i8", "size": "<i8", "mtime": "<f8", "stream": "<i4", "folder": "<i4", "etag": "|S1"}
+_LEAST_ROWS, _AT_ONCE = 64, 1024
+_UNSORTED = 4096  # rows at the end that are searched one by one: more are sorted
+_ODD = -1  # as stream: the row is an object
+_Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
+
 
 def host_of(node: str) -> int:
     """Return the number of a node or process: 1 for `algo-1`; 0 for a name of another form."""
@@ -83,16 +92,6 @@ class Item:
 def item_of(info: FileInfo, file: SystemFile | TraceFile) -> Item:
     """Return a file whose times are in its name."""
     return Item(info, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
-
-
-_MAX_TAG = 64
-_TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
-_ASCII = bytes(range(128))
-_KINDS = {"at_us": "<i8", "size": "<i8", "mtime": "<f8", "stream": "<i4", "folder": "<i4", "etag": "|S1"}
-_LEAST_ROWS, _AT_ONCE = 64, 1024
-_UNSORTED = 4096  # rows at the end that are searched one by one: more are sorted
-_ODD = -1  # as stream: the row is an object
-_Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
 
 
 def _stream_of(file: SystemFile | TraceFile) -> _Stream:

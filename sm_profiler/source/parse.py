@@ -29,6 +29,15 @@ from sm_profiler.storage.base import UnreadableFileError
 LEAST_BYTES = 2 << 30  # assumed if the system cannot answer
 _FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, besides its rows
 
+Rows = SystemRows | TraceRows
+
+DENIED = "access denied"  # reason of a refused file
+WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
+ALONE_BYTES = 256 << 20  # up to this, this process parses too, which saves the start of one more
+AHEAD_BYTES = 64 << 20
+
+Parsed = tuple[Item, Rows | None, Outcome]
+
 
 def machine_bytes() -> int:
     """Return the memory of this machine, or the limit of this container if that is less."""
@@ -40,17 +49,6 @@ def machine_bytes() -> int:
 
 def largest_file_bytes() -> int:
     return min(MAX_FILE_BYTES, machine_bytes() // _FILE_SHARE)
-
-
-Rows = SystemRows | TraceRows
-
-
-DENIED = "access denied"  # reason of a refused file
-WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
-ALONE_BYTES = 256 << 20  # up to this, this process parses too, which saves the start of one more
-AHEAD_BYTES = 64 << 20
-
-Parsed = tuple[Item, Rows | None, Outcome]
 
 
 class ParseTask(msgspec.Struct):

@@ -30,6 +30,10 @@ from sm_profiler.storage import FileInfo, LocalStorage, Storage
 PATIENCE_S = 1.0
 _WIDTH = 30
 
+KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
+_PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
+SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
+
 
 @contextmanager
 def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator[Callable[[Item], None]]:
@@ -63,11 +67,6 @@ def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator
         if is_drawn:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
-
-
-KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
-_PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
-SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
 
 
 @attrs.frozen(eq=False)

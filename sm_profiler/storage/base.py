@@ -16,6 +16,12 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.regular import open_regular
 
+RANGE_BYTES = 16 << 20
+AHEAD_BYTES = 128 << 20
+
+MAX_DEPTH = 40  # of folders
+LEADS_OUT = "is a link that leads out of the profile"
+
 
 class MissingFileError(SourceError):
     """A file that does not exist, or no longer exists."""
@@ -93,10 +99,6 @@ def jittered_pause(failures: int, first: float, longest: float) -> float:
     return seconds * random.uniform(0.5, 1.0)  # spreads retries, guards nothing
 
 
-RANGE_BYTES = 16 << 20
-AHEAD_BYTES = 128 << 20
-
-
 def read_all(
     storage: Storage, files: Iterable[FileInfo], *, ahead_bytes: int = AHEAD_BYTES
 ) -> Iterator[tuple[FileInfo, bytes | SourceError]]:
@@ -152,10 +154,6 @@ def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes
     if len(parts) > 1 and len(whole) != info.size:
         return UnreadableFileError(f"{info.key} changed while it was being read")
     return whole
-
-
-MAX_DEPTH = 40  # of folders
-LEADS_OUT = "is a link that leads out of the profile"
 
 
 def safe_path(root: Path, key: str) -> Path:

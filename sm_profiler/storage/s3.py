@@ -26,23 +26,6 @@ from sm_profiler.storage.base import (
     jittered_pause,
 )
 
-API_ATTEMPTS = 3  # of a request that is throttled or gets no answer
-
-
-def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
-    """Create a boto3 client of a service other than S3.
-
-    Args:
-        service: the service's name, such as `sagemaker`.
-        region: AWS region; default: the session's.
-        session: the boto3 session; default: that of the environment.
-
-    Raises:
-        SourceError: the client cannot be created, for example without a region.
-    """
-    return create_client(service, session=session, attempts=API_ATTEMPTS, region_name=region)
-
-
 try:
     import boto3
     from botocore.config import Config
@@ -61,6 +44,8 @@ try:
 except ImportError as missing:  # pragma: no cover - this module is only imported for an s3:// URI
     raise SourceError("s3:// URIs need boto3: pip install 'sm-profiler[aws]'") from missing
 
+API_ATTEMPTS = 3  # of a request that is throttled or gets no answer
+
 CONNECT_SECONDS, READ_SECONDS = 5, 30
 MAX_CONNECTIONS = 50
 # Hosts of AWS's partitions; they have a host name for every bucket, which other endpoints seldom do.
@@ -74,15 +59,7 @@ TRANSIENT = frozenset({
     "ThrottlingException", "RequestTimeout", "RequestTimeTooSkewed", "RequestLimitExceeded", "BandwidthLimitExceeded",
     "TooManyRequests",
 })  # fmt: skip
-BROKEN_CONNECTION = (
-    HTTPClientError,
-    BotoConnectionError,
-    IncompleteReadError,
-    FlexibleChecksumError,
-    ConnectionError,
-    TimeoutError,
-)
-REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
+
 MISSING = frozenset({"NoSuchKey", "NotFound", "404"})
 DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled", "InvalidObjectState"})  # the last: an archived object
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -103,6 +80,40 @@ EXPLANATIONS = {
     "RequestTimeTooSkewed": "this machine's clock differs too much from AWS's",
     "InvalidBucketName": "the bucket name is not valid",
 }
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 6
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
+PARALLEL = 16
+PAGES_AHEAD, WAITING = 2, 1000  # of each folder in a listing; files and folders before they are yielded
+CLOSING_S = 0.5
+MAX_OBJECT_BYTES = 4 << 30  # that is read at once
+MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
+
+BROKEN_CONNECTION = (
+    HTTPClientError,
+    BotoConnectionError,
+    IncompleteReadError,
+    FlexibleChecksumError,
+    ConnectionError,
+    TimeoutError,
+)
+REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
+
+
+def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
+    """Create a boto3 client of a service other than S3.
+
+    Args:
+        service: the service's name, such as `sagemaker`.
+        region: AWS region; default: the session's.
+        session: the boto3 session; default: that of the environment.
+
+    Raises:
+        SourceError: the client cannot be created, for example without a region.
+    """
+    return create_client(service, session=session, attempts=API_ATTEMPTS, region_name=region)
 
 
 def create_client(
@@ -260,17 +271,6 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     if "region" in explanation and region:
         explanation += f", {region}: set AWS_REGION={region}"
     return kind(f"{uri}: {explanation.format(verb=verb)}")
-
-
-Result = TypeVar("Result")
-
-ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
-PARALLEL = 16
-PAGES_AHEAD, WAITING = 2, 1000  # of each folder in a listing; files and folders before they are yielded
-CLOSING_S = 0.5
-MAX_OBJECT_BYTES = 4 << 30  # that is read at once
-MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
 
 
 class S3Storage:

@@ -23,6 +23,8 @@ from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
 MAX_FIRST_S = 60.0  # until a worker's first batch; a worker that needs longer is taken for dead
 MAX_EPOCHS = 10_000  # in the measured time, for loaders that have hardly a batch
 
+MEASURED, INTERRUPTED = 0, 130  # exit codes
+
 
 def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> Outcome:
     rounds = _Rounds(loader, plan, report)
@@ -179,9 +181,6 @@ def _random_states(loader: Any) -> list[tuple[Callable[[Any], object], Any]]:
         if isinstance(generator, torch.Generator):
             states.append((generator.set_state, generator.get_state()))
     return states
-
-
-MEASURED, INTERRUPTED = 0, 130  # exit codes
 
 
 class Watch:

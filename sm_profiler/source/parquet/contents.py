@@ -29,6 +29,10 @@ from sm_profiler.storage import FileInfo
 GROUP_ROWS = 1 << 16  # what a reader holds of each node and timeline
 _LEVEL = 6  # of zstd
 
+VERSION = 1  # of this format
+FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
+
 
 class TableWriter:
     def __init__(self, table: str) -> None:
@@ -109,11 +113,6 @@ class PartWriter:
     def finish(self) -> bytes:
         """Return the file; call `flush` before."""
         return self._writer.finish(self._header)
-
-
-VERSION = 1  # of this format
-FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
-FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):

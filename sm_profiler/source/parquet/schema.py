@@ -26,6 +26,16 @@ from sm_profiler.storage import FileInfo
 
 _TEXT, _DOUBLE, _LONG, _INT = pa.string(), pa.float64(), pa.int64(), pa.int32()
 
+KINDS: dict[str, Any] = {paths.SYSTEM: SystemColumns, paths.EVENTS: EventColumns}
+_RENAMED = {paths.SYSTEM: {"node": "node_id"}, paths.EVENTS: {"node": "process"}}
+
+SCHEMA_VERSION = 1  # of the schema; docs/parquet.md describes it
+KEY = b"sm_profiler"
+MAX_BYTES = 64 << 20  # unpacked
+FREE_BYTES, MAX_TIMES = 64 << 10, 16  # the same, in relation to the packed header: accounts of files pack to a tenth
+
+_RECORDS = msgspec.json.Decoder(tuple[dict[str, Any], ...])
+
 
 def _schema(*fields: tuple[str, Any]) -> Any:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
@@ -54,8 +64,6 @@ SCHEMAS = {
         ("key", _TEXT), ("size", _LONG), ("etag", _TEXT), ("mtime", _DOUBLE), ("kept", pa.bool_()), ("data", pa.binary()),
     ),
 }  # fmt: skip
-KINDS: dict[str, Any] = {paths.SYSTEM: SystemColumns, paths.EVENTS: EventColumns}
-_RENAMED = {paths.SYSTEM: {"node": "node_id"}, paths.EVENTS: {"node": "process"}}
 
 
 def names_of(table: str) -> list[tuple[str, str]]:
@@ -107,11 +115,6 @@ def from_batch(batch: Any, table: str) -> Any:
 
 
 # What a Parquet footer holds of the files that its rows come from
-
-SCHEMA_VERSION = 1  # of the schema; docs/parquet.md describes it
-KEY = b"sm_profiler"
-MAX_BYTES = 64 << 20  # unpacked
-FREE_BYTES, MAX_TIMES = 64 << 10, 16  # the same, in relation to the packed header: accounts of files pack to a tenth
 
 
 class SourceFile(msgspec.Struct):
@@ -188,7 +191,6 @@ class _Version(msgspec.Struct):
     version: int
 
 
-_RECORDS = msgspec.json.Decoder(tuple[dict[str, Any], ...])
 _HEADER, _VERSION = msgspec.json.Decoder(Header), msgspec.json.Decoder(_Version)
 
 
