@@ -120,7 +120,6 @@ class Compacted:
     """Account of a compaction.
 
     Attributes:
-        job: name of the job.
         files: files of the profile that were read.
         rows: their rows.
         read_bytes: their bytes.
@@ -150,20 +149,14 @@ class Compacted:
 
 
 class Rewriting:
-    """The new content of one part.
-
-    Attributes:
-        done: account of it.
-    """
+    """The new content of one part."""
 
     def __init__(self, part: Part, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
         """Begin with the files whose rows the part holds already.
 
         Args:
-            part: the part.
             held: these files.
             existing: the dataset, for their rows.
-            origin: location of the profile.
         """
         self._part, self._held, self._existing, self._origin = part, held, existing, origin
         self._new: dict[str, FileRows] = {}
@@ -238,7 +231,6 @@ class Task(msgspec.Struct):
     Attributes:
         source, target: locations of the profile and of the dataset.
         origin: where the profile was recorded.
-        part: the part.
         new: files to read.
         held: files whose rows the part holds already.
         file: the part's Parquet file, if there is one.
@@ -263,7 +255,6 @@ class Answer(msgspec.Struct):
     """Result of a part.
 
     Attributes:
-        done: account of it.
         missed: nothing was written, as the begin of an event is missing.
         loose: files with ends and begins of events that have no counterpart in them, in their order.
     """
@@ -327,7 +318,6 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
     list of files is written, if it is not there or of another version.
 
     Args:
-        source: the profile.
         storage: root of the dataset.
         job: the job's name in the dataset.
         executor: have the workers of an executor read the files and write the dataset, as in `report.build_report`. The
@@ -492,7 +482,6 @@ def athena_ddl(location: str, *, database: str = DATABASE) -> str:
 
     Args:
         location: s3:// URI of the dataset.
-        database: name of the database.
     """
     quoted = location.rstrip("/").replace("'", "\\'")
     statements = [f"CREATE DATABASE IF NOT EXISTS {database};"]

@@ -147,7 +147,6 @@ class _Rows:
     """Rows of one batch that windows still need; those of several minutes wait at any time.
 
     Attributes:
-        table: the rows.
         times: computes the first and the last moment of each row, which take as much memory as all the rest.
         first_us, last_us: of all rows.
         counted: True for each row that a window has counted; None if none has been.

@@ -109,7 +109,6 @@ class Export:
 
     Attributes:
         events: slices, instants and counters.
-        processes: processes of the job.
         left_out: slices that overlap with MAX_LANES others, which are not written.
         clock_error_us: process → possible error of its clock, if the hook measured it.
         shift_us: process → what was added to its times, where clocks disagree.

@@ -77,7 +77,6 @@ class Compared:
     """A comparison, and how it is shown.
 
     Attributes:
-        found: the comparison.
         text: for the terminal.
         page: as HTML.
         summary: for Markdown.

@@ -224,10 +224,7 @@ def follow(
     """Write a report while there is new data; return the last once the job is over.
 
     Args:
-        reader: reads the job.
         out: folder or URI of the reports.
-        sleep: for tests.
-        clock: for tests.
     """
     from sm_profiler.report import write_report
 

@@ -39,8 +39,6 @@ class Present(NamedTuple):
     """A setting as it is now.
 
     Attributes:
-        setting: the setting.
-        value: as text.
         origin: DEFAULT, ENVIRONMENT, or the file it is from.
         problem: why the value cannot be used, or "".
     """

@@ -107,7 +107,6 @@ class Profile:
         s3_output_path: S3 URI that the profile is uploaded to, or None.
         interval_ms: milliseconds between two samples of the system metrics.
         disabled: `DisableProfiler` is true.
-        local_path: folder that the files are written to.
         rotate_max_bytes: size at which a trace file is closed.
         rotate_close_seconds: age at which a trace file is closed.
         fail_threshold: number of failures to open a file after which the writer is switched off.
@@ -152,9 +151,6 @@ class NamePattern:
 
     It is matched on the training thread, and `re` backtracks: `(a+)+$` takes exponential time. So groups cannot be repeated,
     and the number of repeats and of groups with alternatives is limited.
-
-    Attributes:
-        text: the expression.
     """
 
     def __init__(self, text: str) -> None:

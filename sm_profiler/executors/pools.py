@@ -46,7 +46,6 @@ class LocalExecutor(Executor):
         """Start no process yet: each starts with its first task.
 
         Args:
-            workers: their number.
             restarts: replace a process that is killed; otherwise, its task fails at once.
         """
         self.workers = workers

@@ -48,7 +48,6 @@ class Remote(Generic[TaskT, AnswerT]):
         """Wrap a function.
 
         Args:
-            function: the function.
             version: returns what has to be the same where the command runs and on a worker.
         """
         update_wrapper(self, function)
@@ -242,7 +241,6 @@ class Meter:
         Args:
             total: the number of things to do.
             workers: the number of workers.
-            noun: what the things are.
             show: draw; None: if standard error is a terminal.
         """
         self._total, self._workers, self._noun = total, workers, noun

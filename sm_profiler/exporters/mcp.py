@@ -234,7 +234,6 @@ class Tools:
     """The questions. Each public method is a tool; its docstring is what agents read.
 
     Attributes:
-        library: the jobs.
         source_lines: answers may contain the text of the user's lines of code.
     """
 

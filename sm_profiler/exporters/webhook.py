@@ -42,7 +42,6 @@ class Webhook:
 
     Attributes:
         url: the address.
-        sleep: for tests.
         attempt_s: the longest that one attempt may take.
     """
 

@@ -497,7 +497,6 @@ def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[s
     """Write the files of a fleet to a folder or a storage, each in one piece.
 
     Args:
-        fleet: the fleet.
         where: a folder, an s3:// URI, or a storage.
 
     Returns:

@@ -94,7 +94,6 @@ def render_html(
     """Return the page of a fleet.
 
     Args:
-        fleet: the fleet.
         out: folder that the page is written to; links to the jobs' own reports are relative to it.
         links: other pages, where a server shows them.
         address: returns the address of a job's page, "" for none; default: that of its own report.

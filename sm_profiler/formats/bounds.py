@@ -157,7 +157,6 @@ def check_groups(metadata: Any, data: memoryview, names: Collection[str]) -> Non
 
     Args:
         metadata: the footer, as Arrow has read it.
-        data: the file.
         names: the columns that will be read.
 
     Raises:

@@ -49,12 +49,7 @@ class ProfilerSystemEvent:
 
 @attrs.define
 class ThreadInfo:
-    """A thread of a trace.
-
-    Attributes:
-        tid: its number.
-        thread_name: its name.
-    """
+    """A thread of a trace."""
 
     tid: Any
     thread_name: str
@@ -62,12 +57,7 @@ class ThreadInfo:
 
 @attrs.define
 class ProcessInfo:
-    """A process of a trace, which represents a phase.
-
-    Attributes:
-        id: its number in the trace.
-        name: the phase.
-    """
+    """A process of a trace, which represents a phase."""
 
     id: Any
     name: str
@@ -94,7 +84,6 @@ class TraceEvent:
         start_time, end_time: microseconds since the epoch.
         duration: microseconds.
         event_name: `Step:ModeKeys.TRAIN` …
-        event_phase: its phase.
         node_id: `algo-1-0`.
         pid, tid: process and thread of the operating system; -1 if unknown.
         phase_pid, phase_tid: numbers of process and thread in the trace.

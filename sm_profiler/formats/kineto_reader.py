@@ -343,7 +343,6 @@ class KinetoColumns:
     Attributes:
         start_us: since `KinetoTrace.origin_us`.
         duration_us: microseconds.
-        name: names.
         category: int8; KERNEL, MEMCPY, …
         thread: number of the host thread or of the device's row; equal for events that nest.
         stream, device: int32; -1 if the event has none.

@@ -151,7 +151,6 @@ class DetailedTrace:
     """A trace of TensorFlow's or PyTorch's own profiler.
 
     Attributes:
-        path: its path.
         framework: pytorch or tensorflow.
         folder: `YYYYMMDDHH/<step>`, shared with its metadata file.
         hour: `YYYYMMDDHH`.

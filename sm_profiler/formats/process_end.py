@@ -38,7 +38,6 @@ def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
     """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print.
 
     Args:
-        error: the exception.
         mask: what hides secrets in the line before it is cut.
     """
     kind = type(error)

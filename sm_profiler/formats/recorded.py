@@ -247,7 +247,6 @@ class DeadThread(Fields):
     """A thread that ended with an exception.
 
     Attributes:
-        name: its name.
         error: the exception's type and the first line of its message.
         where: the innermost line of the script that the exception passed, as `train.py:12`; "" if there is none.
         ago: seconds since then.
@@ -271,7 +270,6 @@ class Hang(Recorded):
         same: its training thread was at one place all the time.
         error: the exception with which the process exits.
         threads: stacks of all threads, that of the training first.
-        children: child processes.
         dead: threads that ended with an exception, the latest first.
     """
 

@@ -57,7 +57,6 @@ def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[Sys
     """Read a file of system metrics.
 
     Args:
-        data: the file.
         node: the node in the file's name, for records that name none.
         of_us: the minute in the file's name, microseconds since the epoch; rows far from it have a wrong time.
 

@@ -37,7 +37,6 @@ def read_table(data: bytes, node: str) -> SystemRows | None:
     """Return the rows of a file in the usual form; None for any other file.
 
     Args:
-        data: the file.
         node: the node in the file's name, for records whose node is empty.
     """
     if not data.startswith(b'{"Type":"') or b"\\" in data or b"\r" in data or len(data) > _MAX_BYTES:

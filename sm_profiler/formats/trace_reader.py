@@ -73,7 +73,6 @@ def read_trace(
     """Read a trace: an array of events or an object with `traceEvents`, plain or compressed with gzip.
 
     Args:
-        data: the file.
         node: node and process in the readers' notation.
         kind: which timeline it is.
         start_us: origin of the times, microseconds since the epoch, for a file that does not name one.
@@ -107,8 +106,7 @@ class _Records:
     """The records of a file in lists, each of about CHUNK_BYTES of it.
 
     Attributes:
-        count: records of the lists so far.
-        seen: the same, with those beyond the limit.
+        seen: records so far, with those beyond the limit.
         base_ns: origin of the times that PyTorch's profiler noted, nanoseconds since the epoch; 0 if it noted none.
         absolute: the times count from the epoch in spite of it.
     """

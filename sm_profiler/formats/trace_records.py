@@ -103,8 +103,6 @@ class Announcements:
         """Take one record.
 
         Args:
-            record: the record.
-            node: the node of the file.
             may_change: accept a record that contradicts an earlier one.
             may_start: accept an origin of the times.
 

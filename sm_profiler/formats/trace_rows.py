@@ -313,7 +313,6 @@ def join_loose(rows: TraceRows, stacks: dict[Key, list[OpenEvent]]) -> tuple[Tra
     """Join the ends of a file with the open events of its stream's earlier files.
 
     Args:
-        rows: the file's events.
         stacks: the open events; changed in place.
 
     Returns:

@@ -68,7 +68,6 @@ class Field(NamedTuple):
     """One field of a message.
 
     Attributes:
-        number: its number.
         wire: VARINT, FIXED64, LENGTH or FIXED32.
         value: the number of a VARINT; else where the content starts.
         end: where the content ends.
@@ -167,11 +166,9 @@ class Shared:
     """State that the events of all planes share: the file, its texts, and the columns so far.
 
     Attributes:
-        view, data: the file.
         tally: what was lost.
         names: texts of names → their numbers.
         texts: texts of arguments → their numbers.
-        parts: the columns.
     """
 
     def __init__(self, view: memoryview, tally: Tally) -> None:
@@ -405,7 +402,6 @@ class Line:
 
     Attributes:
         plane: name of the host or device: `/host:CPU`, `/device:GPU:0`.
-        name: its name.
         number: its id in the file.
         device: number of the device; HOST for a thread.
     """
@@ -423,7 +419,6 @@ class XplaneEvents:
     Attributes:
         start_ns: since `XplaneTrace.base_ns`.
         duration_ns: nanoseconds.
-        name: names.
         line: int32; number in `XplaneTrace.lines`.
         hlo_op, hlo_module: the operation of XLA and its module; "" for other events.
         tf_op: the framework's name of what a device ran; "" if unknown.
@@ -451,7 +446,6 @@ class XplaneTrace:
     """One trace.
 
     Attributes:
-        events: its events.
         lines: the lines that have events.
         base_ns: origin of times, nanoseconds since the epoch; 0 if unknown.
         programs: number of a compiled program → its HloProto.

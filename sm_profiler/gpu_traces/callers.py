@@ -76,7 +76,6 @@ def wait_rows(events: KinetoColumns, *, copies: bool = False) -> Numbers:
     """Return the rows of the calls in which the host waited for the device.
 
     Args:
-        events: the events of a trace.
         copies: include copies that return when they are done.
     """
     pattern = _COPY if copies else _SYNCHRONIZE

@@ -54,7 +54,6 @@ def parents(start: Floats, end: Floats) -> Numbers:
 
     Args:
         start: ascending; of equal ones the longest first.
-        end: their ends.
     """
     number = np.arange(len(start))
     parent = number - 1
@@ -70,9 +69,7 @@ def enclosing(start: Floats, end: Floats, parent: Numbers, moment: Floats) -> Nu
 
     Args:
         start: of the intervals, as for `parents`.
-        end: their ends.
         parent: what `parents` returned for them.
-        moment: the moments.
     """
     found = np.searchsorted(start, moment, "right") - 1
     while True:

@@ -130,7 +130,6 @@ class RankTime:
     """The recorded time of one rank, in microseconds.
 
     Attributes:
-        rank: its rank.
         device: name of the GPU; "" if unknown.
         total: from the first kernel to the last.
         compute: a computation ran.
@@ -208,7 +207,6 @@ def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -
     """Measure every rank whose trace holds kernels.
 
     Args:
-        gpu: the traces.
         sampled: rank → the lines of each phase, for traces without Python stacks.
     """
     return tuple(

@@ -88,10 +88,6 @@ class Window:
 def add_windows(writer: TimelineWriter, storage: Storage) -> list[Window]:
     """Write the traces of a profile's detailed windows to the processes that they belong to.
 
-    Args:
-        writer: the timeline.
-        storage: the profile's.
-
     Returns:
         The windows written.
     """
@@ -194,9 +190,6 @@ def add_trace(
     """Write a trace's events and counters to a process of a timeline.
 
     Args:
-        writer: the timeline.
-        process: name of the process.
-        trace: the trace.
         shift_us: added to its times.
         flows: flows that the timeline holds already.
 

@@ -73,7 +73,6 @@ class Account:
 
     Attributes:
         sagemaker, s3: boto3 clients.
-        region: the region's name.
     """
 
     sagemaker: Any

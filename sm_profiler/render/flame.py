@@ -54,7 +54,6 @@ class Graph:
     """The flame graph of one phase.
 
     Attributes:
-        phase: the phase.
         title: its name on the page.
         seconds: time of its samples.
         drawing: the SVG.

@@ -114,7 +114,6 @@ class Slice:
     """A part of the loop, averaged over ranks.
 
     Attributes:
-        part: the part.
         label: its name, marked if a GPU's times are shown.
         share: share of the loop, 0 to 1.
         value: the share as text, or NOT_RECORDED.
@@ -137,7 +136,6 @@ def loop_slices(ranks: Sequence[Rank], *, watched: bool = False, totals: Totals 
     """Return the slices in the order of a step; none without a loop. Phases that the script declared have names.
 
     Args:
-        ranks: the processes.
         watched: a hook was there that records each wait for a loader.
         totals: the ledger of these processes and others, for evaluation: what it has under other names, such as files that
             are saved meanwhile, is outside the phases.

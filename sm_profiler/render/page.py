@@ -120,7 +120,6 @@ def render_page(
     """Return a page from one of the templates, with the shared style.
 
     Args:
-        template: name of the template.
         package: another package that has it, with a style and a script of the same name.
         script: the page's script, unless the package has it.
         links: other pages, where a server shows them.

@@ -147,7 +147,6 @@ def build_sections(
     """Return all sections in the order of the page.
 
     Args:
-        metrics: the job in numbers.
         rules: results of the rules.
         broken: rule → why it could not be evaluated.
         verdict: the report's verdict; default: the rules answer all questions.

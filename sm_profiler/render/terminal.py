@@ -36,7 +36,6 @@ def terminal_summary(
     """Return the verdict with its evidence and the next step.
 
     Args:
-        report: the report.
         colour: use ANSI colours.
         width: columns; default: those of the terminal, at most 100.
     """

@@ -381,7 +381,6 @@ def met_text(name: str, window: int | None, found: object, interval_us: int = MI
     """Return the sentence on a condition that is met: when, and how many of the rule's observations met it.
 
     Args:
-        name: the rule's name.
         window: number of the first window in which it was met, from 0; None if only the whole job shows it.
         found: the rule's report.
         interval_us: length of a window.

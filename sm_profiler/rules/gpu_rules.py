@@ -423,7 +423,6 @@ def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, 
     """Return the values of a window by node and name: mean CPU utilization, and use and memory of each GPU.
 
     Args:
-        system: rows of the window.
         cores: names of the cores by node.
     """
     values: dict[str, dict[str, Floats]] = {}

@@ -163,7 +163,6 @@ def write_plain_report(folder: Path, rule: str, reason: str, results: RuleResult
         folder: the output folder; created if missing.
         rule: name of the rule that decides the status.
         reason: why there is no rendered report; "" if none was requested.
-        results: results of the rules so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = results or RuleResults({})

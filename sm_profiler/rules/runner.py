@@ -61,10 +61,7 @@ class ReportJob:
     """Input of a report writer.
 
     Attributes:
-        source: the profile.
-        results: results of the rules so far.
         folds: the writer's own folds, fed in the same pass.
-        folder: output folder.
         parameters: parameters of the rules, as given.
         compat: "service" or None.
         job: the training job's name; "" if unknown.

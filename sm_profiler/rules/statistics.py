@@ -230,7 +230,6 @@ class TimeBreakdown:
         """Add events.
 
         Args:
-            events: the events.
             rows: row numbers of the events to add, in order of appearance; default: all.
             weights: how many times each of them counts; default: once.
         """

@@ -248,9 +248,7 @@ class Reading:
     """Result of reading one file of a copy.
 
     Attributes:
-        item: the file.
         rows: number of its rows.
-        outcome: the outcome.
         metadata: sm-profiler's own records in it.
     """
 
@@ -265,7 +263,6 @@ class Copy:
     """Files of a job as columns.
 
     Attributes:
-        columns: the rows of all of them.
         readings: the files, in their order.
         streams: the events still open after the last of them.
     """

@@ -91,7 +91,6 @@ class FileRows:
     """The rows of one file.
 
     Attributes:
-        item: the file.
         outcome: the outcome of reading it.
         metadata: sm-profiler's own records in it.
         rows: its rows if it was parsed.

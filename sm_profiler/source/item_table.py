@@ -48,7 +48,6 @@ class Item:
     """A file with data.
 
     Attributes:
-        info: the file as listed.
         at_us: the time of its name, microseconds since the epoch.
         node, kind: as in EventColumns for traces; a system file has a node and the kind "".
         start_us: origin of the times of a trace that does not name one.
@@ -206,7 +205,6 @@ class ItemTable:
         """Return the number of a file; None if it is not in the table.
 
         Args:
-            key: its key.
             file: its parsed name, if that is known.
         """
         if key in self._numbers:
@@ -361,11 +359,7 @@ def _longer(column: NDArray[Any], rows: int) -> NDArray[Any]:
 
 
 class OrderedItems(Sequence[Item]):
-    """Files of a table in reading order.
-
-    Attributes:
-        numbers: their numbers in the table.
-    """
+    """Files of a table in reading order."""
 
     def __init__(self, table: ItemTable, numbers: Ints) -> None:
         self._table, self.numbers = table, numbers

@@ -62,7 +62,6 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
 
     Args:
         base: the profile's folder.
-        paths: the files.
         to: the folder of the copies.
         killed: the processes that left them open were killed; otherwise, they may be alive.
     """

@@ -55,7 +55,6 @@ class ParseTask(msgspec.Struct):
     """Files for another process.
 
     Attributes:
-        items: the files.
         uri: the storage that the process reads them from; "" if their bytes are sent.
         data: their bytes.
     """
@@ -110,8 +109,6 @@ def parse_all(
     """Parse files in their order.
 
     Args:
-        storage: where they are.
-        items: the files.
         processes: number of parsing processes (threads, if there are only system metrics and Arrow is installed); None:
             one per processor, for enough data. This one is among them unless there is a lot of data: then it only
             distributes and collects, which keeps the others busy.

@@ -40,7 +40,6 @@ def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator
     """Provide a function to call with each finished file; draws on standard error.
 
     Args:
-        items: all the files.
         show: draw the bar; None: after a second, if standard error is a terminal.
     """
     total = sum(item.info.size for item in items) or 1
@@ -74,7 +73,6 @@ class Batch:
     """System metrics and events of the files of one minute.
 
     Attributes:
-        system: its system metrics.
         events: the events of files whose last event ended in it.
         minute_us: start of the minute, microseconds since the epoch.
     """
@@ -335,7 +333,6 @@ class ProfileSource:
         """Take over the account of all files, which have been read before.
 
         Args:
-            faults: the files with faults.
             metadata: as of `metadata_by_file`.
 
         Raises:

@@ -280,7 +280,6 @@ class S3Storage:
     pauses.
 
     Args:
-        bucket: the bucket's name.
         prefix: the prefix, with or without a slash at its end.
         client: a boto3 S3 client; default: one created from the environment.
         requester_pays: agree to pay for requests to a requester-pays bucket.

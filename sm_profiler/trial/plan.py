@@ -17,7 +17,6 @@ class Setting:
     """Arguments of a DataLoader.
 
     Attributes:
-        num_workers: worker processes.
         prefetch_factor: batches each worker may be ahead; None without workers.
         pin_memory: whether batches are copied to pinned memory.
     """
@@ -32,9 +31,7 @@ class Plan:
     """Settings to try.
 
     Attributes:
-        result: path of the file for the results.
         seconds: time measured for each setting.
-        workers: numbers of workers.
         prefetch: values of prefetch_factor.
         loader: number of the loader among those that the script iterates over, from 1; 0: the first with gradients
             enabled.

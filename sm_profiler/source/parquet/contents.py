@@ -172,7 +172,6 @@ class Contents:
             parts: see there, as the next two.
             origin: see there.
             rows: see there.
-            infos: all of its files.
             odd: see there.
         """
         items, beside = ItemTable(), dict[str, FileInfo]()

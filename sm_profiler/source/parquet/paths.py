@@ -28,7 +28,6 @@ class Part:
 
     Attributes:
         table: one of TABLES.
-        job: name of the job.
         node: `algo-1`; "" for the table of files.
         hour: YYYYMMDDHH, UTC, of the names of the files that the rows come from; "" for the table of files.
     """

@@ -76,7 +76,6 @@ class PartFile:
 
     Attributes:
         part: whose rows it holds.
-        info: the file as listed.
         packed_header: the footer's account of the files that its rows come from, which a long job has a hundred thousand of.
         count: number of its rows.
     """

@@ -121,7 +121,6 @@ class SourceFile(msgspec.Struct):
     """A file of the profile, and where its rows are.
 
     Attributes:
-        key, size, etag, mtime: the file as it was listed.
         at_us, start_us: as in `Item`.
         group: index of the row group that holds its rows; files of a group follow each other.
         rows: number of its rows.

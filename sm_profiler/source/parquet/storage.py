@@ -47,7 +47,6 @@ class ParquetStorage:
     """The files of one profile, as `sm-profiler compact` found them.
 
     Attributes:
-        base: the storage with the Parquet files.
         job: the profile's job.
         unreadable: Parquet files that cannot be used, with the reason.
     """
@@ -214,7 +213,6 @@ class ParquetStorage:
         """Yield the rows of files in this order. A row group is in memory from its first file to its last.
 
         Args:
-            items: the files.
             by_minute: they are in the order of time, so that a group is not needed after its last minute; it is packed, as
                 those of all nodes and ranks are in memory at once.
 
@@ -300,7 +298,6 @@ class _Group:
     """A row group in memory.
 
     Attributes:
-        part: its file.
         rows: its rows, or why they cannot be used.
         left: number of its files that have not been read.
         last_us: the latest of their times.
