@@ -59,4 +59,4 @@ def bounded_line(text: str) -> str:
 def signal_name(code: int | None) -> str:
     """Return the signal of an exit code; "" for none."""
     number = (code or 0) - 128
-    return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else ""

@@ -27,10 +27,10 @@ def total(start: Floats, end: Floats) -> float:
     return float((ends - starts).sum())
 
 
-def intersection(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float:
+def intersection(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> float:
     """Return the length that two unions have in common."""
-    length = sum(float((ends - starts).sum()) for starts, ends in (one, other))
-    return length - total(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
+    length = sum(float((ends - starts).sum()) for starts, ends in (first, second))
+    return length - total(np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]]))
 
 
 def covered(start: Floats, end: Floats, by: tuple[Floats, Floats]) -> Floats:

@@ -74,8 +74,8 @@ def _convolution(shapes: _Shapes, inputs: Inputs) -> float:
         return float(2.0 * math.prod(image) * math.prod(weight[1:]))
     out = 1
     for at, (size, kernel) in enumerate(zip(image[2:], weight[2:], strict=True)):
-        one, pad, wide = (values[min(at, len(values) - 1)] for values in (stride, padding, dilation))
-        out *= (size + 2 * pad - wide * (kernel - 1) - 1) // one + 1
+        step, pad, wide = (values[min(at, len(values) - 1)] for values in (stride, padding, dilation))
+        out *= (size + 2 * pad - wide * (kernel - 1) - 1) // step + 1
     return float(2.0 * image[0] * out * math.prod(weight))
 
 
@@ -167,14 +167,14 @@ def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
     for (name, at), kernels, count, us, launched in zip(
         firsts, groups.count.tolist(), calls.tolist(), groups.sum(time).tolist(), shorts.tolist(), strict=True
     ):
-        one = trace.inputs[at]
+        inputs = trace.inputs[at]
         text = events.name.values[name]
-        work, moved = flops_of(text, one) * count, bytes_of(text, one) * count
+        work, moved = flops_of(text, inputs) * count, bytes_of(text, inputs) * count
         tflops, gbps = (amount / us if us > 0 else math.nan for amount in (work / 1e6, moved / 1e3))
-        bound, peak = _bound(work, moved, one, peaks, is_short=launched >= _MOSTLY)
+        bound, peak = _bound(work, moved, inputs, peaks, is_short=launched >= _MOSTLY)
         rate = {COMPUTE: tflops, MEMORY: gbps}.get(bound, math.nan)
         found.append((
-            text, one.shapes[:_LONGEST], count, kernels, us, us / whole if whole else 0.0, work, moved, tflops, gbps,
+            text, inputs.shapes[:_LONGEST], count, kernels, us, us / whole if whole else 0.0, work, moved, tflops, gbps,
             work / moved if moved else math.nan, bound, rate / peak,
         ))  # fmt: skip
     return Table.of(COLUMNS, sorted(found, key=lambda row: -row[4]))

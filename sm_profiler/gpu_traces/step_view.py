@@ -183,12 +183,12 @@ def _gap(
     device = events[events.on_device]
     following = int(np.searchsorted(device.start_us, edges[1][at] - 1e-6, "left"))
     if following < len(device) and at < len(busy[0]):
-        one = device[np.array([following])]
-        launch = launch_rows(events, one)
+        next_event = device[np.array([following])]
+        launch = launch_rows(events, next_event)
         (name,) = names_of(events, callers.operators(launch))
         (frame,) = names_of(events, callers.frames(launch))
         line = frame_of(frame)
-        found["gap_before"] = name or one.name.values[int(one.name.codes[0])]
+        found["gap_before"] = name or next_event.name.values[int(next_event.name.codes[0])]
         if line:
             found |= {"gap_file": line.file, "gap_line": line.line}
     return found

@@ -307,20 +307,20 @@ class Ranks:
 def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
     whole = traces[0]
     for trace in traces[1:]:
-        one, two = whole.events, trace.events
-        at = float(one.end_us.max()) if len(one) else 0.0
+        before, after = whole.events, trace.events
+        at = float(before.end_us.max()) if len(before) else 0.0
         moved = attrs.evolve(
-            two,
-            start_us=two.start_us + at,
-            thread=two.thread + len(whole.threads),
-            correlation=_after(two.correlation, int(one.correlation.max(initial=-1)) + 1),
-            sequence=_after(two.sequence, int(one.sequence.max(initial=-1)) + 1),
-            inputs=_after(two.inputs, len(whole.inputs)),
-            collective=_after(two.collective, len(whole.collectives)),
+            after,
+            start_us=after.start_us + at,
+            thread=after.thread + len(whole.threads),
+            correlation=_after(after.correlation, int(before.correlation.max(initial=-1)) + 1),
+            sequence=_after(after.sequence, int(before.sequence.max(initial=-1)) + 1),
+            inputs=_after(after.inputs, len(whole.inputs)),
+            collective=_after(after.collective, len(whole.collectives)),
         )
         whole = attrs.evolve(
             whole,
-            events=KinetoColumns.concat([one, moved]),
+            events=KinetoColumns.concat([before, moved]),
             collectives=whole.collectives + trace.collectives,
             inputs=whole.inputs + trace.inputs,
             threads=whole.threads + trace.threads,

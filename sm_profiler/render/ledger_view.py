@@ -106,7 +106,7 @@ def _evaluated(loops: Sequence[Rank], totals: Totals) -> float | None:
     found = [known[rank.name] for rank in loops if rank.name in known]
     if len(found) < len(loops):
         return None
-    return sum(one.get(EVALUATION, 0.0) / max(sum(one.values()), 1e-9) for one in found) / len(found)
+    return sum(seconds.get(EVALUATION, 0.0) / max(sum(seconds.values()), 1e-9) for seconds in found) / len(found)
 
 
 @attrs.frozen

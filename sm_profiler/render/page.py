@@ -224,7 +224,7 @@ def timeline(metrics: JobMetrics) -> dict[str, Any]:
         lanes.append(steps)
     for key, title, unit, members in LANES:
         series = [
-            one for metric, name, colour in members if (one := _metric(metrics, metric, name, colour)) is not None
+            line for metric, name, colour in members if (line := _metric(metrics, metric, name, colour)) is not None
         ]
         if series:
             lanes.append(

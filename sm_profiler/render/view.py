@@ -154,9 +154,9 @@ def pictures(report: Report) -> list[Picture]:
 def _rank_bars(metrics: JobMetrics) -> list[Picture]:
     totals = totals_of(metrics)
     return [
-        Picture(one.drawing, shorten(rank.name, 40), (), "bar thin")
+        Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin")
         for rank in metrics.ranks[:MAX_BARS]
-        if (one := loop_bar((rank,), f"Where the time of {rank.name} goes", totals=totals))
+        if (bar := loop_bar((rank,), f"Where the time of {rank.name} goes", totals=totals))
     ]
 
 

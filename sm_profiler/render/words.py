@@ -81,8 +81,8 @@ def process_labels(metrics: JobMetrics) -> dict[str, str]:
     """Return what texts for people call the processes of a job on one node: `algo-1-0` → `rank 0`."""
     labels = {}
     if len(metrics.nodes) == 1 and _PLAIN.fullmatch(metrics.nodes[0]):
-        for one in metrics.metadata:
-            name, rank, pid = process_name(one), one.get("rank"), one.get("pid")
+        for record in metrics.metadata:
+            name, rank, pid = process_name(record), record.get("rank"), record.get("pid")
             if name == f"{metrics.nodes[0]}-{pid if rank is None else rank}":
                 labels[name] = f"process {pid}" if rank is None else f"rank {rank}"
     return labels

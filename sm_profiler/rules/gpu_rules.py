@@ -553,9 +553,9 @@ class LoadBalancing(BuiltinRule):
         enough = [gpu for gpu in sorted(gpus, key=natural_key) if gpus[gpu].count > patience]
         distances = distances_of([gpus[gpu].bins.astype(np.float64) for gpu in enough])
         found: dict[str, dict[str, float]] = {}
-        for (one, other), distance in zip(combinations(enough, 2), distances, strict=True):
+        for (gpu, other), distance in zip(combinations(enough, 2), distances, strict=True):
             if distance > threshold:
-                found.setdefault(one, {})[other] = float(distance)
+                found.setdefault(gpu, {})[other] = float(distance)
         return found
 
     def absorb(self, other: LoadBalancing) -> None:
@@ -605,9 +605,11 @@ def distances_of(histograms: list[Floats]) -> Floats:
     return np.concatenate(found)
 
 
-def _distances_to(one: Floats, others: Floats) -> Floats:
-    middle = (one + others) / 2
+def _distances_to(values: Floats, others: Floats) -> Floats:
+    middle = (values + others) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = [np.where(share > 0, share * np.log(share / middle), 0.0).sum(axis=1) for share in (one[None], others)]
+        parts = [
+            np.where(share > 0, share * np.log(share / middle), 0.0).sum(axis=1) for share in (values[None], others)
+        ]
     distances: Floats = np.sqrt(np.maximum((parts[0] + parts[1]) / 2, 0))
     return distances

@@ -146,9 +146,9 @@ def _without_low_bits(values: Floats, bits: int) -> Floats:
     return (values.view(np.int64) & kept).view(np.float64)
 
 
-def _united(one: Counted, other: Counted) -> Counted:
+def _united(first: Counted, second: Counted) -> Counted:
     """Return all distinct values of both in ascending order, without sorting them again."""
-    (values, counts), (more, more_counts) = (one, other) if len(one[0]) >= len(other[0]) else (other, one)
+    (values, counts), (more, more_counts) = (first, second) if len(first[0]) >= len(second[0]) else (second, first)
     if not len(more):
         return values, counts
     at = np.searchsorted(values, more)

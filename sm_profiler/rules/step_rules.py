@@ -375,5 +375,5 @@ def step_starts(events: EventColumns) -> Floats:
     return events.start_us[events.name.mask(lambda name: STEP in name)]
 
 
-def _span(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
-    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+def _span(first: tuple[float, float] | None, second: tuple[float, float]) -> tuple[float, float]:
+    return second if first is None else (min(first[0], second[0]), max(first[1], second[1]))
