@@ -34,6 +34,7 @@ from sm_profiler.storage.s3 import create_api_client
 POLL_S = 10.0
 _log = logger_for(__name__)
 
+# a folder, an s3:// URI, the name of a training job, or an open source
 ProfileLocation = str | os.PathLike[str] | ProfileSource
 
 
@@ -159,9 +160,6 @@ class TrainingJob:
                 shown = status
             time.sleep(POLL_S)
         print(f"{what} is available")  # noqa: T201
-
-
-"""Location of a profile: a folder, an s3:// URI, the name of a training job, or an open source."""
 
 
 def open_profile(location: ProfileLocation | None) -> ProfileSource:

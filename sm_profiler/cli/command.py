@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input
 
-
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
 EXECUTOR_HELP = (

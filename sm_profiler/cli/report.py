@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sm_profiler.serve.reading import JobReader
     from sm_profiler.source import ProfileSource
 
-
 EXAMPLES = """\
 examples:
   sm-profiler report sm-profiler                      the newest local run

@@ -41,7 +41,6 @@ UNSUPPORTED_REGIONS = frozenset((
     "eu-central-2", "us-gov-east-1",
 ))  # fmt: skip
 
-
 # S3's rules; uppercase letters and underscores are those of buckets of before 2018, which not every client can address
 _BUCKET = r"(?!\d+\.\d+\.\d+\.\d+(?:/|\Z)|xn--|sthree-)[a-z0-9](?:(?!\.\.)[a-z0-9.-]){0,61}(?<![.-])"
 _ACCESS_POINT = r"arn:[^/\s]+[:/][^/\s]+"

@@ -35,7 +35,6 @@ from sm_profiler.rules.statistics import QuantileSketch
 
 Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 
-
 EVERYTHING = -1
 
 VALUES = "values"

@@ -48,7 +48,6 @@ RULES: tuple[type[BuiltinRule], ...] = (
     OverallFrameworkMetrics,
 )
 
-
 _NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
 
 IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
