@@ -36,7 +36,7 @@ _MAX_FIELDS = 64  # of an event; further ones are not read
 _FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
 _EVENT_TAG = 0x22  # a line's events
 _MORE = 0x80  # a byte that another one follows
-# Field numbers of the messages.
+# Field numbers of events and their arguments.
 _EVENTS = 4
 _EVENT_ID, _OFFSET, _DURATION, _EVENT_STATS = 1, 2, 3, 4
 _STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
@@ -55,7 +55,7 @@ _LEAST = 2  # bytes of a line or an argument with anything in it
 MAX_ERRORS = 100
 _MAX_ERROR = 300  # bytes
 
-# Field numbers of the messages.
+# Field numbers of the file, its planes and their lines.
 _PLANES, _ERRORS = 1, 2
 _PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = 2, 3, 4, 5, 6
 _LINE_ID, _LINE_NAME, _LINE_TIME, _LINE_SHOWN = 1, 2, 3, 11
