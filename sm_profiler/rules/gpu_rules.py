@@ -519,8 +519,7 @@ class LoadBalancing(BuiltinRule):
     def start(self) -> None:
         self._nodes: dict[str, dict[str, _Histogram]] = {}
         self._pairs = 0  # of GPUs of one node
-        self._changed: set[str] = set()  # nodes with new values since they were last judged
-        self._unbalanced: set[str] = set()  # nodes with a pair out of balance
+        self._is_unbalanced = False
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's values of each GPU; return True if a pair is out of balance."""
@@ -528,11 +527,8 @@ class LoadBalancing(BuiltinRule):
         if self.differs.with_itself:
             return False
         if self._pairs <= MAX_PAIRS_PER_WINDOW:
-            fired = {node for node in self._changed if self._distances(self._nodes[node])}
-            self._unbalanced -= self._changed
-            self._unbalanced |= fired
-            self._changed.clear()
-        return bool(self._unbalanced)
+            self._is_unbalanced = any(map(self._distances, self._nodes.values()))
+        return self._is_unbalanced
 
     def _add(self, system: SystemColumns) -> None:
         for node, gpu, values in values_per_gpu(system, GPU_UTILIZATION):
@@ -542,7 +538,6 @@ class LoadBalancing(BuiltinRule):
     def _histogram(self, node: str, gpu: str) -> _Histogram:
         """Return the histogram of a GPU, to which values will be added."""
         gpus = self._nodes.setdefault(node, {})
-        self._changed.add(node)
         self._pairs += len(gpus) if gpu not in gpus else 0
         return gpus.setdefault(gpu, _Histogram())
 

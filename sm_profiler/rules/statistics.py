@@ -22,7 +22,6 @@ Counted = tuple[Floats, NDArray[np.integer[Any]]]  # distinct values in ascendin
 
 MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
 COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
-FEW_EVENTS = 32  # up to so many events are added one by one
 UNITS = 1024  # of a microsecond: sums are whole numbers of them, so that they do not depend on the order of their terms
 LONGEST_US = float((1 << 62) // UNITS)  # 142 years: what fits in 64 bits
 _NO_EVENTS = EventColumns.empty()
@@ -233,63 +232,32 @@ class TimeBreakdown:
             rows: row numbers of the events to add, in order of appearance; default: all.
             weights: how many times each of them counts; default: once.
         """
-        if rows is not None and weights is None and len(rows) <= FEW_EVENTS:
-            self._add_one_by_one(events, rows)
-            return
         phase = events.phase if rows is None else events.phase[rows]
         name = events.name if rows is None else events.name[rows]
         durations = events.duration_us if rows is None else events.duration_us[rows]
         durations = in_units(durations) if weights is None else in_units(durations) * weights
         classes = classes_of(events, rows)
         present = np.bincount(classes, minlength=len(EventClass)) > 0
-        for each, by_phase, by_name in self._sums_by_class():
+        for each, texts, sums in (
+            (EventClass.CPU, phase, self.cpu_phases),
+            (EventClass.CPU, name, self.cpu_operators),
+            (EventClass.GPU, phase, self.gpu_phases),
+            (EventClass.GPU, name, self.gpu_operators),
+            (EventClass.STEP, phase, self.steps),
+            (EventClass.GENERAL, phase, self.general),
+            (EventClass.COLLECTIVE, name, self.collectives),
+        ):
             if present[each]:
                 own = np.flatnonzero(classes == each)
-                if by_phase is not None:
-                    add_sums(by_phase, phase[own], durations[own])
-                if by_name is not None:
-                    add_sums(by_name, name[own], durations[own])
+                add_sums(sums, texts[own], durations[own])
         for each, title in PASSES.items():
             if present[each]:
                 self.passes[title] = self.passes.get(title, 0) + int(durations[classes == each].sum())
 
-    def _add_one_by_one(self, events: EventColumns, rows: Ints) -> None:
-        """Add a handful of events, as one step usually has: several times as fast as columns."""
-        texts = (events.phase, events.name, events.kind)
-        phases, names, timelines = ([each.values[code] for code in each.codes[rows].tolist()] for each in texts)
-        durations = in_units(events.duration_us[rows]).astype(np.int64)
-        classes = [class_of_phase(phase) for phase in phases]
-        sums: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
-        for index, (phase, name, timeline, duration) in enumerate(
-            zip(phases, names, timelines, durations.tolist(), strict=True)
-        ):
-            if classes[index] == EventClass.GENERAL and timeline.startswith(COLLECTIVE_TIMELINES):
-                classes[index] = EventClass.COLLECTIVE
-            by_phase, by_name = sums.setdefault(classes[index], ({}, {}))
-            by_phase[phase] = by_phase.get(phase, 0) + duration
-            by_name[name] = by_name.get(name, 0) + duration
-        for each, *totals in self._sums_by_class():
-            for total, new in zip(totals, sums.get(each, ({}, {})), strict=True):
-                if total is not None:
-                    _add_to(total, new)
-        for each, title in PASSES.items():
-            if each in sums:
-                of_pass = durations[[own == each for own in classes]]
-                self.passes[title] = self.passes.get(title, 0) + int(of_pass.sum())
-
-    def _sums_by_class(self) -> tuple[tuple[EventClass, dict[str, float] | None, dict[str, float] | None], ...]:
-        """Return the sums by phase and by name that each class adds to."""
-        return (
-            (EventClass.CPU, self.cpu_phases, self.cpu_operators),
-            (EventClass.GPU, self.gpu_phases, self.gpu_operators),
-            (EventClass.STEP, self.steps, None),
-            (EventClass.GENERAL, self.general, None),
-            (EventClass.COLLECTIVE, None, self.collectives),
-        )
-
     def merge(self, other: TimeBreakdown) -> None:
         for name, sums in vars(self).items():
-            _add_to(sums, getattr(other, name))
+            for key, value in getattr(other, name).items():
+                sums[key] = sums.get(key, 0) + value
 
     def shares(self, *, in_order: bool = False, swapped: bool = False) -> dict[str, Any]:
         """Return the keys of a report's details: shares in percent, and microseconds of operators.
@@ -330,11 +298,6 @@ class TimeBreakdown:
 def in_units(durations_us: Floats) -> Floats:
     """Return durations in UNITS, whole numbers; damaged ones are cut to LONGEST_US."""
     return np.rint(np.clip(np.nan_to_num(durations_us), 0.0, LONGEST_US) * UNITS)
-
-
-def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
-    for key, value in more.items():
-        sums[key] = sums.get(key, 0) + value
 
 
 def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None:
