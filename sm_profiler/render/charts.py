@@ -12,6 +12,12 @@ from markupsafe import Markup, escape
 
 from sm_profiler.formatting import clean, duration, shorten
 
+SHARE_COLOURS = ("blue", "sky", "teal", "amber", "violet", "rose", "grey")  # neighbours in a ring
+LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that cross
+MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
+WIDTH, HEIGHT = 520.0, 210.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
+
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
     """Return an element; `class_` becomes `class`, other underscores become hyphens, and None omits an attribute."""
@@ -81,13 +87,6 @@ COLOURS = {
     "stone": Colour("#77716a", "#a39d95", "90"),
     "pale": Colour("#e6e4df", "#343a42", "37"),
 }
-
-
-SHARE_COLOURS = ("blue", "sky", "teal", "amber", "violet", "rose", "grey")  # neighbours in a ring
-LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that cross
-MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
-WIDTH, HEIGHT = 520.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
 
 
 @attrs.frozen

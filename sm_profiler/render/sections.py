@@ -41,6 +41,16 @@ MAX_RULES = 100
 MAX_OPERATOR = 140  # characters; names of TensorFlow and JAX have the layer in their middle
 Rules = Mapping[str, Object]
 
+# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
+JUDGED = {
+    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
+    "BatchSize": (Class.BATCH_TOO_SMALL,),
+    "LoadBalancing": (Class.UNBALANCED_GPUS,),
+    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
+    "Dataloader": (Class.INPUT_BOUND,),
+    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
+}
+
 
 @attrs.frozen
 class RuleText:
@@ -91,15 +101,6 @@ RULES = {
     "OverallFrameworkMetrics": RuleText("Statistics of the framework metrics; never fires."),
 }
 CUSTOM = RuleText("A custom rule.")
-# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
-JUDGED = {
-    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
-    "BatchSize": (Class.BATCH_TOO_SMALL,),
-    "LoadBalancing": (Class.UNBALANCED_GPUS,),
-    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
-    "Dataloader": (Class.INPUT_BOUND,),
-    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
-}
 
 
 @attrs.frozen
@@ -123,7 +124,6 @@ class Answers:
         )
 
     def fired(self, rule: str) -> bool:
-        """Return whether the answer is yes."""
         return bool(times_fired(self.rules, rule)) if self.verdict is None else self.finding(rule) is not None
 
     def sentence(self, rule: str, otherwise: str) -> str:
@@ -147,7 +147,6 @@ def build_sections(
     """Return all sections in the order of the page.
 
     Args:
-        metrics: the job in numbers.
         rules: results of the rules.
         broken: rule → why it could not be evaluated.
         verdict: the report's verdict; default: the rules answer all questions.

@@ -35,7 +35,6 @@ def terminal_summary(
     """Return the verdict with its evidence and the next step.
 
     Args:
-        report: the report.
         colour: use ANSI colours.
         width: columns; default: those of the terminal, at most 100.
     """
@@ -77,7 +76,6 @@ def terminal_summary(
 
 
 def _cut(lines: list[str], room: int, width: int) -> list[str]:
-    """Return the first lines, with an ellipsis if there are more."""
     if len(lines) <= room:
         return lines
     *kept, end = lines[: max(room, 1)]

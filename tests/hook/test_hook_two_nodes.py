@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.folding import engine
+from sm_profiler import folding as engine
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.agent import Agent
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.elements import check_elements
+from sm_profiler.formats.bounds import check_elements
 from sm_profiler.metrics.scaling import codec, part
 from tests.support.memory import peak_of
 

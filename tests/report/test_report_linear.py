@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
+from sm_profiler.folding import MINUTE_US, EvaluationWindow
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.report.build import MetricFolds

@@ -6,7 +6,7 @@ from sm_profiler.render.page import MAX_STRETCHES, render_html, timeline
 from sm_profiler.render.sections import build_sections
 from sm_profiler.render.view import glance
 from sm_profiler.report import Class, Finding, Verdict
-from sm_profiler.rules.time_breakdown import TimeBreakdown
+from sm_profiler.rules.statistics import TimeBreakdown
 from tests.support.reports import events, metrics_of, report_from, training
 
 

@@ -36,7 +36,7 @@ from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
