@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.table.naming import is_communication, is_received, is_sent, runs_backward
-from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.table.naming import (
+    activity_of,
+    is_communication,
+    is_pass,
+    is_received,
+    is_sent,
+    runs_backward,
+)
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask
 
 MAX_REPLAYED = 4_000_000  # durations held for a replay: operations of a step times steps; 32 MB
-ENDS_TOGETHER = 0.1  # of a collective's length: ranks that leave it within this were in it together
+
+
+@attrs.frozen(eq=False)
+class Level:
+    """Nodes of a graph that follow only nodes of earlier levels.
+
+    Attributes:
+        nodes: the nodes.
+        before: those that each of them follows, one node's after the other's.
+        first: where each node's begin in `before`.
+    """
+
+    nodes: Ints
+    before: Ints
+    first: Ints
 
 
 @attrs.frozen(eq=False)
@@ -29,33 +52,29 @@ class Operations:
         names: operation of each node.
         ranks: rank of each node, as an index; -1 where ranks meet.
         stages: pipeline stage of each node, as an index; -1 where ranks meet.
-        parties: ranks of each node, as indices; several where ranks meet.
         order: the occurrence of each node: how often its rank ran the operation before it in the step.
         seconds: time of each node in each step, shape (nodes, steps).
-        before: nodes that each node follows.
-        schedule: nodes in an order in which each follows those before it.
+        levels: nodes that can be replayed together, each group after those before it.
         recorded: seconds of each step as recorded.
+        parties: ranks of each node, as indices; several where ranks meet.
     """
 
     steps: Ints
-    names: Sequence[str]
+    names: Category
     ranks: Ints
     stages: Ints
-    parties: Sequence[Sequence[int]]
     order: Ints
     seconds: Floats
-    before: Sequence[Ints]
-    schedule: Sequence[int]
+    levels: Sequence[Level]
     recorded: Floats
+    parties: Sequence[Sequence[int]] = ()
 
     def step_seconds(self, seconds: Floats | None = None) -> Floats:
         """Return how long each step takes if the nodes take `seconds`; by default as long as they took."""
-        seconds = self.seconds if seconds is None else seconds
-        done = np.zeros_like(seconds)
-        for node in self.schedule:
-            before = self.before[node]
-            done[node] = seconds[node] + (done[before].max(axis=0) if len(before) else 0.0)
-        return np.asarray(done.max(axis=0)) if len(done) else np.zeros(len(self.steps))
+        done = (self.seconds if seconds is None else seconds).copy()
+        for level in self.levels:
+            done[level.nodes] += np.maximum.reduceat(done[level.before], level.first, axis=0)
+        return np.asarray(done.max(axis=0, initial=0.0))
 
     @cached_property
     def error(self) -> float:
@@ -64,38 +83,51 @@ class Operations:
         return float(np.median(np.abs(replayed / np.where(self.recorded > 0, self.recorded, 1.0) - 1)))
 
     @classmethod
-    def of_activities(cls, names: Sequence[str], ranks: Ints, stages: Ints, seconds: Floats, steps: Ints) -> Operations:
+    def of_activities(cls, keys: Sequence[str], stages: Ints, tables: Sequence[Floats], steps: Ints) -> Operations:
         """Return a graph in which each rank runs its activities one after the other, and the step ends with the slowest rank.
 
         Args:
-            names, ranks, stages: activity, rank and stage of each node; the nodes of a rank are together.
-            seconds: shape (nodes, steps).
+            keys: the activities.
+            stages: stage of each rank.
+            tables: seconds of each activity, shape (ranks, steps).
             steps: numbers of the steps.
         """
-        before = [
-            np.asarray([node - 1] if node and ranks[node] == ranks[node - 1] else [], np.int64)
-            for node in range(len(names))
-        ]
-        recorded = sums_by_rank(seconds, ranks, int(ranks.max(initial=0)) + 1).max(axis=0)
-        parties = [[int(rank)] for rank in ranks]
+        count = len(stages)
+        ranks, rows = np.tile(np.arange(count), len(keys)), np.arange(count * len(keys)).reshape(len(keys), count)
+        levels = [Level(after, before, np.arange(count)) for before, after in pairwise(rows)]
+        names = Category(np.repeat(np.arange(len(keys), dtype=np.int32), count), tuple(keys))
+        recorded = np.sum(tables, axis=0).max(axis=0)
         return cls(
-            steps, names, ranks, stages, parties, np.zeros(len(names), np.int64), seconds, before, range(len(names)), recorded
-        )  # fmt: skip
+            steps, names, ranks, stages[ranks], np.zeros(len(ranks), np.int64), np.concatenate(tables), levels, recorded
+        )
+
+    def at(self, rows: slice) -> Operations:
+        """Return the graph of some of the steps."""
+        return attrs.evolve(self, steps=self.steps[rows], seconds=self.seconds[:, rows], recorded=self.recorded[rows])
 
     @property
     def local(self) -> Mask:
         """Mask of the nodes that run on one rank alone."""
         return np.asarray(self.ranks >= 0)
 
+    @cached_property
+    def activities(self) -> Category:
+        """Activity of each node."""
+        found = Category.of(activity_of(name) for name in self.names.values)
+        return Category(found.codes[self.names.codes], found.values)
+
     def named(self, name: str) -> Mask:
-        """Return which local nodes are of an operation."""
-        return np.asarray([each == name for each in self.names], np.bool_) & self.local
+        """Return which nodes are of an operation, or of an activity."""
+        return np.asarray(self.names.mask(name) | self.activities.mask(name))
 
 
 def sums_by_rank(seconds: Floats, ranks: Ints, count: int) -> Floats:
     """Return the seconds of each rank and step, shape (count, steps), from those of nodes, shape (nodes, steps)."""
     found = np.zeros((count, seconds.shape[1]))
-    np.add.at(found, ranks, seconds)
+    order = np.argsort(ranks, kind="stable")
+    present, first = np.unique(ranks[order], return_index=True)
+    if len(present):
+        found[present] = np.add.reduceat(seconds[order], first, axis=0)
     return found
 
 
@@ -120,15 +152,17 @@ def build_operations(
         code: index into `names` of each row.
         start, end: seconds; all ranks have the same clock.
     """
-    ranks, steps = np.unique(rank), np.unique(step)
+    steps, by_rank = np.unique(step), np.argsort(rank, kind="stable")
+    ranks, first = np.unique(rank[by_rank], return_index=True)
     recorded: dict[int, _Recorded] = {}
+    stages: dict[int, int] = {}
     kept = np.ones(len(steps), np.bool_)
-    for each in ranks.tolist():
-        rows = np.flatnonzero(rank == each)
+    for each, rows in zip(ranks.tolist(), np.split(by_rank, first[1:]), strict=True):
         found = _of_rank(step[rows], code[rows], start[rows], end[rows], steps, names)
         if found is None:
             return None
         recorded[each], complete = found
+        stages[each] = int(np.median(stage[rows]))
         kept &= complete
     count = sum(len(one.names) for one in recorded.values())
     if not kept.any() or count * int(kept.sum()) > MAX_REPLAYED or len(ranks) < 2:
@@ -136,7 +170,6 @@ def build_operations(
     recorded = {
         each: attrs.evolve(one, start=one.start[:, kept], end=one.end[:, kept]) for each, one in recorded.items()
     }
-    stages = {each: int(np.median(stage[rank == each])) for each in ranks.tolist()}
     return _graph(recorded, stages, steps[kept])
 
 
@@ -187,25 +220,21 @@ def _graph(recorded: Mapping[int, _Recorded], stages: Mapping[int, int], steps: 
         first += len(found.names)
         for at, earlier in _sequence(rows, names, start, end):
             follows[node_of[at]] |= {int(node_of[one]) for one in earlier}
-    before = [np.asarray(sorted(one - {node}), np.int64) for node, one in enumerate(follows)]
-    schedule = _schedule(before)
-    if schedule is None:
+    for at, earlier_at in _handed_on(names, ranks, order, stages, start, end):
+        follows[node_of[at]].add(int(node_of[earlier_at]))
+    levels = _levels([one - {node} for node, one in enumerate(follows)])
+    if levels is None:
         return None
     meets = [len(one) > 1 for one in members]
     index = {each: place for place, each in enumerate(recorded)}
     seconds = np.asarray([end[one].max(axis=0) - start[one].max(axis=0) for one in members])
+    rank = np.asarray([-1 if met else index[ranks[one[0]]] for one, met in zip(members, meets, strict=True)])
+    stage = np.asarray([-1 if met else stages[ranks[one[0]]] for one, met in zip(members, meets, strict=True)])
     return Operations(
-        steps,
-        [names[one[0]] for one in members],
-        np.asarray([-1 if met else index[ranks[one[0]]] for one, met in zip(members, meets, strict=True)]),
-        np.asarray([-1 if met else stages[ranks[one[0]]] for one, met in zip(members, meets, strict=True)]),
+        steps, Category.of(names[one[0]] for one in members), rank, stage, np.asarray([order[one[0]] for one in members]),
+        np.maximum(seconds, 0.0), levels, np.asarray(end.max(axis=0) - start.min(axis=0)),
         [sorted({index[ranks[at]] for at in one}) for one in members],
-        np.asarray([order[one[0]] for one in members]),
-        np.maximum(seconds, 0.0),
-        before,
-        schedule,
-        np.asarray(end.max(axis=0) - start.min(axis=0)),
-    )
+    )  # fmt: skip
 
 
 def _meetings(
@@ -221,11 +250,7 @@ def _meetings(
     What a stage sends, the next stage receives; a collective is left by all its ranks at once, which shows whether those
     of a stage, those at the same place of each stage, or all ranks take part.
     """
-    place: dict[int, int] = {}  # of a rank within its stage: the ranks at the same place form a pipeline
-    seen: dict[int, int] = defaultdict(int)
-    for each in sorted(stages):
-        place[each] = seen[stages[each]]
-        seen[stages[each]] += 1
+    place = _places(stages)
     last = max(stages.values())
     keys: list[tuple[object, ...]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -257,8 +282,9 @@ def _meetings(
 
 
 def _end_together(start: Floats, end: Floats) -> bool:
+    """Return whether ranks that run an operation leave it together: nearly all of it is over when the first does."""
     longest = (end - start).max(axis=0)
-    return bool(np.median(np.ptp(end, axis=0) - ENDS_TOGETHER * longest) <= 0)
+    return bool(np.median(np.ptp(end, axis=0) - (1 - limits.MOST) * longest) <= 0)
 
 
 def _sequence(rows: Ints, names: Sequence[str], start: Floats, end: Floats) -> list[tuple[int, list[int]]]:
@@ -284,17 +310,57 @@ def _sequence(rows: Ints, names: Sequence[str], start: Floats, end: Floats) -> l
     return found
 
 
-def _schedule(before: Sequence[Ints]) -> list[int] | None:
-    """Return the nodes in an order in which each comes after those before it; None if they form a circle."""
+def _handed_on(
+    names: Sequence[str],
+    ranks: Sequence[int],
+    order: Sequence[int],
+    stages: Mapping[int, int],
+    start: Floats,
+    end: Floats,
+) -> Iterator[tuple[int, int]]:
+    """Yield which pass follows which of another stage, if no sends are recorded: a microbatch goes on when it is done there."""
+    if any(is_sent(name) or is_received(name) for name in names):
+        return
+    place = _places(stages)
+    passes = {(name, order[at], place[ranks[at]], stages[ranks[at]]): at for at, name in enumerate(names)}
+    for (name, occurrence, at_place, stage), at in passes.items():
+        earlier = passes.get((name, occurrence, at_place, stage + (1 if runs_backward(name) else -1)))
+        if earlier is not None and is_pass(name):
+            late = (1 - limits.MOST) * np.median(end[earlier] - start[earlier])
+            if np.median(end[earlier] - start[at]) <= late:
+                yield at, earlier
+
+
+def _places(stages: Mapping[int, int]) -> dict[int, int]:
+    """Return the place of each rank within its stage: the ranks at the same place form a pipeline."""
+    place: dict[int, int] = {}
+    seen: dict[int, int] = defaultdict(int)
+    for each in sorted(stages):
+        place[each] = seen[stages[each]]
+        seen[stages[each]] += 1
+    return place
+
+
+def _levels(before: Sequence[set[int]]) -> list[Level] | None:
+    """Return nodes in levels, each of which only follows those before it; None if they form a circle."""
     waiting = [len(one) for one in before]
     after: list[list[int]] = [[] for _ in before]
     for node, earlier in enumerate(before):
-        for one in earlier.tolist():
+        for one in earlier:
             after[one].append(node)
-    ready = [node for node, count in enumerate(waiting) if not count]
-    for node in ready:
-        for following in after[node]:
-            waiting[following] -= 1
-            if not waiting[following]:
-                ready.append(following)
-    return ready if len(ready) == len(before) else None
+    levels: list[Level] = []
+    ready, done = [node for node, count in enumerate(waiting) if not count], 0
+    while ready:
+        done += len(ready)
+        following = []
+        for node in ready:
+            for other in after[node]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    following.append(other)
+        if following:
+            counts = np.asarray([len(before[node]) for node in following])
+            earlier_of = np.asarray([one for node in following for one in before[node]])
+            levels.append(Level(np.asarray(following), earlier_of, np.cumsum(counts) - counts))
+        ready = following
+    return levels if done == len(before) else None
