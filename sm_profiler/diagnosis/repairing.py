@@ -1,4 +1,4 @@
-"""The loop of every verdict, whatever was recorded: repair the best cause, ask the others again, until none is worth it."""
+"""The loop of every verdict: repair the best cause, ask the others again, until none is worth it."""
 
 from __future__ import annotations
 

@@ -432,6 +432,16 @@ def test_a_healthy_job_has_no_finding(ranks, kind, tmp_path):
     assert judged(tmp_path, rows_of(healthy)).findings == ()
 
 
+def test_clocks_that_vary_are_no_uneven_sequences(tmp_path):
+    rows = [
+        {"rank": rank, "step": step, "operation": name, "seconds": part * value}
+        for (rank, step), value in times(64, 100, noise=0.025).items()
+        for name, part in (("forward", 1 / 3), ("backward", 2 / 3))
+    ]
+    verdict = judged(tmp_path, rows)
+    assert (verdict.findings, verdict.healthy) == ((), True)
+
+
 @pytest.mark.parametrize("every", [50, 100])
 def test_saves_at_regular_intervals_cost_what_they_cost(every, tmp_path):
     planted = {at: value + (9.0 if at[1] % every == every - 1 else 0.0) for at, value in times(2, 400).items()}

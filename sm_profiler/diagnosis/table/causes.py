@@ -48,7 +48,7 @@ class Repair:
         ranks: names of the ranks that cause it; empty if all do.
         stage: name of the stage that causes it; "" if none does.
         steps: the steps it happens in, if they are a stretch of the recording.
-        certain: what it cost these steps is no matter of chance: it was recorded, or comes regularly.
+        certain: what it cost these steps was recorded, or comes regularly, so chance would not have made it less.
     """
 
     after: Steps
@@ -182,7 +182,7 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair microbatches of unequal cost: forward and backward agree on which of them are long, on every rank."""
     agreement, spent = before.microbatches
-    if agreement < limits.TOGETHER:
+    if agreement < limits.TOGETHER or before.saved(before.fair) < limits.FLOOR + before.jitter:
         return None
     longest = float(np.quantile(spent, 0.95) / spent.mean())
     facts = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.table.naming import (
     is_sent,
     runs_backward,
 )
-from sm_profiler.formats.columns import Category, Floats, Ints, Mask
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering
 
 MAX_REPLAYED = 4_000_000  # durations held for a replay: operations of a step times steps; 32 MB
 
@@ -133,10 +133,17 @@ def sums_by_rank(seconds: Floats, ranks: Ints, count: int) -> Floats:
 
 @attrs.frozen(eq=False)
 class _Recorded:
-    """Operations of one rank, one row for each that all steps have: name, occurrence, start and end by step."""
+    """Operations that all steps have, each with its rank, the rank's stage and place in it, and its start and end by step.
 
-    names: list[str]
-    order: list[int]
+    `order` counts how often the rank ran the operation before it in the step. The ranks at the same place of each stage form
+    a pipeline.
+    """
+
+    names: Sequence[str]
+    order: Sequence[int]
+    ranks: Sequence[int]
+    stages: Sequence[int]
+    places: Sequence[int]
     start: Floats
     end: Floats
 
@@ -147,42 +154,44 @@ def build_operations(
     """Return the operations of a table, or None if its steps have too little in common to be replayed.
 
     Args:
-        rank, stage, step: of each row; the stage is -1 for ranks that belong to none.
+        rank, stage, step: of each row.
         names: names of operations.
         code: index into `names` of each row.
         start, end: seconds; all ranks have the same clock.
     """
     steps, by_rank = np.unique(step), np.argsort(rank, kind="stable")
-    ranks, first = np.unique(rank[by_rank], return_index=True)
-    recorded: dict[int, _Recorded] = {}
-    stages: dict[int, int] = {}
-    kept = np.ones(len(steps), np.bool_)
-    for each, rows in zip(ranks.tolist(), np.split(by_rank, first[1:]), strict=True):
-        found = _of_rank(step[rows], code[rows], start[rows], end[rows], steps, names)
-        if found is None:
+    found, stages = [], []
+    for rows in np.split(by_rank, np.flatnonzero(np.diff(rank[by_rank])) + 1):
+        of_rank = _of_rank(step[rows], code[rows], start[rows], end[rows], steps)
+        if of_rank is None:
             return None
-        recorded[each], complete = found
-        stages[each] = int(np.median(stage[rows]))
-        kept &= complete
-    count = sum(len(one.names) for one in recorded.values())
-    if not kept.any() or count * int(kept.sum()) > MAX_REPLAYED or len(ranks) < 2:
+        found.append(of_rank)
+        stages.append(int(np.median(stage[rows])))
+    codes, order, tables, complete = zip(*found, strict=True)
+    kept, ranks = np.all(complete, axis=0), np.repeat(np.arange(len(found)), [len(one) for one in codes])
+    if not kept.any() or len(ranks) * int(kept.sum()) > MAX_REPLAYED or len(found) < 2:
         return None
-    recorded = {
-        each: attrs.evolve(one, start=one.start[:, kept], end=one.end[:, kept]) for each, one in recorded.items()
-    }
-    return _graph(recorded, stages, steps[kept])
+    stage_of, place_of = np.asarray(stages), np.zeros(len(stages), np.int64)
+    for each in np.unique(stage_of).tolist():
+        place_of[stage_of == each] = np.arange(np.count_nonzero(stage_of == each))
+    recorded = _Recorded(
+        [names[at] for at in np.concatenate(codes).tolist()], np.concatenate(order).tolist(), ranks.tolist(),
+        stage_of[ranks].tolist(), place_of[ranks].tolist(), *np.concatenate(tables, axis=1)[:, :, kept],
+    )  # fmt: skip
+    return _graph(recorded, steps[kept])
 
 
-def _of_rank(
-    step: Ints, code: Ints, start: Floats, end: Floats, steps: Ints, names: Sequence[str]
-) -> tuple[_Recorded, Mask] | None:
-    """Return a rank's operations as rows over steps, and the steps that have all of them; None without a common form."""
+def _of_rank(step: Ints, code: Ints, start: Floats, end: Floats, steps: Ints) -> tuple[Ints, Ints, Floats, Mask] | None:
+    """Return a rank's operations: codes, occurrences, starts and ends by step, and the steps that have all of them.
+
+    None if its steps have no common form.
+    """
     order = np.lexsort((start, code, step))
     step, code, start, end = step[order], code[order], start[order], end[order]
     group = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(code) != 0)])
     occurrence = np.arange(len(step)) - np.repeat(group, np.diff(np.r_[group, len(step)]))
-    key = code.astype(np.int64) * (int(occurrence.max(initial=0)) + 1) + occurrence
-    column = np.searchsorted(steps, step)
+    width = int(occurrence.max(initial=0)) + 1
+    key, column = code.astype(np.int64) * width + occurrence, np.searchsorted(steps, step)
     per_step = np.bincount(column, minlength=len(steps))
     usual = int(np.median(per_step[per_step > 0]))
     complete = per_step == usual
@@ -191,94 +200,65 @@ def _of_rank(
     if len(kinds) != usual:  # the steps differ in what they run
         return None
     keep = complete[column]
-    row = np.searchsorted(kinds, key[keep])
     table = np.full((2, len(kinds), len(steps)), np.nan)
-    table[0, row, column[keep]], table[1, row, column[keep]] = start[keep], end[keep]
-    width = int(occurrence.max(initial=0)) + 1
-    found = _Recorded([names[at] for at in kinds // width], (kinds % width).tolist(), table[0], table[1])
-    return found, complete
+    table[:, np.searchsorted(kinds, key[keep]), column[keep]] = start[keep], end[keep]
+    return kinds // width, kinds % width, table, complete
 
 
-def _graph(recorded: Mapping[int, _Recorded], stages: Mapping[int, int], steps: Ints) -> Operations | None:
+def _graph(recorded: _Recorded, steps: Ints) -> Operations | None:
     """Join the ranks' operations where they meet, and find what each follows."""
-    names, ranks, order = [], [], []
-    for each, found in recorded.items():
-        names += found.names
-        order += found.order
-        ranks += [each] * len(found.names)
-    start = np.concatenate([one.start for one in recorded.values()])
-    end = np.concatenate([one.end for one in recorded.values()])
-    node_of = _meetings(names, ranks, order, stages, start, end)
-    count = int(node_of.max()) + 1
-    members: list[list[int]] = [[] for _ in range(count)]
-    for at, node in enumerate(node_of.tolist()):
+    start, end, node_of = recorded.start, recorded.end, _meetings(recorded)
+    members: list[list[int]] = [[] for _ in range(max(node_of) + 1)]
+    follows: list[set[int]] = [set() for _ in members]
+    for at, node in enumerate(node_of):
         members[node].append(at)
-    follows: list[set[int]] = [set() for _ in range(count)]
-    first = 0
-    for found in recorded.values():
-        rows = np.arange(first, first + len(found.names))
-        first += len(found.names)
-        for at, earlier in _sequence(rows, names, start, end):
-            follows[node_of[at]] |= {int(node_of[one]) for one in earlier}
-    for at, earlier_at in _handed_on(names, ranks, order, stages, start, end):
-        follows[node_of[at]].add(int(node_of[earlier_at]))
-    levels = _levels([one - {node} for node, one in enumerate(follows)])
+    for at, earlier in (*_sequence(recorded), *_handed_on(recorded)):
+        if node_of[at] != node_of[earlier]:
+            follows[node_of[at]].add(node_of[earlier])
+    levels = _levels(follows)
     if levels is None:
         return None
-    meets = [len(one) > 1 for one in members]
-    index = {each: place for place, each in enumerate(recorded)}
+    first = [one[0] for one in members]
+    meets = np.asarray([len(one) > 1 for one in members])
     seconds = np.asarray([end[one].max(axis=0) - start[one].max(axis=0) for one in members])
-    rank = np.asarray([-1 if met else index[ranks[one[0]]] for one, met in zip(members, meets, strict=True)])
-    stage = np.asarray([-1 if met else stages[ranks[one[0]]] for one, met in zip(members, meets, strict=True)])
     return Operations(
-        steps, Category.of(names[one[0]] for one in members), rank, stage, np.asarray([order[one[0]] for one in members]),
+        steps, Category.of(recorded.names[at] for at in first), np.where(meets, -1, np.asarray(recorded.ranks)[first]),
+        np.where(meets, -1, np.asarray(recorded.stages)[first]), np.asarray(recorded.order)[first],
         np.maximum(seconds, 0.0), levels, np.asarray(end.max(axis=0) - start.min(axis=0)),
-        [sorted({index[ranks[at]] for at in one}) for one in members],
+        [sorted({recorded.ranks[at] for at in one}) for one in members],
     )  # fmt: skip
 
 
-def _meetings(
-    names: Sequence[str],
-    ranks: Sequence[int],
-    order: Sequence[int],
-    stages: Mapping[int, int],
-    start: Floats,
-    end: Floats,
-) -> Ints:
+def _meetings(recorded: _Recorded) -> list[int]:
     """Return a number for each operation; those in which ranks meet have the same one.
 
     What a stage sends, the next stage receives; a collective is left by all its ranks at once, which shows whether those
     of a stage, those at the same place of each stage, or all ranks take part.
     """
-    place = _places(stages)
-    last = max(stages.values())
+    stages, places, order = recorded.stages, recorded.places, recorded.order
+    count = max(stages) + 1
     keys: list[tuple[object, ...]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
-    for at, name in enumerate(names):
-        rank = ranks[at]
+    for at, name in enumerate(recorded.names):
         if is_sent(name) or is_received(name):
-            towards = -1 if runs_backward(name) else 1
-            sender = stages[rank] if is_sent(name) else stages[rank] - towards
-            keys.append(("between stages", runs_backward(name), sender % (last + 1), place[rank], order[at]))
+            sender = stages[at] - (0 if is_sent(name) else -1 if runs_backward(name) else 1)
+            keys.append(("between stages", runs_backward(name), sender % count, places[at], order[at]))
         else:
             keys.append(("alone", at))
             if is_communication(name):
                 by_name[name].append(at)
-    groups = (
-        lambda _: "all", lambda rank: ("stage", stages[rank]), lambda rank: ("place", place[rank]),
-    )  # fmt: skip
     for name, rows in by_name.items():
-        for group in groups:
+        for group in ([0] * len(stages), stages, places):
             joined: dict[object, list[int]] = defaultdict(list)
             for at in rows:
-                joined[group(ranks[at]), order[at]].append(at)
-            if all(_end_together(start[one], end[one]) for one in joined.values()):
+                joined[group[at], order[at]].append(at)
+            if all(_end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
                 for key, members in joined.items():
                     for at in members:
                         keys[at] = (name, key)
                 break
-    numbers: dict[tuple[object, ...], int] = {}
-    return np.asarray([numbers.setdefault(key, len(numbers)) for key in keys])
+    numbers = Numbering()
+    return [numbers[key] for key in keys]
 
 
 def _end_together(start: Floats, end: Floats) -> bool:
@@ -287,58 +267,38 @@ def _end_together(start: Floats, end: Floats) -> bool:
     return bool(np.median(np.ptp(end, axis=0) - (1 - limits.MOST) * longest) <= 0)
 
 
-def _sequence(rows: Ints, names: Sequence[str], start: Floats, end: Floats) -> list[tuple[int, list[int]]]:
-    """Return what each operation of a rank follows: the one before it, and communication that was done by then.
+def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
+    """Yield what each operation of a rank follows: the one before it, and communication that was done by then.
 
     Operations that overlap, as a send and a receive that are posted together, do not follow each other.
     """
-    begins, ends = np.median(start[rows], axis=1), np.median(end[rows], axis=1)
-    found = []
-    by_time = np.lexsort((ends, begins))
-    for position, at in enumerate(by_time.tolist()):
-        earlier: list[int] = []
-        for other in by_time[:position][::-1].tolist():
-            middle = (begins[other] + ends[other]) / 2
-            if begins[at] < middle or (
-                is_communication(names[rows[at]]) and is_communication(names[rows[other]]) and begins[at] < ends[other]
-            ):
-                continue
-            earlier.append(int(rows[other]))
-            if not is_communication(names[rows[other]]):
-                break
-        found.append((int(rows[at]), earlier))
-    return found
+    begins, ends = np.median(recorded.start, axis=1).tolist(), np.median(recorded.end, axis=1).tolist()
+    meets = [is_communication(name) for name in recorded.names]
+    earlier: list[int] = []
+    for at in np.lexsort((ends, begins, recorded.ranks)).tolist():
+        if earlier and recorded.ranks[earlier[-1]] != recorded.ranks[at]:
+            earlier = []
+        for other in reversed(earlier):
+            done = ends[other] if meets[at] and meets[other] else (begins[other] + ends[other]) / 2
+            if begins[at] >= done:
+                yield at, other
+                if not meets[other]:
+                    break
+        earlier.append(at)
 
 
-def _handed_on(
-    names: Sequence[str],
-    ranks: Sequence[int],
-    order: Sequence[int],
-    stages: Mapping[int, int],
-    start: Floats,
-    end: Floats,
-) -> Iterator[tuple[int, int]]:
+def _handed_on(recorded: _Recorded) -> Iterator[tuple[int, int]]:
     """Yield which pass follows which of another stage, if no sends are recorded: a microbatch goes on when it is done there."""
-    if any(is_sent(name) or is_received(name) for name in names):
+    if any(is_sent(name) or is_received(name) for name in recorded.names):
         return
-    place = _places(stages)
-    passes = {(name, order[at], place[ranks[at]], stages[ranks[at]]): at for at, name in enumerate(names)}
-    for (name, occurrence, at_place, stage), at in passes.items():
-        earlier = passes.get((name, occurrence, at_place, stage + (1 if runs_backward(name) else -1)))
+    keys = list(zip(recorded.names, recorded.order, recorded.places, recorded.stages, strict=True))
+    at_key = {key: at for at, key in enumerate(keys)}
+    for at, (name, order, place, stage) in enumerate(keys):
+        earlier = at_key.get((name, order, place, stage + (1 if runs_backward(name) else -1)))
         if earlier is not None and is_pass(name):
-            late = (1 - limits.MOST) * np.median(end[earlier] - start[earlier])
-            if np.median(end[earlier] - start[at]) <= late:
+            over = recorded.end[earlier] - recorded.start[at]
+            if np.median(over) <= (1 - limits.MOST) * np.median(recorded.end[earlier] - recorded.start[earlier]):
                 yield at, earlier
-
-
-def _places(stages: Mapping[int, int]) -> dict[int, int]:
-    """Return the place of each rank within its stage: the ranks at the same place form a pipeline."""
-    place: dict[int, int] = {}
-    seen: dict[int, int] = defaultdict(int)
-    for each in sorted(stages):
-        place[each] = seen[stages[each]]
-        seen[stages[each]] += 1
-    return place
 
 
 def _levels(before: Sequence[set[int]]) -> list[Level] | None:

@@ -239,8 +239,9 @@ class _Reader:
         facts = {printable(key)[:40]: np.concatenate(parts) for key, parts in self._facts.items()}
         step = numbers["step"].astype(np.int64)
         epoch = next((np.unique(facts[key], return_inverse=True)[1] for key in facts if key.lower() == "epoch"), None)
-        if epoch is not None and len(np.unique(step)) < np.unique(np.stack([epoch, step]), axis=1).shape[1]:
-            step = epoch * (step.max() + 1) + step  # steps are counted anew in each epoch
+        if epoch is not None and (epoch.max() + 1) * (step.max() + 1.0) < 2**53:
+            whole = epoch * (step.max() + 1) + step
+            step = whole if len(np.unique(step)) < len(np.unique(whole)) else step  # counted anew in each epoch
         return _Rows(
             *self._coded("rank", "0"), *self._coded("stage", ""), *self._coded("operation", STEP),
             step, numbers["start"], numbers["seconds"], facts,

@@ -146,7 +146,7 @@ class Steps:
 
     @cached_property
     def microbatches(self) -> tuple[float, Floats]:
-        """How far forward and backward agree within each rank on which microbatches are long, and the forward times."""
+        """Agreement of forward and backward within each rank on which microbatches are long, and the forward times."""
         graph = self.graph
         found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for node in np.flatnonzero(self.passes).tolist():
