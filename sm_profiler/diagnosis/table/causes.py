@@ -171,9 +171,9 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
         names = ()
         if before.saved(after) < limits.FLOOR:
             return None  # any job is slower for a while; a rank that is slower than the others is about to fail
-    words = {
-        "factor": float(factors[list(found)].mean()), "first": int(numbers[0]), "last": int(numbers[-1]), "since": lead.open
-    }  # fmt: skip
+    first, last = int(numbers[0]), int(numbers[-1])
+    when = f"Since step {first}" if lead.open else f"From step {first} to {last}"
+    words = {"factor": float(factors[list(found)].mean()), "first": first, "When": when}
     metric = "its own work in these steps, compared with the others"
     facts = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
     return Repair(after, before.scaled(least), words, facts, names, steps=steps)

@@ -150,14 +150,12 @@ def _finding(found: Trial[tuple[Cause, Repair], Steps], confidence: str, ledger:
 
 
 def _about_ranks(repair: Repair, count: int) -> Mapping[str, object]:
-    """Return the words of texts that name ranks and steps."""
-    names, given, when = repair.ranks, repair.words, ""
+    """Return the words of texts that name ranks."""
+    names = repair.ranks
     ranks = listed(names) if names else "all ranks" if count > 1 else "the job"
-    if "first" in given:
-        when = f"Since step {given['first']}" if given["since"] else f"From step {given['first']} to {given['last']}"
     many = len(names) != 1
     return {
-        "ranks": ranks, "Ranks": f"{ranks[0].upper()}{ranks[1:]}", "When": when, "take": "take" if many else "takes",
+        "ranks": ranks, "Ranks": f"{ranks[0].upper()}{ranks[1:]}", "take": "take" if many else "takes",
         "their": "their" if many else "its", "wait": ", and the others waited" if names else "",
     }  # fmt: skip
 
