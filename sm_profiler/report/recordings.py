@@ -185,7 +185,9 @@ def report_table(
         rows = plural(table.rows + table.lost, "row")
         missing.append(f"{table.lost:,} of {rows} {'is' if table.lost == 1 else 'are'} left out: {table.why}.")
     if table.filled:
-        missing.append(f"{plural(table.filled, 'step')} of single ranks {'is' if table.filled == 1 else 'are'} missing, and taken as usual.")
+        missing.append(
+            f"{plural(table.filled, 'step')} of single ranks {'is' if table.filled == 1 else 'are'} missing, and taken as usual."
+        )
     if ended:
         missing.append(f"{ended[0].headline} Only {_judged(table.ledger)}.")
     if not missing:

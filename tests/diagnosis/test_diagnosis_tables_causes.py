@@ -503,10 +503,10 @@ def test_a_stage_of_a_pipeline_whose_sends_are_not_recorded(tmp_path):
 
 def test_sends_without_stages_are_judged(tmp_path):
     rows = [
-        {"rank": rank, "step": step, "operation": name, "start": step + start, "end": step + start + 0.4}
+        {"rank": rank, "step": step, "operation": name, "start": step + start, "end": step + end}
         for step in range(40)
         for rank, sent in ((0, "forward-send"), (1, "forward-recv"))
-        for name, start in (("forward-compute", 0.0), (sent, 0.4))
+        for name, start, end in (("forward-compute", 0.0, 0.95), (sent, 0.95, 0.97))
     ]
     assert judged(tmp_path, rows).findings == ()
 

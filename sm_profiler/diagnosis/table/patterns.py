@@ -128,15 +128,18 @@ def period_of(seconds: Floats) -> int | None:
 def agreement_of(first: Floats, second: Floats, ranks: Ints) -> float:
     """Return the correlation of two quantities within each rank, without what most ranks have in common: that of most ranks.
 
+    A rank on which the first hardly varies has none: it is jitter.
+
     Args:
         first, second: shape (rows, steps).
         ranks: rank of each row.
     """
-    first, second = first - np.median(first, axis=0), second - np.median(second, axis=0)
+    usual, first, second = first, first - np.median(first, axis=0), second - np.median(second, axis=0)
     found = []
     for rank in np.unique(ranks).tolist():
         rows = ranks == rank
         a, b = (values[rows] - values[rows].mean() for values in (first, second))
         scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-        found.append(float((a * b).sum()) / scale if scale > 0 else 0.0)
+        varies = scale > 0 and a.std() > limits.REPEAT * np.abs(usual[rows]).mean()
+        found.append(float((a * b).sum()) / scale if varies else 0.0)
     return float(np.median(found)) if found else 0.0

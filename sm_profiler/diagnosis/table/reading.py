@@ -441,6 +441,8 @@ def _windows(rows: _Rows) -> tuple[Ints, Floats]:
 def _activities(rows: _Rows) -> Category:
     """Return the activity of each operation; of too many, the shortest are one together."""
     keys, key_of = np.unique([activity_of(name) for name in rows.operations], return_inverse=True)
+    if len(keys) <= CELLS_A_ROW:
+        return Category(key_of.astype(np.int32), tuple(keys.tolist()))
     cells = max(MAX_CELLS, CELLS_A_ROW * len(rows.code))
     most = max(cells // np.unique(np.stack([rows.rank, rows.step]), axis=1).shape[1], 1)
     if len(keys) <= most:
