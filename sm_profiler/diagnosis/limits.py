@@ -29,7 +29,6 @@ MOST = 0.9  # nearly all: of a gain, of gaps that agree, of steps with a record
 SHOWN = 0.05  # of a whole; smaller parts are not shown
 REPEATS = 3  # occurrences before they are called regular
 TOGETHER = 0.8  # correlation from which two quantities have the same cause; it explains 64 % of the variance
-SAME_RANKS = 8  # most ranks that are named as slow; more are a property of the job
 
 # What a repair leaves. Triples are what is saved at least, usually and at most.
 MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred times as fast
