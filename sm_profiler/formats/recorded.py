@@ -277,6 +277,7 @@ class Hang(Recorded):
         threads: stacks of all threads, that of the training first.
         children: child processes.
         dead: threads that ended with an exception, the latest first.
+        steps: training steps that were complete.
     """
 
     phase: ClassVar[str] = event_names.HANG
@@ -289,6 +290,7 @@ class Hang(Recorded):
     threads: tuple[ThreadStack, ...] | None = None
     children: tuple[ChildProcess, ...] | None = None
     dead: tuple[DeadThread, ...] | None = None
+    steps: int | None = None
 
 
 @attrs.frozen(kw_only=True)
