@@ -28,7 +28,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import create_overlay
 from sm_profiler.local.host import free_port, host_names
 from sm_profiler.local.output import PROCESSING_GROUP, LogStream
-from sm_profiler.local.process import GRACE_S, JobProcess, describe_exit
+from sm_profiler.local.supervisor import GRACE_S, JobProcess, describe_exit
 from sm_profiler.local.records import (
     FINAL_RULE_STATUSES,
     MAX_REASON,

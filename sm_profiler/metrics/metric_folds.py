@@ -24,7 +24,7 @@ from sm_profiler.rules.profiler_report import ProfilerReport
 from sm_profiler.source.open_files import closes_in
 from sm_profiler.source.opening import job_name
 
-STORED_S = 60.0  # of records after those of an earlier report; with more, the job went on
+STORED_S = 120.0  # of records after those of an earlier report; with more, the job went on
 
 
 @attrs.frozen
@@ -135,8 +135,8 @@ def _facts(source: Any, job: JobInfo, description: Mapping[str, Any], last: floa
     run, last_us = getattr(source, "run", None), getattr(source, "last_timestamp_us", None)
     left_open = getattr(source, "left_open", False)
     silent_s = max(time.time() - last, 0.0) if last is not None else None
-    stored = job.stored_end
-    if stored is not None and (last is None or stored.last < last - STORED_S):
+    stored, latest = job.stored_end, last if last is not None else (last_us or 0) / 1e6
+    if stored is not None and stored.last < latest - STORED_S:
         stored = None  # the job went on
     since = (silent_s, LEFT_S) if left_open else (last_us and time.time() - last_us / 1e6, SILENT_S)
     return EndFacts(

@@ -22,7 +22,7 @@ from sm_profiler.formats.event_names import DATALOADER_WAIT, STEP_EVAL, STEP_PRE
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.identity import identity
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.settings import RUN_ID
 

@@ -16,7 +16,7 @@ from sm_profiler.identity import IDENTITY_TYPE, INSTANCE_TYPE, LABEL, LABEL_TYPE
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.procfs import (
     Nfs,
     Pressure,

@@ -25,7 +25,7 @@ from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import is_over_here
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
