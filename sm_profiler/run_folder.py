@@ -120,7 +120,9 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except PermissionError as error:
-            raise PermissionError(error.errno, "no permission to write the profile there; see --out", str(parent)) from None
+            raise PermissionError(
+                error.errno, "no permission to write the profile there; see --out", str(parent)
+            ) from None
         return folder
     raise AssertionError
 

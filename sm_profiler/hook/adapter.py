@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from sm_profiler.config import Profile
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import rank_from
-
-if TYPE_CHECKING:
-    from sm_profiler.hook.session import Session
-
 
 _FIELDS = 6  # of a `Span`
 
@@ -191,10 +188,17 @@ _ANSWERS: dict[str, tuple[type, ...]] = {
 }
 
 
-def confined(kind: Any, session: Session) -> type[FrameworkAdapter]:
+def confined(
+    kind: Any, failed: Callable[[FrameworkAdapter, Exception], object], release: Callable[[str], object]
+) -> type[FrameworkAdapter]:
     """Return the adapter of another package as a class in which an error of any method costs this adapter alone.
 
     From then on, its methods answer as those of `FrameworkAdapter` do, since it may still lead the session.
+
+    Args:
+        kind: the class that the package declares.
+        failed: switches an adapter off.
+        release: finds the steps again that a framework has marked.
 
     Raises:
         TypeError: it is no class derived from `FrameworkAdapter`, or its framework has no name.
@@ -204,25 +208,26 @@ def confined(kind: Any, session: Session) -> type[FrameworkAdapter]:
     framework = getattr(kind, "framework", None)
     if not (isinstance(framework, str) and framework):
         raise TypeError("an adapter has the name of its framework in the attribute framework")
-    failed = False
+    is_off = False
 
     def confine(name: str, answers: tuple[type, ...]) -> Any:
         original, otherwise = getattr(kind, name), getattr(FrameworkAdapter, name)
 
         @functools.wraps(original)
         def method(self: FrameworkAdapter, *args: Any, **kwargs: Any) -> Any:
-            nonlocal failed
-            if not failed:
-                try:
-                    found = original(self, *args, **kwargs)
-                    if not isinstance(found, answers) or (name == "complete" and not all(map(_is_span, found))):
-                        raise TypeError(f"{name} returned {type(found).__name__}")
-                    return found
-                except Exception as error:  # fail open
-                    pass_on(error)
-                    failed = True
-                    session.adapter_failed(self, error)
-            return otherwise(self, *args, **kwargs)
+            nonlocal is_off
+            if is_off:
+                return otherwise(self, *args, **kwargs)
+            try:
+                found = original(self, *args, **kwargs)
+                if not isinstance(found, answers) or (name == "complete" and not all(map(_is_span, found))):
+                    raise TypeError(f"{name} returned {type(found).__name__}")
+            except Exception as error:  # fail open
+                pass_on(error)
+                is_off = True
+                failed(self, error)
+                return otherwise(self, *args, **kwargs)
+            return found
 
         return method
 
@@ -230,7 +235,7 @@ def confined(kind: Any, session: Session) -> type[FrameworkAdapter]:
         try:
             kind.remove(self)
         finally:
-            session.tracker.release(framework)
+            release(framework)
 
     methods: dict[str, Any] = {
         name: confine(name, answers)

@@ -368,7 +368,7 @@ def _adapter_class(session: Session, framework: Framework) -> type[FrameworkAdap
         found: type[FrameworkAdapter] = getattr(import_module(module), name)
         return found
     try:
-        return confined(getattr(import_module(module), name), session)
+        return confined(getattr(import_module(module), name), session.adapter_failed, session.tracker.release)
     except SystemExit as error:  # of another package's module
         raise ImportError(f"SystemExit: {error}") from error
 
@@ -474,7 +474,8 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     leaving = Leaving(partial(_leave, session), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
-    session.add(StopSignals(session))
+    stops = StopSignals(lambda: (session.root, session.source), session.later, session.guard.failed)
+    session.add(stops)
     atexit.register(_record_failed_start, session, os.getpid())
     watch = HangWatch(session)
     session.add(watch)

@@ -18,10 +18,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sm_profiler.descriptors import moved_up
 from sm_profiler.formats.layout import EXIT_FOLDER, STOP_FOLDER
@@ -45,9 +45,6 @@ from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import is_library, shown
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.secrets import masked_message
-
-if TYPE_CHECKING:
-    from sm_profiler.hook.session import Session
 
 _SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
 
@@ -163,42 +160,79 @@ class StopSignals(Collector):
 
     The signals keep their default action. Before it, a handler of faulthandler, which is C's, writes where the process is
     to a file; only that the file is not empty counts (`formats.trace_recovery`). A handler of the script replaces it.
+
+    Args:
+        place: returns the profile's folder and the name of this process in it.
+        later: runs an action on the recorder's thread, since a slow disk must not stall the training.
+        failed: takes the name of this collector and an error.
     """
 
     name = "stop signals"
     follows_steps = False
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self,
+        place: Callable[[], tuple[Path, str]],
+        later: Callable[[Callable[[], None]], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._place, self._later, self._failed = place, later, failed
         self._file: IO[bytes] | None = None
         self._path = Path()
         self._handlers: dict[int, int] = {}
+        self._paused: tuple[int, ...] = ()
+        self._at_fork = False
 
     def start(self) -> None:
-        """Open the file on the recorder's thread, since a slow disk must not stall the training."""
-        self._session.later(lambda: self._session.run(self, self._install) and None)
+        """Open the file."""
+        self._later(self._begin)
+
+    def _begin(self) -> None:
+        try:
+            self._install()
+        except Exception as error:  # fail open
+            self._failed(self.name, error)
+            self._remove()
 
     def _install(self) -> None:
-        self._path = self._session.root / STOP_FOLDER / f"{self._session.source}_{os.getpid()}"
+        root, source = self._place()
+        self._path = root / STOP_FOLDER / f"{source}_{os.getpid()}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.fdopen(moved_up(os.open(self._path, flags, 0o644)), "wb", buffering=0)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if _handler_of(number) == 0:
+        self._register((signal.SIGTERM, signal.SIGHUP))
+        if not self._at_fork:
+            # A child that is ended at once must not leave the mark: a loader's worker is, as a matter of course.
+            os.register_at_fork(before=self._pause, after_in_parent=self._resume)
+            self._at_fork = True
+
+    def _register(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._file is not None and _handler_of(number) == 0:
                 faulthandler.register(number, self._file, all_threads=False, chain=True)
                 self._handlers[number] = _handler_of(number)
 
-    def _remove(self) -> None:
+    def _pause(self) -> None:
+        self._paused = tuple(self._handlers)
+        self._unregister()
+
+    def _resume(self) -> None:
+        self._register(self._paused)
+
+    def _unregister(self) -> None:
         for number, handler in self._handlers.items():
             if _handler_of(number) == handler:  # otherwise, the script's would be lost
                 faulthandler.unregister(number)
         self._handlers.clear()
+
+    def _remove(self) -> None:
+        self._unregister()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def forked(self) -> None:
-        """Restore the signals in a child: a loader's worker is ended by SIGTERM as a matter of course."""
+        """Forget the file in a child, in which the signals are as without the hook."""
         self._remove()
 
     def failed(self) -> None:

@@ -340,7 +340,9 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
             code = first.exit_code
         if facts.stored is not None and facts.stored.state == state:
             code = facts.stored.exit_code if code is None else code
-            error, place = (error, place) if error else (bounded_line(facts.stored.error), bounded_line(facts.stored.place))
+            error, place = (
+                (error, place) if error else (bounded_line(facts.stored.error), bounded_line(facts.stored.place))
+            )
     elif state == STOPPED:
         secondary = _text(facts.description.get("SecondaryStatus"))
         error = (

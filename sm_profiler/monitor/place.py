@@ -116,7 +116,8 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             problems.append(f"{printable(folder)} has the profile of {other}")
             continue
         if problems and new:
-            hint = _OF_OTHERS_HINT if _is_of_others(given) else ""
+            of_others = problems[0].endswith(_OF_OTHERS) or _is_of_others(given)
+            hint = _OF_OTHERS_HINT if of_others else ""
             logger.warning("sm-profiler: %s; this profile is written to %s%s", problems[0], printable(folder), hint)
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))

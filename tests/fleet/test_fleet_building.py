@@ -442,4 +442,8 @@ def test_a_job_that_is_judged_again_keeps_the_end_of_its_report(tmp_path):
     stored["end"] = {"state": "crashed", "exit_code": 3, "error": "ValueError: x", "where": "train.py:3", "step": 5}
     add_job(tmp_path / "jobs", "a", stored)
     (judged,) = build(tmp_path / "jobs").jobs
-    assert (judged.judged, judged.status, judged.failure) == ("profile", "Failed", "ValueError: x (train.py:3, exit code 3)")
+    assert (judged.judged, judged.status, judged.failure) == (
+        "profile",
+        "Failed",
+        "ValueError: x (train.py:3, exit code 3)",
+    )

@@ -80,7 +80,7 @@ def failing(name, answer=None):
 )
 def test_any_method_of_an_adapter_from_outside_may_fail(session, caplog, name, answer):
     """Most of them ended the whole hook, or raised into the script."""
-    adapter = confined(failing(name, answer), session)(session)
+    adapter = confined(failing(name, answer), session.adapter_failed, session.tracker.release)(session)
     session.arm(adapter)
     session.lead(adapter)
     for start in (1_000_000, 2_000_000):
@@ -100,11 +100,11 @@ def test_any_method_of_an_adapter_from_outside_may_fail(session, caplog, name, a
 @pytest.mark.parametrize("kind", [dict, print, type("Nameless", (FrameworkAdapter,), {}), failing("framework", 5)])
 def test_what_is_no_adapter_is_refused(session, kind):
     with pytest.raises(TypeError, match=r"^an adapter (is a class|has the name)"):
-        confined(kind, session)
+        confined(kind, session.adapter_failed, session.tracker.release)
 
 
 def test_the_steps_of_an_adapter_that_cannot_be_removed_are_found_again(session):
-    adapter = confined(failing("remove"), session)(session)
+    adapter = confined(failing("remove"), session.adapter_failed, session.tracker.release)(session)
     session.arm(adapter)
     session.tracker.claim("outside")
     session.adapter_failed(adapter, ValueError())

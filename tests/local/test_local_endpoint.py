@@ -14,8 +14,7 @@ import boto3
 import pytest
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local import LocalSageMaker
-from sm_profiler.local import supervisor
+from sm_profiler.local import LocalSageMaker, supervisor
 from sm_profiler.local.supervisor import JobProcess
 
 SLEEPER = "import time; time.sleep(1000)"

@@ -16,8 +16,8 @@ from sm_profiler.container import escaped, expanded
 from sm_profiler.errors import ProfilerError
 from sm_profiler.hook.settings import find_config
 from sm_profiler.monitor.place import find, settle, user_name
-from sm_profiler.settings import run_id
 from sm_profiler.monitor.task import job_name
+from sm_profiler.settings import run_id
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]

@@ -103,7 +103,10 @@ def bucket(tmp_path, monkeypatch):
     def store(rank, end, base="profiler-output"):
         path = tmp_path / base / TraceFile(int((NOW - 150) * 1e6), f"{rank}-algo-1", "pythontimeline").path
         path.parent.mkdir(parents=True, exist_ok=True)
-        records = [{"name": "x" * 70_000, "ph": "X"}, {"name": "sm_profiler/process", "ph": "M", "args": {"rank": rank}}]
+        records = [
+            {"name": "x" * 70_000, "ph": "X"},
+            {"name": "sm_profiler/process", "ph": "M", "args": {"rank": rank}},
+        ]
         records[1]["args"] |= {"end": end} if end else {}
         path.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
 
@@ -135,4 +138,3 @@ def test_a_job_on_s3_is_over_when_its_report_or_the_account_says_so(bucket, monk
     bucket(0, "completed")
     monkeypatch.setattr(JobStatus, "ask", lambda self: self.learn({"TrainingJobStatus": "InProgress"}))
     assert not Endings(now=lambda: NOW).is_over(running(150))  # it resumes
-
