@@ -19,7 +19,7 @@ INTERVAL = 0.9  # probability that a gain lies in its interval
 ROUNDS = 400  # resamples; the ends of a 90 % interval then vary by a twentieth of its width
 SHUFFLES = 99  # orders by chance: a stretch that beats all of them is chance in one of 100 cases
 SEED = 20240229  # fixed, so that the same data always give the same verdict
-PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/diagnosis.md shows
+PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/benchmark.md shows
 CLOSE = 0.8  # of the leading gain; which of two this close leads is partly chance
 SEEN = 2 / 3  # of the time that must be known before a training is called healthy
 
