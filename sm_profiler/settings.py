@@ -268,7 +268,7 @@ METRICS_TARGETS = Setting(
 )  # fmt: skip
 RUN_ID = Setting(
     "SM_PROFILER_RUN_ID", TEXT, "name of a run that has no other, the same in all of its processes",
-    "monitor.task", group=RECORDING, is_ours=True,
+    "settings", group=RECORDING, is_ours=True,
 )  # fmt: skip
 REPORTED = Setting(
     "SM_PROFILER_REPORTED", SWITCH, "set once a process has reported what is wrong with the configuration, or that there "
