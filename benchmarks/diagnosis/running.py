@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,22 @@ class Outcome:
     planted: dict[str, Any] = attrs.Factory(dict)
     repaired: dict[str, Any] = attrs.Factory(dict)
     plain: dict[str, Any] | None = None
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]] = ()
     error: str = ""
 
     @property
-    def speedup(self) -> float:
-        """Return how much faster the loop is without the problem.
+    def speedups(self) -> list[float]:
+        """Return how much faster the loop is without the problem, as often as it was measured.
 
         That is the time that the script's diary counts in the same run. If it counts none, it is the ratio of the
-        planted script and its repaired twin, two runs between which the machine may have got slower or faster.
+        planted script and its repaired twin, runs between which the machine may have got slower or faster.
         """
         planted = self.plain or self.planted
-        problem = self.case.as_measured(self.planted["shares"]).diary
-        if problem:
-            return 1 / (1 - planted["shares"].get(problem, 0.0))
-        return _per_sample(planted) / _per_sample(self.repaired)
+        case = self.case.as_measured(self.planted["shares"])
+        if case.diary in planted["shares"]:
+            return [1 / (1 - planted["shares"].get(case.diary, 0.0) + _left(planted, case))]
+        pairs = self.pairs or [(planted, self.repaired)]
+        return [_per_sample(plain) / _per_sample(repaired) for plain, repaired in pairs]
 
     @property
     def overhead(self) -> float | None:
@@ -57,6 +59,14 @@ def _per_sample(diary: dict[str, Any]) -> float:
     return diary["loop"] / diary["samples"]
 
 
+def _left(diary: dict[str, Any], case: Case) -> float:
+    """Return the share of the loop that the problem's occurrences still take if each is as short as the others."""
+    if not case.others:
+        return 0.0
+    each = diary["seconds"][case.others] / diary["counts"][case.others]
+    return diary["counts"][case.diary] * each / diary["loop"]
+
+
 def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
     """Return a copy of the script with a name that hints at nothing, and its arguments."""
     folder.mkdir()
@@ -66,9 +76,17 @@ def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
 
 
 def run_case(
-    case: Case, profiler: Profiler, *, plain: bool = False, keep: Callable[..., None] | None = None
+    case: Case,
+    profiler: Profiler,
+    *,
+    plain: bool = False,
+    pairs: int = 1,
+    keep: Callable[..., None] | None = None,
 ) -> Outcome:
     """Run a case: repaired, planted under the profiler, and planted without it if `plain`.
+
+    If only the repaired twin tells the gain, planted and repaired run so many times in turn, without the profiler: one
+    ratio of two runs says nothing about how far such ratios lie apart.
 
     `keep` is called with the folder of the run under the profiler, and with the facts that `judge_again` takes.
     """
@@ -80,12 +98,18 @@ def run_case(
         Plain().run(script, options, root / "repaired")
         repaired = json.loads((root / "repaired" / "diary.json").read_text())
         usual = ("--usual", str(repaired["step"]))
-        alone = None
-        if plain:
-            script, options = _run(case, root / "plain", *usual)
-            Plain().run(script, options, root / "plain")
-            alone = json.loads((root / "plain" / "diary.json").read_text())
-        return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone)
+
+        def diary(name: str, *options: str) -> dict[str, Any]:
+            script, words = _run(case, root / name, *options)
+            Plain().run(script, words, root / name)
+            return json.loads((root / name / "diary.json").read_text())
+
+        alone = diary("plain", *usual) if plain else None
+        measured = [
+            (diary(f"plain{turn}", *usual), diary(f"repaired{turn}", "--repaired"))
+            for turn in range(pairs if case.gains and not case.healthy and not case.diary and pairs > 1 else 0)
+        ]
+        return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone, pairs=measured)
 
 
 def _judge(
@@ -111,7 +135,7 @@ def _judge(
 def judge_again(case: Case, folder: Path, facts: dict[str, Any]) -> Outcome:
     """Judge the profile of a kept run by the present code."""
     case = attrs.evolve(case, size=facts["size"])
-    diaries = {name: facts[name] for name in ("planted", "repaired", "plain") if name in facts}
+    diaries = {name: facts[name] for name in ("planted", "repaired", "plain", "pairs") if name in facts}
     if facts["failed"]:
         return Outcome(case, None, error=facts["failed"], **diaries)
     return Outcome(case, Ours().read(profile_in(folder)), **diaries)

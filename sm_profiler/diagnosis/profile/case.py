@@ -12,7 +12,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     CALLBACKS,
@@ -25,6 +25,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     SeenCode,
     ledger_of,
+    totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
@@ -117,6 +118,20 @@ class Case:
     def ledger(self) -> Ledger:
         """The ledger of the judged ranks' steps."""
         return ledger_of(self.metrics, self.ranks)
+
+    def share_of(self, *activities: str) -> float:
+        """Return the share of the loop that some activities take, as the report's table of the ledger shows it.
+
+        If ranks wait for each other, all pay for the one that spends most; otherwise it is the mean.
+        """
+        names = {rank.name for rank in self.ranks}
+        shares = [Totals((one,)).share(*activities) for one in self.totals.ranks if one.name in names]
+        return float((np.max if self.in_step else np.mean)(shares)) if shares else 0.0
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums of the ledger over whole loops."""
+        return totals_of(self.metrics) or Totals(())
 
     @cached_property
     def seen(self) -> SeenCode:

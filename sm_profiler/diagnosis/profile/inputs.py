@@ -145,8 +145,11 @@ def storage(case: Case) -> Found | None:
 
 
 def _lines(case: Case) -> tuple[Location, ...]:
-    """Return what the loader's workers do; without workers, what the loop does to get a batch."""
-    return lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
+    """Return what the loader's workers do; without workers, what the loop does to get a batch, or the recorded dataset."""
+    found = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
+    record = training_input(case)
+    place = place_of(record.args) if record is not None else None
+    return found or ((Location(*place, share=1.0),) if place else ())
 
 
 def _shared_mounts(metrics: JobMetrics) -> dict[str, str]:
@@ -415,11 +418,9 @@ def _keras(case: Case) -> _Cause | None:
     record = training_input(case)
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
-    where = lines_of_samples(case.metrics, lambda one: one.phase in ("wait", WORKER))
+    where = _lines(case)
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_generator", (), where)
-    place = place_of(record.args)
-    where = where or ((Location(*place, share=1.0),) if place else ())
     now, pool = max(record.args.num_workers or 0, 0), workers_of(case)
     more = max(pool.suggested, 2, now + 1)
     threads = not record.args.processes

@@ -25,6 +25,7 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
@@ -366,8 +367,7 @@ def _inside_loop(case: Case, seconds: Floats, values: Floats) -> tuple[Floats, F
 def _process_memory(case: Case) -> Found | None:
     worst: tuple[Growth, str] | None = None
     for name, (seconds, values) in case.metrics.memory.items():
-        settled = seconds >= _compiled_at(case, name)
-        growth = fit_growth(*_inside_loop(case, seconds[settled], values[settled]))
+        growth = fit_growth(*_inside_loop(case, *_without_compiling(case, name, seconds, values)))
         if growth is None or not growth.is_steady or growth.gained < max(limits.GROWTH_BYTES, 0.15 * growth.start):
             continue
         if growth.late < 0.8 * growth.slope and _keeps_nothing(_objects(case, name)):
@@ -413,13 +413,21 @@ def _grows(
     return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
 
 
-def _compiled_at(case: Case, process: str) -> float:
-    """Return when the last function of a process was compiled for the first time, in seconds since the epoch.
+def _without_compiling(case: Case, process: str, seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return the memory of a process without what it gained while functions were compiled.
 
-    Until then memory grows because graphs, kernels and buffers are made, not because a step keeps something.
+    Graphs and kernels are kept for each shape, not because a step keeps something. Until all is compiled for the first
+    time, buffers are made as well.
     """
-    first = [one.end for one in case.metrics.recorded(Compile).of(process) if one.args.again is False]
-    return max(first, default=0.0)
+    records = case.metrics.recorded(Compile).of(process)
+    settled = seconds >= max((one.end for one in records if one.args.again is False), default=0.0)
+    seconds, values = seconds[settled], values[settled]
+    if not records or not len(seconds):
+        return seconds, values
+    compiling = Covered.by(*(np.array([getattr(one, edge) for one in records]) for edge in ("start", "end")))
+    inside = compiling.within(seconds[:-1], seconds[1:]) > 0
+    gained = np.where(inside, np.minimum(np.diff(values), 0.0), np.diff(values))
+    return seconds, values[0] + np.concatenate([[0.0], np.cumsum(gained)])
 
 
 def _exhaustion(case: Case, growth: Growth) -> float | None:

@@ -60,6 +60,8 @@ _LINES = (
 )
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
+# Functions that a library calls in a forward pass, but for hooks of modules.
+_OF_MODULES = re.compile(r"^(forward|call|\w+_step|__\w+__)$|^<")
 _CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
 _LAUNCH = "jax._src.dispatch.apply_primitive"  # waits for what runs; its Python takes as long as launching itself
 _READ = re.compile(r"^jax\._src\.(array\.ArrayImpl\._value|api\.block_until_ready)")
@@ -67,6 +69,7 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
+_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
 BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
 
@@ -300,20 +303,21 @@ class _Rows:
         return weight * (min(seconds / max(self.rank.scale, 1.0), total) / total) if total > 0 else weight
 
     def _take_samples(self, seen: SeenCode) -> None:
-        """Take out what samples beside the phases show, in proportion to the time that the rows have there."""
-        keys, found = (OUTSIDE, EVALUATION, BETWEEN), dict[str, float]()
-        for one in seen.samples.stacks:
-            if one.process == self.rank.name and one.phase in BESIDE_THE_PHASES:
-                name = seen.activity(one)
-                timed = self.timed if name in (SAVING, LOGGING) else ()
-                if name and not is_timed(one.places[-1] if one.places else None, timed):
-                    found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
-        held = sum(float(self.left[key].sum()) for key in keys)
-        fits = min(held / max(sum(found.values()), 1e-12), 1.0)
-        for name, seconds in found.items():
-            whole = sum(float(self.left[key].sum()) for key in keys)
-            for key in keys if whole > 0 else ():
-                self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
+        """Take out what samples show, in proportion to the time that the rows have in the part that they lie in."""
+        for keys, inside in (((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES), (("forward",), ("forward",))):
+            found = dict[str, float]()
+            for one in seen.samples.stacks:
+                if one.process == self.rank.name and one.phase in inside:
+                    name = seen.activity(one)
+                    timed = self.timed if name in (SAVING, LOGGING) else ()
+                    if name and not is_timed(one.places[-1] if one.places else None, timed):
+                        found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
+            held = sum(float(self.left[key].sum()) for key in keys)
+            fits = min(held / max(sum(found.values()), 1e-12), 1.0)
+            for name, seconds in found.items():
+                whole = sum(float(self.left[key].sum()) for key in keys)
+                for key in keys if whole > 0 else ():
+                    self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
 
 
 @attrs.frozen(eq=False)
@@ -372,8 +376,10 @@ class SeenCode:
     def activity(self, one: Sampled) -> str:
         """Return the activity that a stack shows; "" if it shows none.
 
-        What a function prepares that then mostly writes is written as well.
+        What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
+        if one.phase not in BESIDE_THE_PHASES:
+            return CALLBACKS if self.module_hook(one) is not None else ""
         found = self._own_activity(one)
         if found or not self.writing or one.phase == EVALUATION:
             return found
@@ -413,8 +419,34 @@ class SeenCode:
         name = next((name for name, pattern in _LINES if pattern.search(source)), "")
         return name or (CALLBACKS if self.callback(one) is not None else "")
 
+    def module_hook(self, one: Sampled) -> Place | None:
+        """Return the script's function in a forward pass that no line of the script calls, as hooks of modules are called.
+
+        What the script calls is named in the caller's line, or calls what is.
+        """
+        if one.phase != "forward":
+            return None
+        for number, (caller, callee) in enumerate(zip(one.places, one.places[1:], strict=False), 1):
+            source, names = self.samples.source(caller), [place.function.rpartition(".")[2] for place in one.places[number:]]
+            if not source or _TRAINS.search(source) or (callee.file, callee.function) in self.learning:
+                continue
+            if not _OF_MODULES.match(names[0]) and not any(re.search(rf"\b{re.escape(name)}\b", source) for name in names):
+                return callee
+        return None
+
+    @cached_property
+    def learning(self) -> frozenset[tuple[str, str]]:
+        """File and function of the code that runs a step, and not only its forward pass."""
+        inner = ("backward", "optimizer")
+        return frozenset((place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places)
+
     def callback(self, one: Sampled) -> Place | None:
-        """Return the method of a trainer's callback that a stack is in; None if it is in none, or callbacks are timed."""
+        """Return the hook of a module, or the method of a trainer's callback, that a stack is in.
+
+        None if it is in none, or if the callbacks are timed.
+        """
+        if one.phase not in BESIDE_THE_PHASES:
+            return self.module_hook(one)
         if self.has_callbacks:
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)

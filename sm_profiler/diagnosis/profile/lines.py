@@ -68,7 +68,7 @@ class Lines:
         return {place: line.seconds for place, line in self.lines.items()}
 
     def locations(
-        self, weights: Weights, metrics: JobMetrics, least: float = limits.SAMPLES // 2
+        self, weights: Weights, metrics: JobMetrics, least: float = limits.REPEATS
     ) -> tuple[Location, ...]:
         """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)
@@ -155,8 +155,9 @@ def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tu
 
 
 def lines_of_phase(metrics: JobMetrics, *names: str) -> tuple[Location, ...]:
-    """Return the lines with the most time in some phases."""
-    return lines_of_samples(metrics, lambda one: one.phase in names)
+    """Return the lines with the most time in some phases; these are timed, so that one sample is enough to show where."""
+    lines = Lines.of(one for one in metrics.samples.stacks if one.phase in names)
+    return lines.locations(lines.weights(), metrics, least=1)
 
 
 def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
@@ -171,7 +172,7 @@ def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
     if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
         forward = [one for one in stacks if one.phase == "forward"]
         grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
-        if grown >= limits.SHOWN * 4 * whole:
+        if grown >= limits.NOTICEABLE * whole:
             searched.insert(0, forward)
     for chosen in searched:
         lines, found = _excess(chosen, worst)

@@ -13,13 +13,12 @@ from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, NAMED, PHASE, WAIT, rows_of_rank
+from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
-from sm_profiler.diagnosis.profile.occurrences import in_first_steps, long_iteration, time_in_calls
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.recorded import Compile, Epoch, LoaderWorkers
+from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -165,7 +164,8 @@ def _restarted(rank: Rank, case: Case) -> tuple[Evidence, ...]:
     iterations, long = rank.iterations, rank.stalls.long
     stops, starts, rows = 0.0, 0.0, set()
     for one in case.metrics.recorded(LoaderWorkers).of(rank.name):
-        if (row := long_iteration(rank, one)) is not None:
+        row = int(np.searchsorted(iterations.start, one.start, side="right")) - 1
+        if row >= 0 and long[row] and one.start < iterations.start[row] + iterations.length[row]:
             rows.add(row)
             stops, starts = (stops + one.seconds, starts) if one.name == "stop" else (stops, starts + one.seconds)
     if not rows or len(rows) < limits.MAJORITY * rank.stalls.count:
@@ -184,8 +184,8 @@ def outliers(case: Case) -> Found | None:
     if rank is None or rank.stalls.period is not None or not rank.stalls.is_rare:
         return None
     stalls, by_others = rank.stalls, max((_without_core(rank, case) for rank in case.ranks), default=0.0)
-    # A longer job has no more first compilations: they belong to its start, as those of its first step do.
-    first = time_in_calls(case, Compile, lambda one: not one.args.again or in_first_steps(one), once=True).in_long
+    # A longer job has no more first compilations: they belong to its start.
+    first = _share_in_long(rank, case, COMPILING)
     if (
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
         or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them
@@ -219,6 +219,14 @@ def outliers(case: Case) -> Found | None:
         "" if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
         where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share),
     )  # fmt: skip
+
+
+def _share_in_long(rank: Rank, case: Case, name: str) -> float:
+    """Return the share of the loop that an activity takes in a rank's long steps."""
+    if case.loop is None:
+        return 0.0
+    long = case.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
+    return float((case.loop.of_activity(name) * long).sum() / case.loop.length.sum())
 
 
 def _without_core(rank: Rank, case: Case) -> float:
