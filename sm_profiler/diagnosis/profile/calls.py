@@ -341,9 +341,10 @@ def evaluation(case: Case) -> Found | None:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Evaluate less often: half as often is the least that this means."""
+        """Evaluate less often: half as often is the least that this means, and never the most."""
         seconds = loop.of_activity(EVALUATION)
-        return Saving.of_scenarios([seconds * part for part in (0.5, 0.75, 1.0)], (EVALUATION,))
+        parts = limits.MAJORITY, (1 + limits.MAJORITY) / 2, 1.0
+        return Saving.of_scenarios([seconds * part for part in parts], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

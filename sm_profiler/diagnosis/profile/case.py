@@ -97,7 +97,7 @@ class Case:
     def in_step(self) -> bool:
         """True if ranks wait for each other, so that their iterations are equally long; independent ones differ."""
         lengths = np.asarray([rank.iterations.length.mean() for rank in self.ranks])
-        return len(lengths) > 1 and bool(np.ptp(lengths) <= 0.15 * lengths.mean())
+        return len(lengths) > 1 and bool(np.ptp(lengths) <= limits.REPEAT_MOST * lengths.mean())
 
     def mean(self, of: Callable[[Rank], float]) -> float:
         """Return the average over the judged ranks; 0 if there are none."""
@@ -297,8 +297,8 @@ class Case:
             error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = certain - limits.FLOOR
         # waits for a core shift the shares of the parts
-        far = certain >= limits.SURELY * limits.FLOOR * (1 + 2 * self.shared_wait)
-        steady = beyond >= limits.SURE_SIGMAS * error
+        far = certain * (1 - self.shared_wait) >= limits.SURELY * limits.FLOOR
+        steady = beyond >= limits.BEYOND_CHANCE * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
             return Confidence("high")
@@ -353,8 +353,8 @@ def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
 
 
 def _blocks(values: Floats) -> Floats:
-    """Return the sums of ten consecutive stretches of equally many values, because neighbours resemble each other."""
-    return np.asarray(values[: len(values) // 10 * 10].reshape(10, -1).sum(axis=1))
+    """Return the sums of some consecutive stretches of equally many values, because neighbours resemble each other."""
+    return np.asarray(values[: len(values) // limits.SAMPLES * limits.SAMPLES].reshape(limits.SAMPLES, -1).sum(axis=1))
 
 
 def _share_error(part: Floats, whole: Floats) -> float:

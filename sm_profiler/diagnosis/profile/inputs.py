@@ -55,7 +55,7 @@ class Workers:
         wanted = max(limits.WORKERS, self.needed)
         limit = self.cores or max(2 * limits.WORKERS, self.now + 1)
         usual = max(min(wanted, limit), 1)
-        return max(usual, min(self.needed, 4 * limits.WORKERS)) if self.idle else usual
+        return max(usual, min(self.needed, limits.SURELY * limit)) if self.idle else usual
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
@@ -93,7 +93,7 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
     """
     metrics, own = case.metrics, case.own_cores
     if workers <= 0 and own:
-        available = 1 - min(case.core_wait, 0.95)  # of the time; a thread without a core does not compute
+        available = 1 - min(case.core_wait, 1 - limits.FLOOR)  # of the time; a thread without a core does not compute
         return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
     cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
     if cpu is None or not cores or not metrics.ranks:
@@ -123,11 +123,11 @@ def storage(case: Case) -> Found | None:
         evidence.append(Evidence("NFS operations in progress, on average", round(in_progress, 3), round(least, 3)))
         if latency is not None:
             evidence.append(Evidence("mean duration of an NFS operation", round(latency, 3), unit="ms"))
-    elif mounts and stalled >= least and (read or 0.0) < limits.LOCAL_READS:
+    elif mounts and stalled >= least and (read or 0.0) < limits.TRICKLE:
         busy = stalled
         evidence += [
             Evidence("time in which some process waited for I/O", round(busy, 4), round(least, 4), unit="share"),
-            Evidence("reads from local disks", round(read or 0.0), limits.LOCAL_READS, unit="bytes/s"),
+            Evidence("reads from local disks", round(read or 0.0), limits.TRICKLE, unit="bytes/s"),
         ]
     else:
         return None
@@ -215,7 +215,7 @@ def _by_waits(case: Case) -> Found | None:
         "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
         "step": duration(step), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
-    same = abs(mean / max(step, 1e-12) - share) < 0.02  # shares of the loop and of a step this close are one
+    same = abs(mean / max(step, 1e-12) - share) < limits.REPEAT  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
         lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
@@ -230,7 +230,7 @@ def _others_hold_the_cores(case: Case) -> bool:
     processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
-    return used / 100 * cores - sum(own) >= 0.4 * cores
+    return used / 100 * cores - sum(own) >= limits.MAJORITY * cores
 
 
 @attrs.frozen
@@ -345,7 +345,7 @@ def _by_system(case: Case) -> Found | None:
         "idle_gpus_wait", {"cores": cores, "share": percent(share)}, evidence, share,
         "input_cores" if cpu >= disk else "input_disk", lambda loop: part_of_share(loop, share, (WAIT,), sure=False),
         "inferred from system metrics",
-        low="inferred from system metrics" if share < 1.5 * limits.MAJORITY else "", where=_lines(case),
+        low="inferred from system metrics" if share < limits.CLEARLY * limits.MAJORITY else "", where=_lines(case),
     )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
     pool, compute = workers_of(case), np.maximum(loop.training - loop.of_activity(WAIT), 0.0)
     rows = loop.training > 0
     if pool.now < 0 and not case.own_cores:
-        left = limits.COLLATING_S, limits.RECEIVING_S, 0.0
+        left = limits.COLLATING_S, limits.HANDOVER_S, 0.0
     else:
         left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
     mean = float(wait[rows].mean())
@@ -393,7 +393,7 @@ def left_after(
         cpu: share of the time in which the machine's cores are busy.
         own_cores: cores that each training process occupies.
     """
-    fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.RECEIVING_S, float(compute.mean())
+    fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.HANDOVER_S, float(compute.mean())
     usual = simulated_wait(fetch, compute, pool.suggested)
     fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
     if pool.idle or not pool.cores:
@@ -405,7 +405,7 @@ def left_after(
         shared, crowded = step * float(np.mean(own_cores)) / pool.cores, (load + mean) / pool.cores
     else:
         shared, crowded = min(step * cpu, (load + mean) / pool.cores), min(step * cpu, load / pool.cores + mean)
-    slowed = mean * 0.15  # the workers use the other cores and the memory's bandwidth
+    slowed = mean * limits.REPEAT_MOST  # the workers use the other cores and the memory's bandwidth
     shared, crowded = max(shared - mean, 0.0), max(crowded - mean, 0.0)
     return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, 0.0  # at best, work is done once and kept
 

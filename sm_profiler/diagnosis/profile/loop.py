@@ -27,7 +27,6 @@ _WAITS = (
     UNSEEN,
 )  # in which a rank waits for another one, the likeliest first
 _SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
-SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
 
 
 @attrs.frozen(eq=False)
@@ -262,9 +261,9 @@ class Loop:
     def spread(self) -> float:
         """Difference of the median step between segments of the loop, as a share: drift and other load."""
         rows = self.length[: self.steps] - self.of_activity(EVALUATION)[: self.steps]
-        if len(rows) < SEGMENTS:
+        if len(rows) < limits.SAMPLES:
             return limits.REPEAT
-        medians = np.asarray([np.median(one) for one in np.array_split(rows, SEGMENTS)])
+        medians = np.asarray([np.median(one) for one in np.array_split(rows, limits.SAMPLES)])
         mean = float(medians.mean())
         found = float(medians.std()) / mean if mean > 0 else 0.0
         return min(max(found, limits.REPEAT), limits.REPEAT_MOST)

@@ -133,7 +133,7 @@ class Calls(Generic[Call]):
         if self.count <= 1:
             return self.seconds, 0.0
         mean = (self.seconds - longest) / (self.count - 1)
-        if longest > 5 * max([mean, *others[:1]]):
+        if longest > limits.REPEATS * max([mean, *others[:1]]):
             return mean, longest
         return self.seconds / self.count, 0.0
 

@@ -188,14 +188,11 @@ def outliers(case: Case) -> Found | None:
     first = _share_in_long(rank, case, COMPILING)
     if (
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
-        or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them
+        or stalls.typical < limits.CLEARLY * thresholds.LONG_STEP * stalls.median  # a busy machine doubles steps, too
         or stalls.agreement < thresholds.SAME_PART
         or long_steps_may_wait(rank, case)
     ):
         return None
-    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
-    if waits and stalls.typical - stalls.median < limits.SLICES_S:
-        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -238,7 +235,7 @@ def _without_core(rank: Rank, case: Case) -> float:
     usual, long = case.metrics.samples.waited.get(rank.name, (0.0, 0.0))
     stalls, length = rank.stalls, rank.iterations.length
     taken, rest = (float(length[rows].sum()) * rank.scale for rows in (stalls.long, ~stalls.long))
-    worked = max(rest - usual, 0.05 * rest)
+    worked = max(rest - usual, limits.FLOOR * rest)
     if rank.loop <= 0 or worked <= 0 or not stalls.count:
         return 0.0
     own = max(taken - long, 0.0) - worked * stalls.count / max(len(length) - stalls.count, 1)
@@ -249,15 +246,15 @@ def _without_core(rank: Rank, case: Case) -> float:
 
 # System metrics whose change is worth naming → name, unit, and the least ratio.
 METRICS = {
-    "gpu_clock": ("GPU clock", "MHz", 1.08),
-    "gpu": ("mean GPU use", "percent", 1.5),
-    "swap_in": ("memory swapped in", "bytes/s", 1.5),
-    "io_wait": ("I/O wait", "percent", 1.5),
-    "cpu": ("mean CPU use", "percent", 1.5),
-    "memory": ("memory in use", "percent", 1.5),
-    "disk_read": ("disk reads", "bytes/s", 1.5),
-    "disk_write": ("disk writes", "bytes/s", 1.5),
-    "received": ("network input", "bytes/s", 1.5),
+    "gpu_clock": ("GPU clock", "MHz", 1 + limits.SURELY * limits.FLOOR),
+    "gpu": ("mean GPU use", "percent", limits.CLEARLY),
+    "swap_in": ("memory swapped in", "bytes/s", limits.CLEARLY),
+    "io_wait": ("I/O wait", "percent", limits.CLEARLY),
+    "cpu": ("mean CPU use", "percent", limits.CLEARLY),
+    "memory": ("memory in use", "percent", limits.CLEARLY),
+    "disk_read": ("disk reads", "bytes/s", limits.CLEARLY),
+    "disk_write": ("disk writes", "bytes/s", limits.CLEARLY),
+    "received": ("network input", "bytes/s", limits.CLEARLY),
 }
 MAX_CHANGES = 3
 
@@ -289,26 +286,26 @@ def find_change(lengths: Floats) -> Change | None:
     Ranks of medians make the test indifferent to outliers and periodic stalls, and its chance of a false alarm covers all
     moments that it compares. Other programs only add to steps, so the fast ones show what they may hide.
     """
-    return _change_of(lengths, 0.5) or _change_of(lengths, 0.1)
+    return _change_of(lengths, 0.5) or _change_of(lengths, thresholds.RARE)
 
 
 def _change_of(lengths: Floats, quantile: float) -> Change | None:
-    size = max(len(lengths) // 60, 5)  # the median of fewer steps is an outlier too often
+    size = max(len(lengths) // limits.BLOCKS[0], limits.BLOCKS[1])
     count = len(lengths) // size
-    if count < 16:  # even a clear change may be chance
+    if count < 2:
         return None
     blocks = np.quantile(lengths[: count * size].reshape(count, size), quantile, axis=1)
     larger = np.sign(blocks[None, :] - blocks[:, None])  # of each pair, whether the second is longer
     scores = np.asarray([float(larger[:at, at:].sum()) for at in range(1, count)])
     at = int(scores.argmax()) + 1
     chance = float(np.exp(-6 * scores[at - 1] ** 2 / (count**3 + count**2)))
-    if chance > limits.CHANCE or min(at, count - at) < 0.1 * count:
+    if chance > limits.CHANCE or min(at, count - at) < thresholds.RARE * count:
         return None
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
     if before <= 0 or after < limits.SLOWER * before:
         return None
     # a change, not noise that grew; blocks of a busy machine may be long, too
-    together = 0.95 if after < limits.SURELY * before else 0.85
+    together = 1 - (limits.FLOOR if after < limits.SURELY * before else limits.HEALTHY)
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
@@ -356,7 +353,7 @@ def slowdown(case: Case) -> Found | None:
     if alone is not None:  # the others only show where they wait for it
         rank, change = alone, _on(alone, rank, change)
     others = _others(case.metrics, rank, change)
-    busier = others is not None and others[1] >= others[0] + 0.5
+    busier = others is not None and others[1] >= others[0] + limits.MAJORITY
     part, agreement = _grown_part(rank, change)
     waits = _core_waits(case.metrics, rank, change)
     own = change.after - max(waits[1] * change.after - waits[0] * change.before, 0.0)
@@ -505,10 +502,10 @@ def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
                 continue
             before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
             low, high = sorted((before, after))
-            if not np.isfinite(low + high) or high - low < (10 if unit == "percent" else 0.0):
+            if not np.isfinite(low + high) or high - low < (100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0):
                 continue
             ratio = high / max(low, 1e-9)
-            if ratio >= enough and (unit != "bytes/s" or high >= 1e6):  # logs and metrics cause less
+            if ratio >= enough and (unit != "bytes/s" or high >= limits.TRICKLE):  # logs and metrics cause less
                 where = f"{node} {device}".strip()
                 found.append((ratio / enough, Evidence(name, round(after, 1), round(before, 1), where, unit, "before")))
     found.sort(key=lambda one: -one[0])
