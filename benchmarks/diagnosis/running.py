@@ -33,7 +33,13 @@ class Outcome:
     repaired: dict[str, Any] = attrs.Factory(dict)
     plain: dict[str, Any] | None = None
     pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]] = ()
+    load: float = 0.0
     error: str = ""
+
+    @property
+    def has_diary(self) -> bool:
+        """True if the script itself times its problem."""
+        return self.case.as_measured(self.planted["shares"]).diary in (self.plain or self.planted)["shares"]
 
     @property
     def speedups(self) -> list[float]:
@@ -44,10 +50,10 @@ class Outcome:
         """
         planted = self.plain or self.planted
         case = self.case.as_measured(self.planted["shares"])
-        if case.diary in planted["shares"]:
+        if self.has_diary:
             return [1 / (1 - planted["shares"].get(case.diary, 0.0) + _left(planted, case))]
         pairs = self.pairs or [(planted, self.repaired)]
-        return [_per_sample(plain) / _per_sample(repaired) for plain, repaired in pairs]
+        return [plain["loop"] / _for_samples(repaired, plain["samples"]) for plain, repaired in pairs]
 
     @property
     def overhead(self) -> float | None:
@@ -55,8 +61,12 @@ class Outcome:
         return self.planted["loop"] / self.plain["loop"] - 1 if self.plain else None
 
 
-def _per_sample(diary: dict[str, Any]) -> float:
-    return diary["loop"] / diary["samples"]
+def _for_samples(repaired: dict[str, Any], samples: float) -> float:
+    """Return how long the repaired loop takes for so many samples: what its first steps take besides is paid once."""
+    step, steps = repaired.get("step"), repaired.get("steps")
+    if not step or not steps:
+        return repaired["loop"] * samples / repaired["samples"]
+    return max(repaired["loop"] - step * steps, 0.0) + step * steps * samples / repaired["samples"]
 
 
 def _left(diary: dict[str, Any], case: Case) -> float:
@@ -106,7 +116,7 @@ def run_case(
 
         alone = diary("plain", *usual) if plain else None
         measured = [
-            (diary(f"plain{turn}", *usual), diary(f"repaired{turn}", "--repaired"))
+            (diary(f"plain{turn}", *usual), diary(f"repaired{turn}", *usual, "--repaired"))
             for turn in range(pairs if case.gains and not case.healthy and not case.diary and pairs > 1 else 0)
         ]
         return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone, pairs=measured)
@@ -129,13 +139,14 @@ def _judge(
     diaries["planted"] = json.loads(diary.read_text()) if diary.exists() else {}
     if keep:
         keep(folder, size=case.size, failed=error if failed else "", **diaries)
-    return Outcome(case, diagnosis, error=error, **diaries)
+    return Outcome(case, diagnosis, load=os.getloadavg()[0], error=error, **diaries)
 
 
 def judge_again(case: Case, folder: Path, facts: dict[str, Any]) -> Outcome:
     """Judge the profile of a kept run by the present code."""
     case = attrs.evolve(case, size=facts["size"])
     diaries = {name: facts[name] for name in ("planted", "repaired", "plain", "pairs") if name in facts}
+    diaries["load"] = facts["load_average"][0]
     if facts["failed"]:
         return Outcome(case, None, error=facts["failed"], **diaries)
     return Outcome(case, Ours().read(profile_in(folder)), **diaries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -14,7 +15,8 @@ from benchmarks.diagnosis.manifest import NEAR, Case
 from benchmarks.diagnosis.running import Outcome
 
 QUIET, BUSY = "quiet", "busy"
-SLACK = 0.05  # of a speedup that was measured once: two runs of one script differ by as much
+SLACK = 0.05  # of a speedup that was measured once: two runs of one script differ by as much on a quiet machine
+QUIET_LOAD = 2.0  # programs that want to run at once, the script among them; with more, two runs compare nothing
 
 
 @attrs.frozen
@@ -71,7 +73,7 @@ def score(outcome: Outcome) -> Score:
     wrong = main.confidence == "high" and not right and main.kind not in case.accepted
     measured = outcome.speedups if case.gains and not case.healthy else []
     gain = found.speedup if found else None
-    spread = spread_of(measured)
+    spread = spread_of(measured, 0.0 if outcome.has_diary else outcome.load)
     judged = spread is not None and gain is not None and not case.also
     return Score(
         case=case.name,
@@ -98,12 +100,16 @@ def score(outcome: Outcome) -> Score:
     )
 
 
-def spread_of(measured: Sequence[float]) -> tuple[float, float] | None:
-    """Return the range in which the true speedup lies, as it was measured; None if it was not."""
+def spread_of(measured: Sequence[float], load: float) -> tuple[float, float] | None:
+    """Return the range in which the true speedup lies, as it was measured; None if it was not.
+
+    `load` is that of the machine if two runs were compared. One such comparison on a busy machine says nothing.
+    """
     if not measured:
         return None
-    low, high = min(measured), max(measured)
-    return (low, high) if len(measured) > 1 else (low * (1 - SLACK), high * (1 + SLACK))
+    if len(measured) > 1:
+        return min(measured), max(measured)
+    return (0.0, math.inf) if load > QUIET_LOAD else (measured[0] * (1 - SLACK), measured[0] * (1 + SLACK))
 
 
 def inside(gain: tuple[float, float], spread: tuple[float, float]) -> bool | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import statistics
@@ -52,6 +53,7 @@ class Row:
     expected: tuple[str, ...]
     plain: tuple[float, ...] = attrs.field(converter=_times)
     repaired: tuple[float, ...] = attrs.field(default=(), converter=_times)
+    load: float = 0.0
     got: str = ""
     confidence: str = ""
     named: tuple[str, ...] = ()
@@ -148,7 +150,7 @@ def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
     right = main.kind in leads
     found = [named for named in every if named.kind in leads and not one.healthy]
     both = one.also and all(any(named.kind in group for named in every) for group in (one.expected, one.also))
-    gain, spread = together(found), spread_of(row.speedups)
+    gain, spread = together(found), spread_of(row.speedups, row.load)
     return attrs.evolve(
         row,
         got=main.kind,
@@ -179,7 +181,7 @@ def run(one: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
                 plain.append(seconds(one, root / f"plain{turn}"))
                 if not one.healthy:
                     repaired.append(seconds(one, root / f"repaired{turn}", REPAIRED="1"))
-            row = Row(one.name, one.framework, one.expected, plain, repaired)
+            row = Row(one.name, one.framework, one.expected, plain, repaired, os.getloadavg()[0])
         if args.plain:
             return row
         failed = profiled(one, root / "profiled")
@@ -201,7 +203,8 @@ def diagnosed(one: Stranger, row: Row, folder: Path, failed: str) -> Row:
 
 def judge_again(one: Stranger, folder: Path, facts: dict[str, Any]) -> Row:
     """Judge the profile of a kept run by the present code."""
-    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"])
+    load = facts["load_average"][0]
+    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"], load)
     return diagnosed(one, row, folder, facts["failed"])
 
 

@@ -40,7 +40,7 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.metrics.step_fold import GC, TRAIN
+from sm_profiler.metrics.step_fold import TRAIN
 
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
@@ -303,27 +303,20 @@ def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:
 
 
 def collections(case: Case) -> Found | None:
-    """Find pauses by Python's garbage collector, but for those while a function is compiled."""
-    spent = case.mean(lambda rank: rank.gc - _while_compiling(rank, case))
-    share = case.mean(lambda rank: (rank.gc - _while_compiling(rank, case)) / rank.loop if rank.loop else 0.0)
-    if share <= 0:
+    """Find pauses by Python's garbage collector, but for those in steps that compile a function, as long as that takes."""
+    if case.loop is None:
         return None
+    collected, compiled = case.loop.of_activity(COLLECTING), case.loop.of_activity(COMPILING, AGAIN)
+    spent = np.maximum(collected - compiled, 0.0).sum()
+    if spent <= 0:
+        return None
+    share = case.share_of(COLLECTING) * float(spent / collected.sum())
     return Found(
-        "collections", {"share": percent(share), "total": duration(spent)},
+        "collections", {"share": percent(share), "total": duration(share * case.mean(lambda rank: rank.loop))},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
         saves=partial(activity, COLLECTING, limits.SAVED),
         error=case.share_error(COLLECTING), where=lines_of_collections(case.metrics),
     )  # fmt: skip
-
-
-def _while_compiling(rank: Rank, case: Case) -> float:
-    """Return the seconds of collections in steps that compiled a function, at most as long as that took."""
-    own = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.seconds > 0]
-    if not own or not len(rank.steps):
-        return 0.0
-    row = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own], side="right") - 1
-    compiled = np.bincount(np.maximum(row, 0), [one.seconds for one in own], len(rank.steps))
-    return min(float(np.minimum(rank.steps.seconds(GC), compiled).sum()), rank.gc)
 
 
 def evaluation(case: Case) -> Found | None:

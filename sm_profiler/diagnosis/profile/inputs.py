@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, outside_share, part_of_share, usual_length
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, MAKING, WAIT
+from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
@@ -367,7 +367,8 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
     # Work that is done once is not done in each epoch, with any number of cores.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)
     less = wait * limits.PREPARED_ONCE
-    saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less)], (WAIT,))
+    collected = case.mean(lambda rank: rank.gc_in_wait / rank.gc if rank.gc > 0 else 0.0) * loop.of_activity(COLLECTING)
+    saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less) + collected], (WAIT,))
     total = float(saving.seconds.sum())
     return attrs.evolve(saving, certain=max(saving.low, float(less.sum()) / total) if total > 0 else 0.0)
 

@@ -94,6 +94,12 @@ class Beginning:
         """Seconds that are not normal."""
         return self.late + self.first_steps
 
+    @property
+    def avoidable(self) -> float:
+        """Seconds that the best repair saves: what is normal may vanish, too, but imports stay."""
+        imports = sum(part.seconds for part in self.parts if part.key == IMPORTS)
+        return max(self.seconds - imports, self.excess)
+
 
 def beginning_of(metrics: JobMetrics) -> Beginning | None:
     """Return the start of a job; None if it is not known."""

@@ -245,9 +245,23 @@ def lines_of_collections(metrics: JobMetrics) -> tuple[Location, ...]:
 
 def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
     """Return the lines on which a rank spends more of its loop than the others do."""
+    found = _beyond_others(metrics, name)
+    return found[0][name].locations(found[1], metrics) if found else ()
+
+
+def runs_what_others_run(metrics: JobMetrics, name: str) -> bool:
+    """Return whether the others were seen, too, on most of the lines on which a rank spends more than they do."""
+    by_rank, excess = _beyond_others(metrics, name) or ({}, {})
+    seen = {place for rank, lines in by_rank.items() if rank != name for place in lines.lines}
+    both = _positive({place: spent for place, spent in excess.items() if place in seen})
+    return both > 0 and both >= limits.MAJORITY * _positive(excess)
+
+
+def _beyond_others(metrics: JobMetrics, name: str) -> tuple[dict[str, Lines], Weights] | None:
+    """Return the lines of each rank, and what one spends on each beyond the others, as a share of its loop."""
     loops = {rank.name: rank.loop for rank in metrics.ranks if rank.loop > 0}
     if name not in loops or len(loops) <= 1:
-        return ()
+        return None
     by_rank = {
         rank: Lines.of(one for one in metrics.samples.stacks if one.process == rank and (in_loop(one) or one.phase == WORKER))
         for rank in loops
@@ -255,4 +269,4 @@ def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
     shares = {rank: {place: spent / loops[rank] for place, spent in lines.weights().items()} for rank, lines in by_rank.items()}  # fmt: skip
     own = shares.pop(name)
     excess = {place: share - float(np.median([other.get(place, 0.0) for other in shares.values()])) for place, share in own.items()}  # fmt: skip
-    return by_rank[name].locations(excess, metrics)
+    return by_rank, excess

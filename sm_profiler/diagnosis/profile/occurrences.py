@@ -13,12 +13,11 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import is_timed
-from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS
+from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS, Lines
 from sm_profiler.formats.recorded import AtLine, Frame, TimedCall, place_of
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.metrics.sample_fold import Place
 
 Call = TypeVar("Call", bound=AtLine)
 
@@ -187,26 +186,16 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         activity: an activity of the ledger.
         timed: file and line of calls that were timed one by one, which are left out.
     """
-    samples, seconds = case.metrics.samples, defaultdict[Place, float](float)
-    shares, count = [], 0
-    for rank in case.ranks:
-        own = [
-            stack
-            for stack in samples.stacks
-            if stack.process == rank.name and stack.places
-            and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
-        ]  # fmt: skip
-        shares.append(sum(stack.seconds for stack in own) / rank.loop if rank.loop > 0 else 0.0)
-        count += sum(stack.count for stack in own)
-        for stack in own:
-            seconds[stack.places[-1]] += stack.seconds
-    total = sum(seconds.values())
-    if total <= 0 or count < limits.REPEATS:
+    names = {rank.name for rank in case.ranks}
+    found = [
+        stack
+        for stack in case.metrics.samples.stacks
+        if stack.process in names and stack.places
+        and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
+    ]  # fmt: skip
+    lines, count = Lines.of(found), sum(stack.count for stack in found)
+    if lines.seconds <= 0 or count < limits.REPEATS:
         return Seen()
-    share = min(float(np.mean(shares)), 1.0 if case.loop is None else case.loop.share(activity))
-    longest = sorted(seconds, key=lambda place: (-seconds[place], place.file, place.line))[:MAX_LOCATIONS]
-    lines = tuple(
-        Location(place.file, place.line, place.function, seconds[place] / total, source=samples.source(place))
-        for place in longest
-    )
-    return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines)
+    spent = case.mean(lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12))
+    share = min(spent, case.share_of(activity))
+    return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines.locations(lines.weights(), case.metrics))

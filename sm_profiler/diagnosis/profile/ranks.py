@@ -20,6 +20,7 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_collectives,
     lines_of_rank,
     lines_of_samples,
+    runs_what_others_run,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
@@ -114,7 +115,7 @@ def _of_others(values: Floats, which: int) -> float:
 
 
 def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
-    """Replay the steps with a straggler that works like the median of the others."""
+    """Replay the steps with a straggler that works like the median of the others, or whose work is divided evenly."""
     ranks, steps = case.ranks, shared_steps(case.ranks)
     others, last = [number for number in range(len(ranks)) if number != slow], _last_usual(case)
 
@@ -145,9 +146,12 @@ def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None
     if replayed <= 0:
         return None
     recorded = min(max(share / replayed, limits.MAJORITY), limits.CLEARLY)
+    # what all ranks do can be divided evenly, and what only this one does left out
+    equal = 1 / len(ranks) if runs_what_others_run(case.metrics, ranks[slow].name) else 0.0
+    usual = (2 - equal) / 2
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
     taken = (*loop.named(grown), *loop.named(meeting))
-    return Saving(saved, min(recorded, 1.0), max(recorded, 1.0), taken)
+    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
 
 
 # --- in turn --------------------------------------------------------------------------------------------------------
