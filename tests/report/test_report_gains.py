@@ -21,6 +21,7 @@ from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wa
 from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import gain_sentence
@@ -103,6 +104,24 @@ def test_straggler_is_replayed_as_the_median_of_the_others():
     gain = gain_of(rows, Class.STRAGGLER)
     assert contains(gain.seconds_per_step, 0.01)
     assert gain.seconds_per_step.high / gain.seconds_per_step.low < 1.2
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_work_that_all_ranks_do_can_be_divided_and_that_of_one_be_left_out(both):
+    works = np.full((2, 200), 0.003)
+    works[1] += 0.01
+    lines = [("algo-1-1", 30, 2.0, 40), ("algo-1-0", 40, 1.0, 20), ("algo-1-1", 40, 1.0, 20)]
+    lines += [("algo-1-0", 30, 0.2, 3)] if both else []
+    stacks = tuple(
+        Sampled(name, "forward", False, (Place("train.py", line, "main"),), "", seconds, count)
+        for name, line, seconds, count in lines
+    )
+    metrics = attrs.evolve(metrics_of(in_step(works)), samples=Samples(stacks))
+    main = decide(Case(metrics, {})).main
+    assert main.kind is Class.STRAGGLER
+    length = 0.013 + 0.0062
+    assert contains(main.gain.speedup, length / (length - 0.01))
+    assert contains(main.gain.speedup, length / (length - 0.005)) is both
 
 
 def test_start_is_a_gain_of_the_job_and_not_of_the_loop():

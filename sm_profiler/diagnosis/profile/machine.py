@@ -9,7 +9,6 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.computing import part_of_share
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Allocator, Threads
@@ -39,14 +38,7 @@ def swapping(case: Case) -> Found | None:
             evidence.append(Evidence(name, round(value, 1), unit=unit))
     words = {"rate": size(swapped), "share": percent(share)}
     doubt = "" if pressure is not None else "estimated from page faults"
-    return Found(
-        "swapping",
-        words,
-        tuple(evidence),
-        share,
-        saves=lambda loop: part_of_share(loop, share, sure=not doubt),
-        doubt=doubt,
-    )
+    return Found("swapping", words, tuple(evidence), share, doubt=doubt)
 
 
 def clocks(case: Case) -> Found | None:
@@ -96,10 +88,8 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
         "gpu": gpu.name, "node": gpu.node, "clock": f"{clock:.0f}", "usual": f"{usual:.0f}", "why": FRAGMENTS[why],
         "share": percent(share),
     }  # fmt: skip
-    return Found(
-        "clocks", words, tuple(evidence), share, error=0.0, doubt="" if throttled else "no throttling is reported",
-        saves=lambda loop: part_of_share(loop, share),
-    )  # fmt: skip
+    doubt = "" if throttled else "no throttling is reported"
+    return Found("clocks", words, tuple(evidence), share, error=0.0, doubt=doubt)
 
 
 def _gpu_mean(metrics: JobMetrics, metric: str, gpu: GpuMetrics) -> float | None:
@@ -140,15 +130,8 @@ def threads(case: Case) -> Found | None:
             "threads": f"{count:.0f}", "cores": f"{cores:.3g}", "waited": percent(waited),
             "fit": max(int(cores / ranks) - workers, 1),
         }  # fmt: skip
-        worst = Found(
-            "threads", words, evidence, share, saves=partial(_without_waits, share),
-            doubt="the part that other processes cause is unknown",
-        )  # fmt: skip
+        worst = Found("threads", words, evidence, share, doubt="the part that other processes cause is unknown")
     return worst
-
-
-def _without_waits(share: float, loop: Loop) -> Saving:
-    return part_of_share(loop, share, sure=False)
 
 
 def allocator(case: Case) -> Found | None:
@@ -175,15 +158,9 @@ def allocator(case: Case) -> Found | None:
         if last.ooms > 0:
             evidence.append(Evidence("allocations that failed", last.ooms, None, rank.name))
         fragmented = FRAGMENTS["fragmented"].format(split=size(split), reserved=size(reserved)) if split else ""
-        worst = Found(
-            "allocator", {"retries": f"{retries}", "fragmented": fragmented}, tuple(evidence), share,
-            doubt="the time is estimated", saves=partial(_without_retries, share),
-        )  # fmt: skip
+        words = {"retries": f"{retries}", "fragmented": fragmented}
+        worst = Found("allocator", words, tuple(evidence), share, doubt="the time is estimated")
     return worst
-
-
-def _without_retries(share: float, loop: Loop) -> Saving:
-    return part_of_share(loop, share)
 
 
 def tensor_cores(case: Case) -> Found | None:
