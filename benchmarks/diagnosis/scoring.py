@@ -73,7 +73,8 @@ def score(outcome: Outcome) -> Score:
     wrong = main.confidence == "high" and not right and main.kind not in case.accepted
     measured = outcome.speedups if case.gains and not case.healthy else []
     gain = found.speedup if found else None
-    spread = spread_of(measured, 0.0 if outcome.has_diary else outcome.load)
+    exact = (measured * 2)[:2] if outcome.has_diary else measured
+    spread = spread_of(exact, outcome.load)
     judged = spread is not None and gain is not None and not case.also
     return Score(
         case=case.name,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -135,11 +136,12 @@ def line_right(one: Stranger, found: Named) -> bool:
 
 
 def together(found: Sequence[Named]) -> tuple[float, float] | None:
-    """Return the speedup of all these repairs: the shares of the time that they save add up."""
-    gains = [one.speedup for one in found if one.speedup]
-    if not gains:
+    """Return the speedup of all these repairs: the shares of the time that they save add up, and their errors are independent."""
+    shares = [(1 - 1 / one.speedup[0], 1 - 1 / one.speedup[1]) for one in found if one.speedup]
+    if not shares:
         return None
-    low, high = (1 / max(0.01, 1 - sum(1 - 1 / gain[end] for gain in gains)) for end in (0, 1))
+    middle, error = sum(low + high for low, high in shares) / 2, math.hypot(*(high - low for low, high in shares)) / 2
+    low, high = (1 / max(0.01, 1 - part) for part in (middle - error, middle + error))
     return low, high
 
 

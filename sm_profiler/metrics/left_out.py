@@ -122,7 +122,7 @@ class Disturbed:
 
     Attributes:
         windows: windows that made steps noticeably longer.
-        beside: other work of the profiler, on another thread or between two calls of the training's.
+        beside: other work of the profiler, on another thread.
     """
 
     windows: Sequence[tuple[float, float]] = ()
@@ -140,7 +140,7 @@ def disturbed_spans(records: Sequence[Record[Profiling]]) -> Disturbed:
             for record in records
             if record.args.kind == "window" and (record.args.slower is None or record.args.slower >= thresholds.SLOWED)
         ],
-        [(record.start, record.end) for record in records if record.args.kind in ("background", "stall")],
+        [(record.start, record.end) for record in records if record.args.kind == "background"],
     )
 
 

@@ -18,6 +18,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     COMPILING,
     EVALUATION,
     LOGGING,
+    NAMED,
     SAVING,
     flushes,
 )
@@ -48,8 +49,11 @@ HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled co
 def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving | None:
     """Return what is saved of an activity that happens rarely, or in another thread: at least, usually, at most."""
     least, value, most = kept
-    seconds = loop.of_activity(name) * value
-    return Saving(seconds, least / value, most / value, (name,), strict=True) if seconds.any() else None
+    spent = loop.of_activity(name)
+    if not spent.any():
+        return None
+    taken = name, *(other for other in loop.left if other not in NAMED)
+    return Saving((spent + loop.around(spent > 0)) * value, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:

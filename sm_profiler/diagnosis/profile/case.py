@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,7 +26,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     ledger_of,
     totals_of,
 )
-from sm_profiler.diagnosis.profile.lines import in_loop
+from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
@@ -35,7 +34,6 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
-SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 NO_LOADER = "no loader to watch in this loop"
 
 

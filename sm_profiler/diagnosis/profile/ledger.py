@@ -8,6 +8,7 @@ innermost wins. Only this module decides which is which.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -87,39 +88,30 @@ def totals_of(metrics: JobMetrics) -> Totals | None:
 
 
 def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
-    """Divide a rank's loop: its parts are those of all steps, and what was taken out of each is in proportion to the rows."""
-    seconds: dict[str, float] = {}
-
-    def add(name: str, spent: float) -> None:
-        if spent > 0:
-            seconds[name] = seconds.get(name, 0.0) + spent
-
+    """Divide a rank's loop: its parts are those of all steps, and each is divided in proportion to the rows."""
+    seconds = defaultdict[str, float](float)
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
-    declared = sum(rank.declared.values())
     for part in parts.PARTS:
-        left = rank.slices[part.key]
         if part.key == "gc":
-            add(COLLECTING, left)
+            seconds[COLLECTING] += rank.slices[part.key]
             continue
-        whole = rows.base(part.key) if rows else 0.0
-        for (name, key), row in rows.taken.items() if rows and whole > 0 else ():
-            if key == part.key and name != COLLECTING:
-                share = min(float(row.sum()) / whole, 1.0)
-                add(name, rank.slices[key] * share)
-                left -= rank.slices[key] * share
-        left = max(left, 0.0)
-        if part.key == parts.DECLARED and declared > 0:
-            for name, spent in rank.declared.items():
-                add(f"{PHASE}{shorten(name, 40)}", left * spent / declared)
-        elif part.key in (BETWEEN, OUTSIDE):
-            add(OTHER if _sampled(rank, metrics.samples) else UNSEEN, left)
-        else:
-            add(_NAMES.get(part.key, part.key), left)
-    return RankTotals(rank.name, rank.train_steps, seconds)
+        found = {name: float(row.sum()) for name, row in (rows.divided(part.key) if rows else {}).items()}
+        found.pop(COLLECTING, None)
+        whole = sum(found.values())
+        shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, part.key)
+        for name, share in shares.items():
+            seconds[name] += rank.slices[part.key] * share
+    return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
-def _sampled(rank: Rank, samples: Samples) -> bool:
-    return any(one.process == rank.name for one in samples.stacks)
+def _names(rank: Rank, metrics: JobMetrics, key: str) -> dict[str, float]:
+    """Return the activities that are left of a part, with their shares of it."""
+    declared = sum(rank.declared.values())
+    if key == parts.DECLARED and declared > 0:
+        return {f"{PHASE}{shorten(name, 40)}": spent / declared for name, spent in rank.declared.items()}
+    if key in (BETWEEN, OUTSIDE) and not any(one.process == rank.name for one in metrics.samples.stacks):
+        return {UNSEEN: 1.0}
+    return {_NAMES.get(key, key): 1.0}
 
 
 @attrs.frozen
@@ -147,7 +139,7 @@ class _Rows:
         start: seconds since the epoch.
         left: part → seconds of each row that nothing has been taken out of yet.
         taken: (activity, part) → seconds of each row that were taken out of the part.
-        other: activity of what is left beside the phases.
+        names: part → activities of what is left of it, with the share of each.
         timed: file and line of the calls that were recorded one by one.
     """
 
@@ -156,15 +148,14 @@ class _Rows:
     start: Floats
     left: dict[str, Floats]
     taken: dict[tuple[str, str], Floats] = attrs.field(factory=dict)
-    other: str = OTHER
+    names: dict[str, dict[str, float]] = attrs.field(factory=dict)
     timed: set[tuple[str, int]] = attrs.field(factory=set)
 
     @classmethod
     def of(cls, rank: Rank, metrics: JobMetrics, *, warm: bool = True) -> _Rows:
         found = rows_of_rank(rank, warm=warm)
         left = {key: found.seconds[at].copy() for at, key in enumerate(row_keys())}
-        rows = cls(rank, found.index, found.start, left)
-        rows.other = OTHER if _sampled(rank, metrics.samples) else UNSEEN
+        rows = cls(rank, found.index, found.start, left, names={key: _names(rank, metrics, key) for key in left})
         rows._take_collections()
         seen = SeenCode.of(metrics)
         rows._take_records(metrics, seen.writers())
@@ -175,22 +166,21 @@ class _Rows:
     def ledger(self) -> RankLedger:
         """The division as a ledger."""
         seconds: dict[str, Floats] = {}
-        named = {key: _NAMES.get(key, key) for key in self.left}
-        named |= dict.fromkeys((BETWEEN, OUTSIDE), self.other)
-        declared = next(iter(self.rank.declared), "")
-        named[parts.DECLARED] = f"{PHASE}{shorten(declared, 40)}" if declared else parts.DECLARED
-        for name, spent in [*((named[key], row) for key, row in self.left.items()),
-                            *((name, row) for (name, _), row in self.taken.items())]:  # fmt: skip
-            seconds[name] = seconds[name] + spent if name in seconds else spent
+        for key in self.left:
+            for name, spent in self.divided(key).items():
+                seconds[name] = seconds[name] + spent if name in seconds else spent
         length = np.sum(list(seconds.values()), axis=0) if seconds else np.zeros(len(self.steps))
         return RankLedger.of(self.rank.name, self.steps, length, seconds)
 
-    def base(self, key: str) -> float:
-        """Return the seconds of a part, without collections, before anything else was taken out of it."""
+    def divided(self, key: str) -> dict[str, Floats]:
+        """Return the seconds of each row by activity, of a part."""
         if key not in self.left:
-            return 0.0
-        more = sum(float(row.sum()) for (name, part), row in self.taken.items() if part == key and name != COLLECTING)
-        return float(self.left[key].sum()) + more
+            return {}
+        found = {name: self.left[key] * share for name, share in self.names[key].items()}
+        for (name, part), row in self.taken.items():
+            if part == key:
+                found[name] = found[name] + row if name in found else row
+        return found
 
     def _take(self, name: str, wanted: Floats, from_parts: Sequence[str]) -> None:
         """Take seconds of each row out of parts, as far as these have them."""

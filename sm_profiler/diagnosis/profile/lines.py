@@ -25,6 +25,7 @@ BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 IMPORT = "import"  # as innermost function: happens once, in any step
+SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 MODULE = "<module>"  # function of lines that are in none
 Weights: TypeAlias = Mapping[Place, float]
 
@@ -249,12 +250,12 @@ def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
     return found[0][name].locations(found[1], metrics) if found else ()
 
 
-def runs_what_others_run(metrics: JobMetrics, name: str) -> bool:
-    """Return whether the others were seen, too, on most of the lines on which a rank spends more than they do."""
-    by_rank, excess = _beyond_others(metrics, name) or ({}, {})
-    seen = {place for rank, lines in by_rank.items() if rank != name for place in lines.lines}
-    both = _positive({place: spent for place, spent in excess.items() if place in seen})
-    return both > 0 and both >= limits.MAJORITY * _positive(excess)
+def sleeps_beyond_others(metrics: JobMetrics, name: str) -> bool:
+    """Return whether a rank sleeps for most of what it spends on its lines beyond the others."""
+    found = _beyond_others(metrics, name)
+    excess = {place: spent for place, spent in (found[1] if found else {}).items() if spent > 0}
+    sleeps = sum(spent for place, spent in excess.items() if SLEEPS.search(metrics.samples.source(place)))
+    return sleeps > 0 and sleeps >= limits.MAJORITY * sum(excess.values())
 
 
 def _beyond_others(metrics: JobMetrics, name: str) -> tuple[dict[str, Lines], Weights] | None:

@@ -20,7 +20,7 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_collectives,
     lines_of_rank,
     lines_of_samples,
-    runs_what_others_run,
+    sleeps_beyond_others,
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
@@ -146,8 +146,8 @@ def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None
     if replayed <= 0:
         return None
     recorded = min(max(share / replayed, limits.MAJORITY), limits.CLEARLY)
-    # what all ranks do can be divided evenly, and what only this one does left out
-    equal = 1 / len(ranks) if runs_what_others_run(case.metrics, ranks[slow].name) else 0.0
+    # its work may be left out, or be divided evenly; a rank that sleeps has none to divide
+    equal = 0.0 if sleeps_beyond_others(case.metrics, ranks[slow].name) else 1 / len(ranks)
     usual = (2 - equal) / 2
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
     taken = (*loop.named(grown), *loop.named(meeting))
