@@ -113,7 +113,11 @@ def test_the_work_of_a_late_rank_can_be_divided_unless_it_sleeps(line):
     works[1] += 0.01
     stacks = tuple(
         Sampled(name, "forward", False, (Place("train.py", number, "main"),), "", seconds, count)
-        for name, number, seconds, count in (("algo-1-1", 30, 2.0, 40), ("algo-1-0", 40, 1.0, 20), ("algo-1-1", 40, 1.0, 20))
+        for name, number, seconds, count in (
+            ("algo-1-1", 30, 2.0, 40),
+            ("algo-1-0", 40, 1.0, 20),
+            ("algo-1-1", 40, 1.0, 20),
+        )
     )
     samples = Samples(stacks, {("train.py", 30): line})
     main = decide(Case(attrs.evolve(metrics_of(in_step(works)), samples=samples), {})).main

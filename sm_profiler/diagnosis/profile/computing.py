@@ -346,7 +346,9 @@ def _launching_share(case: Case, launches: Launches) -> float:
 def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
     step, share = launches.step or case.typical("length"), _launching_share(case, launches)
-    if share < (limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY):  # in tiny steps, all else is Python, too
+    if share < (
+        limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY
+    ):  # in tiny steps, all else is Python, too
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
@@ -371,7 +373,15 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         doubt = "a loop may launch them for each sample" if _model_may_loop(case, launches) else ""
     return _small_steps(
         case,
-        Found("launches", words, evidence, share * usual, "small_steps", error=limits.REPEAT_MOST * share * usual, doubt=doubt),
+        Found(
+            "launches",
+            words,
+            evidence,
+            share * usual,
+            "small_steps",
+            error=limits.REPEAT_MOST * share * usual,
+            doubt=doubt,
+        ),
     )
 
 
@@ -508,7 +518,9 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        launches = found.share if launches_of(case) is not None else passes * limits.MAJORITY  # tiny steps mostly launch
+        launches = (
+            found.share if launches_of(case) is not None else passes * limits.MAJORITY
+        )  # tiny steps mostly launch
         grows = [max(passes - launches, 0.0) * part for part in (0.0, *limits.GROWS[::2])]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)

@@ -374,7 +374,11 @@ def _process_memory(case: Case) -> Found | None:
     worst: tuple[Growth, str] | None = None
     for name, (seconds, values) in case.metrics.memory.items():
         growth = fit_growth(*_inside_loop(case, *_without_compiling(case, name, seconds, values)))
-        if growth is None or not growth.is_steady or growth.gained < max(limits.GROWTH_BYTES, limits.HEALTHY * growth.start):
+        if (
+            growth is None
+            or not growth.is_steady
+            or growth.gained < max(limits.GROWTH_BYTES, limits.HEALTHY * growth.start)
+        ):
             continue
         if growth.late < limits.CLOSE * growth.slope and _keeps_nothing(_objects(case, name)):
             continue  # caches of libraries, which fill

@@ -503,7 +503,9 @@ def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
                 continue
             before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
             low, high = sorted((before, after))
-            if not np.isfinite(low + high) or high - low < (100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0):
+            if not np.isfinite(low + high) or high - low < (
+                100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0
+            ):
                 continue
             ratio = high / max(low, 1e-9)
             if ratio >= enough and (unit != "bytes/s" or high >= limits.TRICKLE):  # logs and metrics cause less
