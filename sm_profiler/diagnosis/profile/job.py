@@ -59,7 +59,7 @@ def start_allowance(metrics: JobMetrics) -> float:
 
 def _model_allowance(metrics: JobMetrics) -> float:
     """Return the seconds that building a model, or starting loader workers in the first steps, may take."""
-    return min(metrics.loading or limits.START_S, limits.IMPORTS_S)
+    return max(min(metrics.loading or 0.0, limits.IMPORTS_S), limits.START_S)
 
 
 @attrs.frozen
