@@ -111,7 +111,7 @@ def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]
     """Serve or push the board's values as the options ask for; return what ends that."""
     ends: list[Callable[[], object]] = []
     if options.otlp:
-        from sm_profiler.monitor.telemetry import start_telemetry
+        from sm_profiler.monitor.exposition import start_telemetry
 
         ends.append(start_telemetry(board).shutdown)
     if options.metrics_port is not None:

@@ -40,9 +40,11 @@ from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
+from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.thresholds import Threshold
 from sm_profiler.printable import one_line, printable
 from sm_profiler.report.prices import Prices
+from sm_profiler.report.report_json import stored_end
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
 from sm_profiler.storage import MissingFileError, Storage, open_storage
 
@@ -273,7 +275,7 @@ class _Run:
                     if known is not None and loaded.identity and (known.identity, known.modified) == now:
                         self._add(candidate, known.row, loaded.identity)
                     elif not self._from_report(candidate, loaded):
-                        judged.append((candidate, attrs.evolve(loaded, report=None)))
+                        judged.append((candidate, attrs.evolve(loaded, report=None, end=_stored_end(loaded))))
         return judged
 
     def _from_report(self, candidate: Candidate, loaded: Loaded) -> bool:
@@ -346,6 +348,14 @@ class _Run:
         self.save()
 
 
+def _stored_end(loaded: Loaded) -> StoredEnd | None:
+    """Return the end of a job in its report, which is outdated; None if that is not known, or it cannot be read."""
+    try:
+        return stored_end(read_report(loaded.report)) if loaded.report is not None else None
+    except ProfilerError:
+        return None
+
+
 def _loaded(candidate: Candidate) -> Loaded | str:
     """Read the small files of a job; return the error if they cannot be read."""
     try:
@@ -366,6 +376,7 @@ class _Task:
         instance_type: type of its instances; "" if unknown, or if there are several.
         description: parts of its description that a report uses.
         is_new: its profile changed just now, and may have no whole file yet.
+        end: its end in its report, which is outdated.
     """
 
     profile: str
@@ -373,13 +384,15 @@ class _Task:
     instance_type: str
     description: dict[str, Any]
     is_new: bool = False
+    end: StoredEnd | None = None
 
     @classmethod
     def of(cls, loaded: Loaded, now: float) -> _Task:
         job = described(loaded.place, loaded.description)
         description = as_json(loaded.description) if loaded.description else {}
         kind = "" if job.types else job.instance_type
-        return cls(loaded.profile, loaded.place.name, kind, description, is_new=now - loaded.changed < SILENT_S)
+        is_new = now - loaded.changed < SILENT_S
+        return cls(loaded.profile, loaded.place.name, kind, description, is_new=is_new, end=loaded.end)
 
 
 @Remote
@@ -390,7 +403,9 @@ def judge_job(task: _Task) -> bytes:
     from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
-    job = JobInfo(task.name or None, task.instance_type or None, description=task.description or None, finished=None)
+    job = JobInfo(
+        task.name or None, task.instance_type or None, description=task.description or None, stored_end=task.end
+    )
     try:
         source = open_source(task.profile, cache=False, progress=False, processes=1)
     except NoProfilerDataError:

@@ -17,6 +17,7 @@ from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import claimed_name
 from sm_profiler.jobs.listing import PAGE, Place, find_places
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.startup import LONGEST_S, job_seconds
 from sm_profiler.printable import one_line, printable
 from sm_profiler.report import report_json
@@ -219,6 +220,7 @@ class Loaded:
         reported: the same of its report.json.
         identity: text that changes if one of these files does; "" if the candidate has it already.
         error: why the others than the description cannot be read; "" if they can.
+        end: the job's end in a report that is outdated.
     """
 
     description: Mapping[str, Any]
@@ -229,6 +231,7 @@ class Loaded:
     reported: float = 0.0
     identity: str = ""
     error: str = ""
+    end: StoredEnd | None = None
 
 
 @attrs.frozen(eq=False)

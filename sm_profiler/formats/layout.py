@@ -26,6 +26,8 @@ TEMPORARY = ".tmp"
 IGNORED_FOLDER = ".sagemaker-ignore"
 EXIT_FOLDER = f"{IGNORED_FOLDER}/exits"  # `<source>_<pid>_<time>`: the record of a process, a line end, and its exit code as a byte
 
+STOP_FOLDER = f"{IGNORED_FOLDER}/stops"  # `<source>_<pid>`: not empty once a signal has asked the process to stop
+
 PYTHON_TIMELINE = "pythontimeline"
 MODEL_TIMELINE = "model_timeline"
 HOROVOD_TIMELINE = "horovod_timeline"

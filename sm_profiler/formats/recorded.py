@@ -271,6 +271,7 @@ class Hang(Recorded):
         error: the exception with which the process exits.
         threads: stacks of all threads, that of the training first.
         dead: threads that ended with an exception, the latest first.
+        steps: training steps that were complete.
     """
 
     phase: ClassVar[str] = event_names.HANG
@@ -283,6 +284,7 @@ class Hang(Recorded):
     threads: tuple[ThreadStack, ...] | None = None
     children: tuple[ChildProcess, ...] | None = None
     dead: tuple[DeadThread, ...] | None = None
+    steps: int | None = None
 
 
 @attrs.frozen(kw_only=True)

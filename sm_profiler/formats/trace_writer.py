@@ -371,7 +371,7 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        keys = ("collectors", "uses_gpu", "dropped", "left_out", "phases_elsewhere", END)
+        keys = ("collectors", "uses_gpu", "dropped", "left_out", "events_cut", "phases_elsewhere", END)
         changing = [metadata.get(key) for key in keys]
         if again and changing == self._described:
             return ""

@@ -20,12 +20,11 @@ from sm_profiler.diagnosis.model import Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import clean, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
-from sm_profiler.metrics.parts import COLOURS
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.render import gpu_section, ledger_view
 from sm_profiler.render.blocks import Section
-from sm_profiler.render.charts import LINE_COLOURS
+from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, heat_section, pictures, stacks_view

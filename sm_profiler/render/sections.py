@@ -31,7 +31,7 @@ from sm_profiler.render.blocks import (
     times_fired,
     what_ran,
 )
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.ledger_view import shares
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
@@ -256,25 +256,24 @@ def framework(metrics: JobMetrics, rules: Rules, totals: Totals | None = None) -
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
         "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
     }  # fmt: skip
-    found_slices = loop_slices(metrics.ranks, watched=bool(metrics.metadata), totals=totals)
-    slices = [piece for piece in found_slices if piece.is_named]
+    slices = [each for each in shares(totals, on_device=metrics.on_device) if each.is_named]
     if slices:
         titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
     if not pictures and not slices:
         missing = f"No framework metrics were recorded: {how_to_record(metrics)}"
         return Section(key, title, missing=missing)
-    rows = [(piece.label, piece.value, piece.note) for piece in slices]
+    rows = [(each.label, percent(each.share), f"{duration(each.seconds)} per step") for each in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
-        shares, sums = found.get(device), found.get(f"{device}_total")
-        if isinstance(shares, Mapping) and shares:
+        operators, sums = found.get(device), found.get(f"{device}_total")
+        if isinstance(operators, Mapping) and operators:
             sums = sums if isinstance(sums, Mapping) else {}
-            order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
+            order = [name for _, name in sorted((-number(share), str(name)) for name, share in operators.items())]
             rows = [
                 (
                     shorten(name, MAX_OPERATOR),
-                    f"{number(shares.get(name)):.1f} %",
+                    f"{number(operators.get(name)):.1f} %",
                     duration(number(sums.get(name)) / 1e6),
                 )
                 for name in order

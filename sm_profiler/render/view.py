@@ -21,14 +21,13 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
 from sm_profiler.metrics.hang import Hang
-from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.metrics.system_fold import Use
 from sm_profiler.render import charts, gpu_section, ledger_view
 from sm_profiler.render.blocks import Picture, Section
 from sm_profiler.render.charts import ChartPart, drawing, element, text
 from sm_profiler.render.flame import at_line, part_of, short_file
-from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.render.words import gain_of_finding
 
 MAX_BARS = 12  # bars of single ranks or GPUs
@@ -116,33 +115,18 @@ def stacks_view(hang: Hang | None) -> dict[str, Any]:
     }
 
 
-def loop_bar(
-    ranks: tuple[Rank, ...], title: str, *, watched: bool = False, totals: Totals | None = None
-) -> Picture | None:
-    """Draw where the loop's time goes, averaged over ranks."""
-    slices = loop_slices(ranks, watched=watched, totals=totals)
-    if not slices:
-        return None
-    drawn = [ChartPart(piece.label, piece.share, piece.part.colour, piece.note) for piece in slices]
-    legend = tuple(
-        (piece.label, piece.part.colour, f"{piece.value}|{piece.note}") for piece in slices if piece.is_named
-    )
-    return Picture(charts.bar(drawn, title), title, legend, "bar")
-
-
 def pictures(report: Report) -> list[Picture]:
     """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict.
 
     A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
     """
     metrics, kind = report.metrics, report.verdict.kind
-    loop = loop_bar(
-        metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata), totals=report.ledger
-    )
-    if loop is None and report.ledger:
-        return [ledger_view.picture(report.ledger)]
-    if loop is None:
+    if report.ledger is None:
         return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
+    title = "Where the training loop's time goes" if metrics.loop else "Where the time of all ranks goes"
+    loop = ledger_view.picture(report.ledger, title, on_device=metrics.on_device)
+    if not metrics.loop:
+        return [loop]
     draw = _EVIDENCE.get(kind)
     extra = draw(metrics) if draw else []
     if kind is Class.INITIALIZATION_BOUND:
@@ -153,11 +137,11 @@ def pictures(report: Report) -> list[Picture]:
 
 def _rank_bars(metrics: JobMetrics) -> list[Picture]:
     totals = totals_of(metrics)
-    return [
-        Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin")
-        for rank in metrics.ranks[:MAX_BARS]
-        if (bar := loop_bar((rank,), f"Where the time of {rank.name} goes", totals=totals))
-    ]
+    drawn = []
+    for rank in totals.ranks[:MAX_BARS] if totals else ():
+        bar = ledger_view.picture(Totals((rank,)), f"Where the time of {rank.name} goes")
+        drawn.append(Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin"))
+    return drawn
 
 
 def _step_strip(metrics: JobMetrics) -> list[Picture]:

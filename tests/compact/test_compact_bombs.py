@@ -99,6 +99,7 @@ def test_records_are_read():
     assert schema.decode_header(schema.encode_header(made)).files[0].records == records
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("element", [b"\x92\xa0\xa0", b"\x94\xa0\x00\x00\xa0"])
 def test_a_list_of_files_with_many_small_values_takes_little(element):
     count = MB

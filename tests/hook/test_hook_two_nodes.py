@@ -85,6 +85,7 @@ def nodes_of(source) -> set[str]:
     return {item.node for item in source.files}
 
 
+@pytest.mark.long
 def test_the_first_host_writes_the_markers_and_late_files_are_read(trained, tmp_path):
     shared = Shared(tmp_path / "job")
     ends(trained, "algo-1", shared)

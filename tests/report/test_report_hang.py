@@ -57,6 +57,24 @@ def test_names_line_function_and_time():
     assert main.confidence == "high"
 
 
+def test_all_places_count_the_steps_that_were_complete():
+    """The headline, the end of the job and report.json had three counts of a hang in the middle of a step."""
+    report = report_from([*training(200), stop(SLEEPS, steps=199)])
+    assert "after 199 training steps" in report.verdict.main.headline
+    assert report.metrics.ending.step == 199
+    found = json.loads(to_json(report))
+    assert (found["end"]["step"], found["hang"]["step"], found["hang"]["where"][0]["completed_steps"]) == (
+        199,
+        198,
+        199,
+    )
+    assert [row["value"] for row in found["verdict"]["evidence"] if "steps" in row["metric"]] == [199]
+    two = [row for rank in (0, 1) for row in training(200, node=f"algo-1-{rank}")]
+    stops = (stop(SLEEPS, steps=199), stop(COLLECTIVE, node="algo-1-1", steps=200))
+    main = verdict_of([*two, *stops]).main
+    assert "after 199 to 200 training steps" in main.headline
+
+
 @pytest.mark.parametrize(
     "more",
     [
