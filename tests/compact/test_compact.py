@@ -210,7 +210,7 @@ def test_damage_is_noticed(tmp_path, seed, count, cut):
 
 
 def test_newer_schema_is_refused_in_one_line(two_nodes, tmp_path, monkeypatch):
-    for module in ("compact", "source.parquet.contents"):
+    for module in ("compact", "source.parquet.contents", "source.parquet.schema"):
         monkeypatch.setattr(f"sm_profiler.{module}.SCHEMA_VERSION", 2)
     compacted(two_nodes, tmp_path)
     monkeypatch.undo()
