@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
 from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
@@ -246,10 +246,10 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
     if whole <= 0:
         return Ranked(one.with_confidence(case, share), share)
-    beyond = whole * share
+    most = beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
-        beyond, least, value = start.excess, 0.4, 0.7  # caches and streaming still read the first data
-    seconds = Interval(*(min(beyond * factor, left) for factor in (least, value, 1.0)))
+        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED_INDIRECT
+    seconds = Interval(*(min(part, left) for part in (beyond * least, beyond * value, most)))
     speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
     certain = max(seconds.low / whole, share * least * limits.MAJORITY)
@@ -296,7 +296,7 @@ def _first_place(where: Sequence[Location]) -> str:
     for line in where:
         shares[function_of(line)] = shares.get(function_of(line), 0.0) + line.share
     most = max(shares, key=lambda key: shares[key], default=None)
-    if most is None or shares[most] < 0.3:  # one of several
+    if most is None or shares[most] < limits.USUAL:  # one of several
         return ""
     first = next(line for line in where if function_of(line) == most)
     return FRAGMENTS["look_first"].format(place=short_place(first))

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, check_groups
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_groups
 from sm_profiler.printable import printable
 from sm_profiler.storage import open_storage
 
