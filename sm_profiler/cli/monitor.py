@@ -23,7 +23,7 @@ FLUSH_SECONDS = 100.0  # a SageMaker container has 120 s after SIGTERM
 WATCH_SECONDS = 0.5
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_monitor(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="folder to write system/incremental/… to"
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
 
-def run(options: Namespace) -> int:
+def run_monitor(options: Namespace) -> int:
     from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
     from sm_profiler.monitor.board import Board, StepCounter, job_labels, name_of_folder
     from sm_profiler.monitor.node_state import NodeLock

@@ -73,9 +73,6 @@ def record_vanished(root: Path, node: str, pid: int, state: str, at: float) -> N
 
     Args:
         root: the `profiler-output` folder.
-        node: its node.
-        pid: the process.
-        state: how it ended.
         at: when, seconds since the epoch.
 
     Raises:
@@ -90,7 +87,6 @@ def recover_killed(root: Path, node: str, host: str) -> int:
 
     Args:
         root: the `profiler-output` folder.
-        node: the node.
         host: identity of this machine; only of processes that ran on it is it certain that they were killed.
     """
     left = list(_left_open(root, node))
@@ -103,7 +99,6 @@ def was_killed_here(path: Path, host: str) -> bool:
     """Return whether the process that left a trace file open ran on this machine, and has ended.
 
     Args:
-        path: the open file.
         host: identity of this machine.
     """
     ending = f".json{TEMPORARY}"
@@ -186,7 +181,6 @@ def _claimed(path: Path, *, held: bool = False) -> Iterator[int]:
     """Open a file that no other process is finishing.
 
     Args:
-        path: the file.
         held: its own process has its lock, and leaves it to this one.
 
     Raises:

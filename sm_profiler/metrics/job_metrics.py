@@ -233,6 +233,11 @@ class JobMetrics:
         return max(self.end - self.start, 0.0) if np.isfinite(self.end - self.start) else 0.0
 
     @property
+    def on_device(self) -> bool:
+        """True if a GPU timed the phases of all ranks."""
+        return bool(self.ranks) and all(rank.on_device for rank in self.ranks)
+
+    @property
     def loop(self) -> tuple[float, float] | None:
         """Start and end of the training loop over all ranks."""
         if not self.ranks:

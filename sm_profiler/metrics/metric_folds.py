@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
 from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts, StoredEnd

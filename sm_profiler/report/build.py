@@ -18,7 +18,7 @@ from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.engine import Slice, error_line, run_folds, run_sliced
+from sm_profiler.folding import Slice, error_line, run_folds, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds, new_folds

@@ -18,8 +18,7 @@ import attrs
 
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow, service_limit_us
-from sm_profiler.folding.window import WindowCutter
+from sm_profiler.folding import LATE_S, TRIM_WINDOWS, Slice, WindowCutter, others_may_follow, service_limit_us
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
 from sm_profiler.identity import host_id
 from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_of

@@ -11,10 +11,9 @@ import pytest
 
 from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
-from sm_profiler.fleet.building import NAME, build_fleet
+from sm_profiler.fleet.building import NAME, build_fleet, write_fleet
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.wording import summary
-from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report import prices
 from sm_profiler.report.prices import built_in

@@ -196,7 +196,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize(
     ("statement", "end"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.exporters.mcp import server as answers
+from sm_profiler.exporters import mcp as answers
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.formatting import is_library
 from sm_profiler.metrics.hang import hang_arguments
@@ -17,7 +17,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_export import describe_hangs
-from sm_profiler.timeline.writer import timeline_file
+from sm_profiler.timeline import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of
 

@@ -1,4 +1,8 @@
-"""Write a profile as Parquet: only what is new, one file for each node and hour."""
+"""A profile as Parquet: a twentieth of the bytes of a long job, for every engine that reads it, and our reports.
+
+Only what is new is written, one file for each node and hour:
+`compact(open_source("/path/to/profiler-output"), open_storage("s3://bucket/profiles"))`.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,26 @@ from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.opening import ListedStorage, place_of, shared_location
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.contents import PartWriter, TableWriter
-from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.schema import SCHEMAS
+from sm_profiler.source.parquet.schema import SCHEMA_VERSION, SCHEMAS, Header
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S, progress_bar
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
+
+__all__ = ["Compacted", "athena_ddl", "compact"]
+
+Open = tuple[str, str, OpenEvent]  # node, kind and event
+
+MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
+
+_TYPES = {
+    pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
+    pa.binary(): "binary",
+}  # fmt: skip
+DATABASE = "sm_profiler"
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +80,6 @@ class DerivedTables:
         self._samples.extend(_stacks(own))
 
     def tables(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each table that has rows, as columns."""
         found = [(name, rows) for name, rows in each_process(self._steps.result()) if len(rows)]
         if found:
             together = [rows for _, rows in found]
@@ -107,7 +120,6 @@ class Compacted:
     """Account of a compaction.
 
     Attributes:
-        job: name of the job.
         files: files of the profile that were read.
         rows: their rows.
         read_bytes: their bytes.
@@ -127,32 +139,24 @@ class Compacted:
     left: int = 0
 
     def add(self, other: Compacted) -> None:
-        """Add the counts of a part."""
         for name in ("files", "rows", "read_bytes", "parts", "written_bytes", "unchanged", "left"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def save(self, storage: Storage, part: Part, data: bytes) -> None:
-        """Write and count a Parquet file."""
         storage.write(part.key, data)
         self.parts += 1
         self.written_bytes += len(data)
 
 
 class Rewriting:
-    """The new content of one part.
-
-    Attributes:
-        done: account of it.
-    """
+    """The new content of one part."""
 
     def __init__(self, part: Part, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
         """Begin with the files whose rows the part holds already.
 
         Args:
-            part: the part.
             held: these files.
             existing: the dataset, for their rows.
-            origin: location of the profile.
         """
         self._part, self._held, self._existing, self._origin = part, held, existing, origin
         self._new: dict[str, FileRows] = {}
@@ -207,7 +211,7 @@ class Rewriting:
         for table, rows in derived.tables():
             made = TableWriter(table)
             made.write_rows(rows)
-            self.done.save(storage, self._part.of(table), made.finish(Header(headers.VERSION, self._origin)))
+            self.done.save(storage, self._part.of(table), made.finish(Header(SCHEMA_VERSION, self._origin)))
         self.done.save(storage, self._part, writer.finish())  # last: it lists the files that are done
 
 
@@ -221,16 +225,12 @@ def in_part(item: Item) -> tuple[int, int, str]:
     return item.rank, item.at_us, item.info.key
 
 
-Open = tuple[str, str, OpenEvent]  # node, kind and event
-
-
 class Task(msgspec.Struct):
     """A part for a worker.
 
     Attributes:
         source, target: locations of the profile and of the dataset.
         origin: where the profile was recorded.
-        part: the part.
         new: files to read.
         held: files whose rows the part holds already.
         file: the part's Parquet file, if there is one.
@@ -255,7 +255,6 @@ class Answer(msgspec.Struct):
     """Result of a part.
 
     Attributes:
-        done: account of it.
         missed: nothing was written, as the begin of an event is missing.
         loose: files with ends and begins of events that have no counterpart in them, in their order.
     """
@@ -285,7 +284,6 @@ def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Pa
 
 @Remote
 def rewrite_part(task: Task) -> Answer:
-    """Write a part."""
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
     existing.load(footers=True)
@@ -313,9 +311,6 @@ def _misses(pieces: Iterable[FileRows]) -> bool:
     return streams.failed
 
 
-MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
-
-
 def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str | Executor | None = None) -> Compacted:
     """Write a profile as Parquet, or add what is new to it.
 
@@ -323,7 +318,6 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
     list of files is written, if it is not there or of another version.
 
     Args:
-        source: the profile.
         storage: root of the dataset.
         job: the job's name in the dataset.
         executor: have the workers of an executor read the files and write the dataset, as in `report.build_report`. The
@@ -343,8 +337,6 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
 
 
 class _Compaction:
-    """One call of `compact`."""
-
     def __init__(self, source: ProfileSource, storage: Storage, job: str) -> None:
         self._source, self._storage = source, storage
         self._existing = ParquetStorage(storage, job)
@@ -371,7 +363,6 @@ class _Compaction:
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
-        """Write all parts that have new files."""
         changed: dict[Part, list[Item]] = {}
         for item in self._source.files:
             if self._existing.place(item) is not None:
@@ -451,7 +442,6 @@ class _Compaction:
             piece.joined(self._streams)
 
     def _write_list(self) -> None:
-        """Write the list of files unless it is there."""
         contents = ParquetStorage(self._storage, self.done.job).new_contents()
         if contents is not None:
             self._storage.write(paths.contents_of(self.done.job), contents)
@@ -469,7 +459,7 @@ class _Compaction:
         changed = {key: info for key, info in listed.items() if held.get(key) != info}
         self._add_files(made, self._existing, [info for key, info in held.items() if key not in changed])
         self._add_files(made, self._source.storage, list(changed.values()))
-        self.done.save(self._storage, part, made.finish(Header(headers.VERSION, self._source.origin)))
+        self.done.save(self._storage, part, made.finish(Header(SCHEMA_VERSION, self._source.origin)))
 
     def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
         """Add files, one to a row group, so that each can be read without the others."""
@@ -485,13 +475,6 @@ class _Compaction:
             )  # fmt: skip
 
 
-_TYPES = {
-    pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
-    pa.binary(): "binary",
-}  # fmt: skip
-DATABASE = "sm_profiler"
-
-
 def athena_ddl(location: str, *, database: str = DATABASE) -> str:
     """Return the statements for a dataset.
 
@@ -499,7 +482,6 @@ def athena_ddl(location: str, *, database: str = DATABASE) -> str:
 
     Args:
         location: s3:// URI of the dataset.
-        database: name of the database.
     """
     quoted = location.rstrip("/").replace("'", "\\'")
     statements = [f"CREATE DATABASE IF NOT EXISTS {database};"]

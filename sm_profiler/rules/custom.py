@@ -1,37 +1,214 @@
-"""The process of a user's rule: import the file, build the rule, feed it until the job is over, write the outcome."""
+"""A user's rule in a separate process: captured output, limited time, errors in one line.
+
+The runner starts it (`CustomProcess`); the process imports the file, builds the rule, feeds it until the job is over and
+writes the outcome (`main`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import attrs
 
 import sm_profiler
-from sm_profiler.errors import ConfigError, ProfilerError
-from sm_profiler.folding.engine import Following, windows
-from sm_profiler.folding.window import MINUTE_US
+from sm_profiler.container import JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
+from sm_profiler.folding import MINUTE_US, Following, windows
 from sm_profiler.printable import logger_for
-from sm_profiler.rules.parameters import interval
+from sm_profiler.processes import start_module
+from sm_profiler.rules.base import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import MAX_DETAILS, RUNNER_PARAMETERS, Status, log_to_stdout, stop_signalled
+from sm_profiler.rules.settings import (
+    GRACE,
+    IGNORED_FOLDER,
+    MAX_DETAILS,
+    RUNNER_PARAMETERS,
+    Settings,
+    Status,
+    log_to_stdout,
+    stop_signalled,
+)
 from sm_profiler.rules.trial import ProfilerTrial
-from sm_profiler.settings import POLL_S
+from sm_profiler.settings import ALLOW_STOP, POLL_S
+from sm_profiler.signals import StopEvent
 from sm_profiler.source import open_source
+from sm_profiler.storage import open_storage
+
+MAX_CODE_BYTES = 10_000_000
+MAX_OUTPUT_CHARACTERS = 1_000_000  # kept of what a rule prints
+MAX_LINE_CHARACTERS = 8192  # longer lines are split
+MAX_OUTCOME_BYTES = 65_536
+LAST_OUTPUT_S = 5.0  # wait for output after the end of the process
+log = logger_for("sm_profiler.rules")
 
 INTERVAL = "scan_interval_us"
 MAX_REPORT_BYTES = 50_000_000
 UNRELATED_VARIABLES = re.compile(r"\w+_proxy|npm_\w+")  # lower-case variables that are not meant for a rule
-log = logger_for("sm_profiler.rules")
+
+
+@attrs.frozen
+class CustomOutcome:
+    """Status and details of a user's rule that has ended."""
+
+    status: Status
+    details: str = ""
+
+
+class CustomProcess:
+    def __init__(self, process: subprocess.Popen[bytes], rule: str, outcome: Path, output: Path) -> None:
+        self._process = process
+        self._rule = rule
+        self._outcome = outcome
+        self._output = output
+        self._listener = threading.Thread(target=self._listen, name=f"output of {rule}", daemon=True)
+        self._listener.start()
+
+    @classmethod
+    def start(cls, settings: Settings, source_uri: str) -> CustomProcess:
+        """Fetch the rule's file and start the process.
+
+        Raises:
+            ConfigError: the rule's name cannot be that of a class.
+            SourceError: the file cannot be fetched.
+        """
+        if not settings.rule.isidentifier():
+            raise ConfigError(f"rule_to_invoke must be the name of a class, not {settings.rule[:60]!r}")
+        folder = settings.output / IGNORED_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        code = fetch_code(settings.code, folder)
+        outcome = folder / "outcome.json"
+        outcome.unlink(missing_ok=True)
+        request = {
+            "code": str(code),
+            "rule": settings.rule,
+            "parameters": settings.parameters,
+            "source": source_uri,
+            "output": str(settings.output),
+            "outcome": str(outcome),
+            "follow": settings.follow,
+        }
+        request_file = folder / "request.json"
+        request_file.write_text(json.dumps(request), "utf-8")
+        environment = {
+            **os.environ,
+            GRACE: str(settings.grace_s),
+            ALLOW_STOP.name: "1" if settings.allow_stop else "0",
+        }
+        environment |= {"PYTHONUNBUFFERED": "1", JOB_NAME_VARIABLE: settings.job}
+        if settings.stop_file:
+            environment[STOP_SIGNAL_VARIABLE] = str(settings.stop_file)
+        process = start_module(
+            "sm_profiler.rules.custom",
+            [str(request_file)],
+            environment=environment,
+            cwd=Path.cwd(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            new_session=True,
+        )
+        return cls(process, settings.rule, outcome, settings.output / f"{settings.rule}.log")
+
+    def _listen(self) -> None:
+        """Copy the rule's output to the log and to a file next to the report."""
+        kept = 0
+        stream = self._process.stdout
+        if stream is None:
+            return
+        with (
+            io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as lines,
+            self._output.open("w", encoding="utf-8") as copy,
+        ):
+            while line := lines.readline(MAX_LINE_CHARACTERS):
+                if kept < MAX_OUTPUT_CHARACTERS:
+                    copy.write(line)
+                    copy.flush()
+                    kept += len(line)
+                    log.info("[%s] %s", self._rule, line.rstrip("\n"))
+
+    def wait(self, timeout_s: float, stopped: StopEvent) -> CustomOutcome:
+        """Wait for the end of the rule, at most `timeout_s` seconds or until `stopped` is set."""
+        end = time.monotonic() + timeout_s
+        while self._process.poll() is None:
+            if stopped.is_set():
+                self.kill()
+                return CustomOutcome(Status.STOPPED, f"{self._rule} was stopped")
+            if time.monotonic() > end:
+                self.kill()
+                return CustomOutcome(
+                    Status.ERROR, f"{self._rule} did not end within {timeout_s:.0f} s after the job's data"
+                )
+            time.sleep(0.1)
+        self._listener.join(LAST_OUTPUT_S)
+        try:
+            with self._outcome.open("rb") as opened:
+                found = json.loads(opened.read(MAX_OUTCOME_BYTES))
+            return CustomOutcome(Status(found["status"]), str(found["details"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return CustomOutcome(
+                Status.ERROR, f"{self._rule} ended with {_describe(self._process.returncode)}{self._last_line()}"
+            )
+
+    def _last_line(self) -> str:
+        try:
+            lines = self._output.read_text("utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return f": {lines[-1]}" if lines else ""
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._listener.join(LAST_OUTPUT_S)
+
+
+def _describe(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+def fetch_code(location: str, folder: Path) -> Path:
+    """Return the rule's file on this machine: an s3:// URI is downloaded to `folder`, a path is used as it is.
+
+    Raises:
+        SourceError: it does not exist, cannot be fetched, or is too large.
+    """
+    if location.startswith("s3://"):
+        base, _, name = location.rpartition("/")
+        storage = open_storage(base)
+        try:
+            data = storage.read(name)
+        except ProfilerError as error:
+            raise SourceError(f"cannot fetch the rule's file {location}: {error}") from None
+        if len(data) > MAX_CODE_BYTES:
+            raise SourceError(f"the rule's file {location} is larger than {MAX_CODE_BYTES // 1_000_000} MB")
+        code = folder / name
+        code.write_bytes(data)
+        return code
+    path = Path(unquote(urlsplit(location).path)) if location.startswith("file://") else Path(location)
+    if not path.is_file():
+        raise SourceError(f"the rule's file {location} does not exist")
+    return path
+
+
+# The process of the rule
 
 
 def load_module(path: Path) -> ModuleType:
@@ -94,7 +271,6 @@ def find_rule(module: ModuleType, name: str, file: str) -> type[Any]:
 
 
 def parameter_names(rule: type[Any]) -> set[str]:
-    """Return the names of a rule's own parameters."""
     return set(list(inspect.signature(rule).parameters)[1 if issubclass(rule, Rule) else 0 :])
 
 
@@ -151,7 +327,6 @@ def build_rule(rule: type[Any], parameters: Mapping[str, str], trial: Any = None
 
 
 def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
-    """Evaluate the rule; return status, details and its report."""
     path, name = Path(request["code"]), str(request["rule"])
     kind = find_rule(load_module(path), name, path.name)
     parameters = own_parameters(kind, request["parameters"], os.environ)
@@ -206,7 +381,6 @@ def met_text(name: str, window: int | None, found: object, interval_us: int = MI
     """Return the sentence on a condition that is met: when, and how many of the rule's observations met it.
 
     Args:
-        name: the rule's name.
         window: number of the first window in which it was met, from 0; None if only the whole job shows it.
         found: the rule's report.
         interval_us: length of a window.

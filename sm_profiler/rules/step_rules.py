@@ -1,4 +1,4 @@
-"""StepOutlier: steps that take much longer than the others."""
+"""Rules about steps: StepOutlier (some take much longer) and MaxInitializationTime (the first one comes late)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
-from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
+from sm_profiler.folding import EvaluationWindow
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.base import BuiltinRule
-from sm_profiler.rules.parameters import count, positive, text
-from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
+from sm_profiler.rules.base import BuiltinRule, count, positive, text
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import TimeBreakdown
+from sm_profiler.rules.statistics import QuantileSketch, TimeBreakdown, histogram, int_if_whole
 
 MIN_STEPS = 100  # a phase needs more of them
 BINS = 100
 MAX_LISTED = 1000  # longest steps of a process and phase that keep their numbers
 MAX_BROKEN_DOWN = 15  # and those that keep what ran in them
+
+US_PER_MINUTE = 60e6
 
 
 @attrs.frozen
@@ -49,8 +49,6 @@ class StepStatistics:
 
 @attrs.frozen
 class _LongStep:
-    """One of the longest steps, and what ran in it."""
-
     duration_us: float
     start_us: float
     step: int
@@ -67,8 +65,6 @@ class _LongStep:
 
 @attrs.define
 class _Phase:
-    """The steps of one process and phase; durations in seconds."""
-
     durations: QuantileSketch = attrs.field(factory=QuantileSketch)
     longest: Floats = attrs.field(factory=lambda: np.empty((2, 0)))  # durations, and starts in µs; the longest first
     numbers: Ints = attrs.field(factory=lambda: np.empty(0, np.int64))  # of the longest
@@ -81,7 +77,6 @@ class _Phase:
         return cls(QuantileSketch(exact=True), most=sys.maxsize)
 
     def add(self, events: EventColumns, steps: Ints) -> None:
-        """Add the durations of some steps."""
         durations_s = events.duration_us[steps] / 1e6
         self.durations.add(durations_s)
         if len(self.numbers) >= self.most:  # most are shorter than those that are listed
@@ -119,7 +114,6 @@ class _Phase:
         del self.broken_down[MAX_BROKEN_DOWN:]
 
     def merge(self, other: _Phase) -> None:
-        """Add the steps of another part of the job."""
         self.durations.merge(other.durations)
         self._list(other.longest, other.numbers)
         self.broken_down += other.broken_down
@@ -133,7 +127,6 @@ class _Phase:
         return mean + stddev * deviation, deviation
 
     def statistics(self, name: str, stddev: float) -> StepStatistics:
-        """Return the statistics of all steps so far."""
         limit_s, deviation = self.limit_s(stddev)
         values, counts = self.durations.values_and_counts()
         p99, p95, p50 = self.durations.quantiles([0.99, 0.95, 0.5])
@@ -159,7 +152,6 @@ class StepOutlier(BuiltinRule):
     Parameters = StepOutlierParameters
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._steps = 0
         self._phases: dict[str, dict[str, _Phase]] = {}  # by process
         if self.differs.added_up:
@@ -244,7 +236,6 @@ class StepOutlier(BuiltinRule):
         return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
 
     def absorb(self, other: StepOutlier) -> None:
-        """Add the state of another part of the job."""
         self._steps += other._steps
         for process, phases in other._phases.items():
             for name, theirs in phases.items():
@@ -284,8 +275,6 @@ class StepOutlier(BuiltinRule):
 
 
 class _EventsByProcess:
-    """The events of a window, grouped by process."""
-
     def __init__(self, events: EventColumns) -> None:
         self.events = events
         codes, values = events.node.codes, events.node.values
@@ -296,9 +285,95 @@ class _EventsByProcess:
         self._rows, self._starts_us, self._ends_us = order, events.start_us[order], events.end_us[order]
 
     def breakdown(self, process: str, start_us: float, end_us: float) -> TimeBreakdown:
-        """Return what ran in a process between two times."""
         span = self._spans.get(process, slice(0))
         inside = (self._starts_us[span] <= end_us) & (self._ends_us[span] >= start_us)
         found = TimeBreakdown()
         found.add(self.events, self._rows[span][inside])
         return found
+
+
+@attrs.frozen
+class MaxInitializationTimeParameters:
+    """`threshold` in minutes."""
+
+    threshold: float = positive(20)
+
+
+class MaxInitializationTime(BuiltinRule):
+    """Fires in each window that ends before the first step and more than `threshold` minutes after the start of the job."""
+
+    Parameters = MaxInitializationTimeParameters
+
+    def start(self) -> None:
+        self._job_s: tuple[float, float] | None = None
+        self._steps_us: tuple[float, float] | None = None
+        self._steps = 0
+        self._saw_events = False
+        self._last_sample_s: dict[int, float] = {}  # of windows before the first step, by their end
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Take the window's times; return True if there is no step yet and too much time has passed."""
+        system, events = self.rows(window)
+        self._add_samples(system)
+        if len(system) and self._steps_us is None:
+            end_s = float(system.timestamp.max())
+            self._last_sample_s[window.end_us] = max(end_s, self._last_sample_s.get(window.end_us, end_s))
+        self._saw_events = self._saw_events or len(events) > 0
+        starts_us = step_starts(events)
+        if len(starts_us):
+            self._steps += len(starts_us)
+            self._steps_us = self._extended(starts_us)
+        return self._steps_us is None and self._windows_too_late() > 0
+
+    def _extended(self, starts_us: Floats) -> tuple[float, float]:
+        if not self.differs.file_order:
+            return _span(self._steps_us, (float(starts_us.min()), float(starts_us.max())))
+        return (float(starts_us[0]) if self._steps_us is None else self._steps_us[0]), float(starts_us[-1])
+
+    def _add_samples(self, system: SystemColumns) -> None:
+        if len(system):
+            self._job_s = _span(self._job_s, (float(system.timestamp.min()), float(system.timestamp.max())))
+
+    def _windows_too_late(self) -> int:
+        """Return the number of windows that ended without a step and after the threshold."""
+        if self._job_s is None or not self._saw_events or self.differs.never:
+            return 0
+        first_step_us = np.inf if self._steps_us is None else self._steps_us[0]
+        limit_us = self.parameters.threshold * US_PER_MINUTE
+        start_s = self._job_s[0]
+        return sum(
+            end_us <= first_step_us and (end_s - start_s) * 1e6 > limit_us
+            for end_us, end_s in self._last_sample_s.items()
+        )
+
+    def absorb(self, other: MaxInitializationTime) -> None:
+        self._steps += other._steps
+        self._saw_events = self._saw_events or other._saw_events
+        self._job_s = _span(self._job_s, other._job_s) if other._job_s else self._job_s
+        self._steps_us = _span(self._steps_us, other._steps_us) if other._steps_us else self._steps_us
+        for end_us, end_s in other._last_sample_s.items():
+            self._last_sample_s[end_us] = max(end_s, self._last_sample_s.get(end_us, end_s))
+
+    def result(self) -> RuleResult:
+        """Return the number of windows that ended too late without a step."""
+        triggered = self._windows_too_late()
+        not_evaluated = None
+        if self._job_s is None:
+            not_evaluated = "no system metrics"
+        elif not self._saw_events:
+            not_evaluated = "no framework data: the time of the first step is unknown"
+        details: dict[str, Any] = {"step_num": {}}
+        if self._steps_us is not None:
+            details["step_num"] = {"first": int_if_whole(self._steps_us[0]), "last": int_if_whole(self._steps_us[1])}
+        if self._job_s is not None:
+            details |= {"job_start": self._job_s[0], "job_end": self._job_s[1]}
+        return self._result(triggered, triggered, self._steps, details, not_evaluated)
+
+
+def step_starts(events: EventColumns) -> Floats:
+    """Return the starts of all steps in microseconds, in the order of the rows."""
+    return events.start_us[events.name.mask(lambda name: STEP in name)]
+
+
+def _span(first: tuple[float, float] | None, second: tuple[float, float]) -> tuple[float, float]:
+    return second if first is None else (min(first[0], second[0]), max(first[1], second[1]))
