@@ -124,9 +124,8 @@ class StepTracker:
         self.append = append
         self.settled: ModeKeys | None = None
         self.every = 1
-        self.keep_phases = True
+        self.keep_phases = self.rests = True
         self.compares = False
-        self.rests = True
         self.metering = False
         self.own_ns = 0
         self.global_step = -1

@@ -247,7 +247,7 @@ def test_what_threads_take_is_no_reason_for_no_phases(training):
     """They take half the budget at most from that of the callbacks, which could not make up for them."""
     cpu = [0.0]
     training.controller._own_cpu = lambda: cpu[0]
-    compare(training, 8.0)
+    compare(training, 7.9)
     for _ in range(10):
         cpu[0] += 0.02
         rest(training, STEPS - STEPS // training.tracker.every)
