@@ -12,7 +12,6 @@ from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
     AGAIN,
-    BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
     COMPILING,
@@ -193,7 +192,7 @@ def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
     seen = seen_in_samples(case, CALLBACKS)
     methods: dict[str, float] = {}
     for stack in case.metrics.samples.stacks:
-        place = case.seen.callback(stack) if stack.phase in BESIDE_THE_PHASES else None
+        place = case.seen.callback(stack) if case.seen.is_beside(stack) else None
         if place is not None:
             methods[place.function] = methods.get(place.function, 0.0) + stack.seconds
     if not seen.lines or not methods:

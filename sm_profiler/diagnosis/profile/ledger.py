@@ -8,7 +8,7 @@ innermost wins. Only this module decides which is which.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 import attrs
@@ -30,12 +30,13 @@ BETWEEN, EVALUATION, OUTSIDE = "between", "evaluation", "outside"  # keys of der
 WAIT, COLLECTING = "waiting for data", "garbage collection"
 SAVING, LOGGING, CALLBACKS = "saving", "logging", "callbacks"
 COMPILING, AGAIN = "compiling", "compiling again"
+UNMATCHED = "waiting for ranks with more steps"
 MAKING, COPYING = "making batches", "copies to the device"
 RUNNING = "waiting for results"  # of compiled functions, which run while the script goes on
 OTHER = "other code"
 PHASE = "phase "  # start of the names of the script's own phases
 # Activities that have causes of their own: what is long in some steps is long elsewhere.
-NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION)
+NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION, UNMATCHED)
 _NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
 
 # Kind of a record → its activity, and the parts that it may have interrupted, the likeliest first.
@@ -61,6 +62,9 @@ _LINES = (
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 _CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
+# Phases in which libraries may call functions of the script, and lines that run these phases.
+_CALLING = {"optimizer": re.compile(r"\bstep\("), "backward": re.compile(r"backward\(")}
+_TRAINS = re.compile(r"\.(fit|train)\(")  # a trainer, which runs both
 _LAUNCH = "jax._src.dispatch.apply_primitive"  # waits for what runs; its Python takes as long as launching itself
 _READ = re.compile(r"^jax\._src\.(array\.ArrayImpl\._value|api\.block_until_ready)")
 _STEPS = ("forward", "backward", "optimizer", "compiled")
@@ -165,6 +169,7 @@ class _Rows:
         rows._take_collections()
         seen = SeenCode.of(metrics)
         rows._take_records(metrics, seen.writers())
+        rows._take_unmatched(metrics.ranks)
         rows._take_samples(seen)
         return rows
 
@@ -299,15 +304,45 @@ class _Rows:
         total = float(weight.sum())
         return weight * (min(seconds / max(self.rank.scale, 1.0), total) / total) if total > 0 else weight
 
+    def _take_unmatched(self, ranks: Sequence[Rank]) -> None:
+        """Take out the time in which another rank makes steps that this one has no counterpart for, and has to wait.
+
+        Ranks that meet make step by step together. If one has fewer batches, a step of it lasts for many of another, and it
+        is as many steps behind at the end: one that was late for another reason would have caught up.
+        """
+        starts, ends = self.start[:-1], self.start[:-1] + self.length[:-1]
+        length = ends - starts
+        if self.rank.judged is not None or not len(length):
+            return
+        usual = float(np.median(length))
+        best = np.zeros(len(length))
+        for other in ranks:
+            if other is self.rank or other.judged is not None or other.train_steps <= self.rank.train_steps:
+                continue
+            others = np.sort(other.steps.end[other.train] / 1e6)
+            made = np.searchsorted(others, ends, side="right") - np.searchsorted(others, starts, side="right")
+            more = np.where((made > 2) & (length > thresholds.LONG_STEP * usual), made - 1, 0)
+            in_step = np.count_nonzero(made > 2) <= thresholds.RARE * len(made)
+            if in_step and other.train_steps - self.rank.train_steps >= limits.MAJORITY * more.sum() > 0:
+                best = np.maximum(best, np.where(more > 0, np.maximum(length - usual, 0.0), 0.0))
+        self._take(UNMATCHED, np.append(best, 0.0), _BESIDE)
+
     def _take_samples(self, seen: SeenCode) -> None:
         """Take out what samples beside the phases show, in proportion to the time that the rows have there."""
         keys, found = (OUTSIDE, EVALUATION, BETWEEN), dict[str, float]()
+        within: dict[tuple[str, str], float] = {}  # activity and phase
         for one in seen.samples.stacks:
-            if one.process == self.rank.name and one.phase in BESIDE_THE_PHASES:
+            if one.process == self.rank.name and seen.is_beside(one):
                 name = seen.activity(one)
                 timed = self.timed if name in (SAVING, LOGGING) else ()
                 if name and not is_timed(one.places[-1] if one.places else None, timed):
-                    found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
+                    if one.phase in BESIDE_THE_PHASES or self.rank.on_device:  # the GPU's phases have none of it
+                        found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
+                    else:
+                        within[name, one.phase] = within.get((name, one.phase), 0.0) + one.seconds
+        whole_phase = {phase: self.left[phase] for _, phase in within}
+        for (name, phase), seconds in within.items():
+            self._take(name, whole_phase[phase] * (seconds / seen.in_calling[self.rank.name, phase]), (phase,))
         held = sum(float(self.left[key].sum()) for key in keys)
         fits = min(held / max(sum(found.values()), 1e-12), 1.0)
         for name, seconds in found.items():
@@ -369,12 +404,61 @@ class SeenCode:
                 return callee
         return None
 
+    def is_beside(self, one: Sampled) -> bool:
+        """Return whether a stack was seen beside the phases of a step, or in code of the script that a phase calls."""
+        return one.phase in BESIDE_THE_PHASES or self.called(one) is not None
+
+    def called(self, one: Sampled) -> Place | None:
+        """Return the function of the script that a library calls in the optimizer's step or the backward pass, if it does.
+
+        Such as a hook of a trainer, which steps the optimizer in a closure. The script's own optimizers, and what it
+        differentiates by itself, are the phase.
+        """
+        runs = _CALLING.get(one.phase)
+        if runs is None or len(one.places) <= 1:
+            return None
+        texts = [self.samples.source(place) for place in one.places]
+        at = next((n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1)
+        found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
+        return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
+
+    @cached_property
+    def _passes(self) -> frozenset[tuple[str, str]]:
+        """Functions that run forward passes: a closure, or the step of a trainer's module."""
+        return frozenset(
+            (one.file, one.function) for stack in self.samples.stacks if stack.phase == "forward" for one in stack.places
+        )
+
+    @cached_property
+    def in_calling(self) -> dict[tuple[str, str], float]:
+        """Process and phase → seconds of the samples, of phases in which libraries may call the script."""
+        return self._summed(lambda _: True)
+
+    @cached_property
+    def in_called(self) -> dict[tuple[str, str], float]:
+        """The same of samples in which they do."""
+        return self._summed(lambda one: self.called(one) is not None)
+
+    def _summed(self, keep: Callable[[Sampled], bool]) -> dict[tuple[str, str], float]:
+        found: dict[tuple[str, str], float] = {}
+        for one in self.samples.stacks:
+            if one.phase in _CALLING and keep(one):
+                found[one.process, one.phase] = found.get((one.process, one.phase), 0.0) + one.seconds
+        return found
+
+    def part_called(self, process: str, phase: str) -> float:
+        """Return the part of a phase in which libraries call functions of the script."""
+        whole = self.in_calling.get((process, phase), 0.0)
+        return self.in_called.get((process, phase), 0.0) / whole if whole > 0 else 0.0
+
     def activity(self, one: Sampled) -> str:
         """Return the activity that a stack shows; "" if it shows none.
 
         What a function prepares that then mostly writes is written as well.
         """
-        found = self._own_activity(one)
+        found, called = self._own_activity(one), self.called(one)
+        if called is not None:
+            return found or (OTHER if (called.file, called.function) in self._passes else CALLBACKS)
         if found or not self.writing or one.phase == EVALUATION:
             return found
         return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
@@ -415,6 +499,8 @@ class SeenCode:
 
     def callback(self, one: Sampled) -> Place | None:
         """Return the method of a trainer's callback that a stack is in; None if it is in none, or callbacks are timed."""
+        if (called := self.called(one)) is not None:
+            return None if (called.file, called.function) in self._passes else called
         if self.has_callbacks:
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)

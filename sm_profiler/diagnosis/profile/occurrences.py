@@ -12,7 +12,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, is_timed
+from sm_profiler.diagnosis.profile.ledger import is_timed
 from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS
 from sm_profiler.formats.recorded import AtLine, Frame, Profiling, TimedCall, place_of
 from sm_profiler.metrics import thresholds
@@ -259,7 +259,7 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         own = [
             stack
             for stack in samples.stacks
-            if stack.process == rank.name and stack.phase in BESIDE_THE_PHASES and stack.places
+            if stack.process == rank.name and case.seen.is_beside(stack) and stack.places
             and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
         ]  # fmt: skip
         shares.append(sum(stack.seconds for stack in own) / rank.loop if rank.loop > 0 else 0.0)
