@@ -180,7 +180,9 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         for one in left:
             after, share, certain = loop.gain(_saving_of(one, case, loop))
             sure = limits.PROBABILITY[one.confidence(case, certain)]
-            tried.append((certain * sure, after, share, certain, one))
+            # a larger batch changes what is learned: only one twice as large is a repair without more experiments
+            kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
+            tried.append((certain * sure * kept, after, share, certain, one))
         worth, after, share, certain, best = max(tried, key=lambda row: row[0])
         left.remove(best)
         if min(certain, share.low) < limits.FLOOR:  # chance may be all of it
