@@ -36,7 +36,7 @@ class Switches:
 
     @property
     def count(self) -> float:
-        """How often a model was switched from training to eval() mode."""
+        """Number of switches from training to eval() mode."""
         return len(self.to_eval) * self.more
 
 
@@ -89,9 +89,9 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
 
 
 def with_evaluations(rows: StepRows, to_eval: Sequence[float], to_train: Sequence[float]) -> StepRows:
-    """Return the steps with an evaluation wherever a model was in eval() mode between two training steps, and none is known.
+    """Return the steps with an evaluation for each time that a model was in eval() mode between two training steps.
 
-    Whatever runs then: an evaluation may call other methods of the model than its forward, of which no step is recorded.
+    If no step of evaluation is known: it may call other methods of the model than its forward.
 
     Args:
         rows: all steps of a process.

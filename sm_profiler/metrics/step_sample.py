@@ -285,7 +285,9 @@ class Moved:
         edges, shifts = self.recorded[[0, -1]], (self.divided - self.recorded)[[0, -1]]
         inside = np.clip(at * 1e6, *edges)
         beyond = at * 1e6 - inside
-        found = np.where(beyond == 0, np.interp(inside, self.recorded, self.divided), at * 1e6 + np.where(beyond < 0, *shifts))
+        found = np.where(
+            beyond == 0, np.interp(inside, self.recorded, self.divided), at * 1e6 + np.where(beyond < 0, *shifts)
+        )
         return np.asarray(found / 1e6)
 
 

@@ -262,9 +262,7 @@ def test_a_step_in_a_closure_is_neither_a_callback_nor_the_optimizer():
     assert decide(Case(metrics, {})).kind is Class.BALANCED
 
 
-@pytest.mark.parametrize(
-    ("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)]
-)
+@pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
 def test_hooks_of_gradients_are_callbacks(function, found):
     rows = training(300, backward=0.02)
     metrics = attrs.evolve(metrics_of(rows), samples=called(function, "backward", line="loss.backward()"))

@@ -188,7 +188,7 @@ def test_a_model_that_trains_in_eval_mode_is_not_evaluated():
 
 
 def test_known_evaluations_are_as_long_as_their_forwards():
-    """Most scripts call train() before the next epoch, after whatever follows the evaluation."""
+    """Most scripts call train() before the next epoch, after other code that follows the evaluation."""
     (known,) = metrics_of(turns(100, every=20, each=0.1, between=0.3)).ranks
     (rank,) = metrics_of(turns(100, every=20, each=0.1, between=0.3, switch=True)).ranks
     assert rank.slices["evaluation"] == pytest.approx(known.slices["evaluation"])

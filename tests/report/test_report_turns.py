@@ -123,7 +123,7 @@ def with_fewer(batches, *, epochs=6, catches_up=False):
         epochs: their number.
         catches_up: the rank was late for another reason, and makes its steps after the other has ended.
     """
-    rows, now, first = [], 1.0, 0
+    rows, now = [], 1.0
     for epoch in range(epochs):
         for rank, count in enumerate(batches):
             rows += training(count, node=f"algo-1-{rank}", at=now, number=epoch * count)

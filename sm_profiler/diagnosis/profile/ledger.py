@@ -418,7 +418,9 @@ class SeenCode:
         if runs is None or len(one.places) <= 1:
             return None
         texts = [self.samples.source(place) for place in one.places]
-        at = next((n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1)
+        at = next(
+            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+        )
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
 
@@ -426,7 +428,10 @@ class SeenCode:
     def _passes(self) -> frozenset[tuple[str, str]]:
         """Functions that run forward passes: a closure, or the step of a trainer's module."""
         return frozenset(
-            (one.file, one.function) for stack in self.samples.stacks if stack.phase == "forward" for one in stack.places
+            (one.file, one.function)
+            for stack in self.samples.stacks
+            if stack.phase == "forward"
+            for one in stack.places
         )
 
     @cached_property
