@@ -124,8 +124,7 @@ class StepTracker:
         self.settled: ModeKeys | None = None
         self.every = 1
         self.keep_phases = True
-        self.rests = True
-        self.evaluates_after = NEVER
+        self.rests, self.evaluates_after = True, NEVER
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
