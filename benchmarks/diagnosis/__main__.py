@@ -41,6 +41,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="vary all sizes; the same seed gives the same sizes")
     parser.add_argument("--lanes", type=int, default=1, help="cases at once, each on its own share of the cores")
     parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
+    parser.add_argument("--pairs", type=int, default=3, help="plain and repaired runs, if only they tell the gain")
     parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
     source = parser.add_mutually_exclusive_group()
@@ -77,7 +78,10 @@ def chosen(args: argparse.Namespace) -> list[Case]:
 
 def line(one: Score, seconds: float) -> str:
     marks = {None: "·", True: "+", False: "-"}
-    extra = f"gain {one.gain[0]:.2f}-{one.gain[1]:.2f} measured {one.measured}" if one.gain and one.measured else ""
+    extra = ""
+    if one.gain and one.spread:
+        extra = f"gain{marks[None if one.gain_open else one.gain_right]} {one.gain[0]:.2f}-{one.gain[1]:.2f} "
+        extra += f"measured {one.measured} ({one.spread[0]:.2f}-{one.spread[1]:.2f})"
     return (
         f"{'right' if one.right else 'WRONG'}{'!' if one.confidently_wrong else ' '} {one.case}: {one.got} "
         f"{one.confidence} also={','.join(one.also)} line{marks[one.line_right]} {one.line} {extra} "
@@ -99,7 +103,7 @@ def measure(args: argparse.Namespace) -> list[Score]:
             folder = args.keep / (f"{case.name}-run{turn}" if turn else case.name)
             keep = functools.partial(keeping.keep, folder=folder, case=case.name, **facts)
         varied = case.varied(args.seed + turn) if args.seed else case
-        outcome = score(run_case(varied, profiler, plain=args.plain, keep=keep))
+        outcome = score(run_case(varied, profiler, plain=args.plain, pairs=args.pairs, keep=keep))
         return attrs.evolve(outcome, **facts), time.monotonic() - started
 
     with busy(twice_the_cores()) if args.busy else contextlib.nullcontext(), lanes(args.lanes) as pool:

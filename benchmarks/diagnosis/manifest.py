@@ -42,6 +42,7 @@ class Case:
         sample: True if `make test` runs it.
         diary: entry of the script's diary that the finding's share is compared with, "" for none.
         second: entry of the diary for the other of two problems.
+        others: entry of the diary for the same work in steps without the problem, which the repair leaves.
         repaired: True for the repaired twin as a case of its own.
         gains: False if a repaired twin is not faster per step, or its gain is not in the loop.
     """
@@ -57,6 +58,7 @@ class Case:
     gains: bool = True
     diary: str = ""
     second: str = ""
+    others: str = ""
     repaired: bool = False
 
     @property
@@ -225,8 +227,8 @@ CASES = (
     Case("checkpoints", {"share": 0.45, "every": 8, "steps": 150}, SAVING, "a checkpoint every N steps", diary="saving"),
     Case("outliers", {"share": 0.3, "rare": 0.03}, ("STEP_OUTLIERS",), "rare long forward passes", diary="missing"),
     Case("outliers", {"share": 0.4, "rare": 0.06}, ("STEP_OUTLIERS",), "rare long forward passes", diary="missing"),
-    Case("long_sequences", {"times": 30, "rare": 0.025}, ("STEP_OUTLIERS",), "rare long sequences", sample=True),
-    Case("long_sequences", {"times": 40, "rare": 0.04, "width": 128}, ("STEP_OUTLIERS",), "rare long sequences"),
+    Case("long_sequences", {"times": 30, "rare": 0.025}, ("STEP_OUTLIERS",), "rare long sequences", sample=True, diary="long", others="usual"),
+    Case("long_sequences", {"times": 40, "rare": 0.04, "width": 128}, ("STEP_OUTLIERS",), "rare long sequences", diary="long", others="usual"),
     Case("indexing", {"seconds": 9.0}, ("INITIALIZATION_BOUND",), "indexing before training", gains=False),
     Case("indexing", {"seconds": 16.0, "steps": 250}, ("INITIALIZATION_BOUND",), "indexing before training", gains=False),
     Case("building", {"seconds": 10.0}, ("INITIALIZATION_BOUND",), "a model that is built slowly", gains=False),
@@ -245,8 +247,8 @@ CASES = (
     Case("tiny_steps", {"width": 40, "batch": 4, "steps": 2500}, ("HOST_BOUND",), "tiny steps", line=None),
     Case("late_forward", {"share": 0.45, "slow": 1}, ("STRAGGLER",), "a rank late in its forward pass", sample=True, diary="late"),
     Case("late_forward", {"share": 0.6, "slow": 0}, ("STRAGGLER",), "a rank late in its forward pass", diary="late"),
-    Case("late_data", {"share": 0.45, "slow": 0}, ("STRAGGLER",), "a rank late with its data"),
-    Case("late_data", {"share": 0.6, "slow": 1, "batch": 8}, ("STRAGGLER",), "a rank late with its data"),
+    Case("late_data", {"share": 0.45, "slow": 0}, ("STRAGGLER",), "a rank late with its data", diary="late"),
+    Case("late_data", {"share": 0.6, "slow": 1, "batch": 8}, ("STRAGGLER",), "a rank late with its data", diary="late"),
     Case("moving", {"share": 0.5}, ("MOVING_STRAGGLER",), "each step another rank late"),
     Case("moving", {"share": 0.65, "width": 200}, ("MOVING_STRAGGLER",), "each step another rank late"),
     Case("collect_apart", {"share": 0.3}, ("GC_BOUND", "GC_OUT_OF_PHASE"), "collections at different steps of two ranks"),
@@ -255,10 +257,10 @@ CASES = (
     Case("jax_healthy", {"width": 768, "batch": 256}, HEALTHY, "JAX: nothing"),
     Case("jax_shapes", {"shapes": 40}, ("RECOMPILATION",), "jax.jit, a new shape at most steps"),
     Case("jax_shapes", {"shapes": 25, "width": 400}, ("RECOMPILATION",), "jax.jit, a new shape at most steps"),
-    Case("jax_loader", {"share": 0.5}, ("INPUT_BOUND",), "JAX: slow samples, no workers"),
-    Case("jax_loader", {"share": 0.35, "batch": 96}, ("INPUT_BOUND",), "JAX: slow samples, no workers"),
-    Case("jax_generator", {"share": 0.5}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own"),
-    Case("jax_generator", {"share": 0.4, "width": 700}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own"),
+    Case("jax_loader", {"share": 0.5}, ("INPUT_BOUND",), "JAX: slow samples, no workers", diary="loading"),
+    Case("jax_loader", {"share": 0.35, "batch": 96}, ("INPUT_BOUND",), "JAX: slow samples, no workers", diary="loading"),
+    Case("jax_generator", {"share": 0.5}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own", diary="loading"),
+    Case("jax_generator", {"share": 0.4, "width": 700}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own", diary="loading"),
     Case("jax_metrics", {"share": 0.5}, ("SYNC_BOUND",), "JAX: metrics on the host at each step", diary="metrics"),
     Case("jax_metrics", {"share": 0.35, "width": 700}, ("SYNC_BOUND",), "JAX: metrics on the host at each step", diary="metrics"),
     Case("jax_saving", {"share": 0.4}, SAVING, "JAX: a checkpoint every N steps", diary="saving"),
@@ -286,8 +288,8 @@ CASES = (
     Case("fading", {"times": 1.6, "after": 0.6}, ("FAIL_SLOW",), "slower from a step on", diary="throttled"),
     Case("declared", {"share": 0.5}, ("USER_PHASE",), "a declared phase", sample=True, diary="declared"),
     Case("declared", {"share": 0.35, "width": 560}, ("USER_PHASE",), "a declared phase", diary="declared"),
-    Case("by_hand", {"share": 0.4}, ("SYNC_BOUND",), "histograms, without loader and optimizer"),
-    Case("by_hand", {"share": 0.6, "width": 300, "steps": 200}, ("SYNC_BOUND",), "histograms, without loader and optimizer"),
+    Case("by_hand", {"share": 0.4}, ("SYNC_BOUND",), "histograms, without loader and optimizer", diary="histograms"),
+    Case("by_hand", {"share": 0.6, "width": 300, "steps": 200}, ("SYNC_BOUND",), "histograms, without loader and optimizer", diary="histograms"),
     Case("stuck", {"dies": 0.6}, ("HANG",), "a producer that died", gains=False),
     Case("stuck", {"dies": 0.3, "patience": 18.0}, ("HANG",), "a producer that died", gains=False),
     Case("two_causes", {"loading": 0.45, "norms": 0.25}, ("INPUT_BOUND",), "slow samples, and norms", also=("SYNC_BOUND",), line="loading", diary="loading", second="norms", sample=True),

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,28 @@ class Outcome:
     planted: dict[str, Any] = attrs.Factory(dict)
     repaired: dict[str, Any] = attrs.Factory(dict)
     plain: dict[str, Any] | None = None
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]] = ()
+    load: float = 0.0
     error: str = ""
 
     @property
-    def speedup(self) -> float:
-        """Return how much faster the loop is without the problem.
+    def has_diary(self) -> bool:
+        """True if the script itself times its problem."""
+        return self.case.as_measured(self.planted["shares"]).diary in (self.plain or self.planted)["shares"]
+
+    @property
+    def speedups(self) -> list[float]:
+        """Return how much faster the loop is without the problem, as often as it was measured.
 
         That is the time that the script's diary counts in the same run. If it counts none, it is the ratio of the
-        planted script and its repaired twin, two runs between which the machine may have got slower or faster.
+        planted script and its repaired twin, runs between which the machine may have got slower or faster.
         """
         planted = self.plain or self.planted
-        problem = self.case.as_measured(self.planted["shares"]).diary
-        if problem:
-            return 1 / (1 - planted["shares"].get(problem, 0.0))
-        return _per_sample(planted) / _per_sample(self.repaired)
+        case = self.case.as_measured(self.planted["shares"])
+        if self.has_diary:
+            return [1 / (1 - planted["shares"].get(case.diary, 0.0) + _left(planted, case))]
+        pairs = self.pairs or [(planted, self.repaired)]
+        return [plain["loop"] / _for_samples(repaired, plain["samples"]) for plain, repaired in pairs]
 
     @property
     def overhead(self) -> float | None:
@@ -53,8 +61,20 @@ class Outcome:
         return self.planted["loop"] / self.plain["loop"] - 1 if self.plain else None
 
 
-def _per_sample(diary: dict[str, Any]) -> float:
-    return diary["loop"] / diary["samples"]
+def _for_samples(repaired: dict[str, Any], samples: float) -> float:
+    """Return how long the repaired loop takes for so many samples: what its first steps take besides is paid once."""
+    step, steps = repaired.get("step"), repaired.get("steps")
+    if not step or not steps:
+        return repaired["loop"] * samples / repaired["samples"]
+    return max(repaired["loop"] - step * steps, 0.0) + step * steps * samples / repaired["samples"]
+
+
+def _left(diary: dict[str, Any], case: Case) -> float:
+    """Return the share of the loop that the problem's occurrences still take if each is as short as the others."""
+    if not case.others:
+        return 0.0
+    each = diary["seconds"][case.others] / diary["counts"][case.others]
+    return diary["counts"][case.diary] * each / diary["loop"]
 
 
 def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
@@ -66,9 +86,17 @@ def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
 
 
 def run_case(
-    case: Case, profiler: Profiler, *, plain: bool = False, keep: Callable[..., None] | None = None
+    case: Case,
+    profiler: Profiler,
+    *,
+    plain: bool = False,
+    pairs: int = 1,
+    keep: Callable[..., None] | None = None,
 ) -> Outcome:
     """Run a case: repaired, planted under the profiler, and planted without it if `plain`.
+
+    If only the repaired twin tells the gain, planted and repaired run so many times in turn, without the profiler: one
+    ratio of two runs says nothing about how far such ratios lie apart.
 
     `keep` is called with the folder of the run under the profiler, and with the facts that `judge_again` takes.
     """
@@ -80,12 +108,18 @@ def run_case(
         Plain().run(script, options, root / "repaired")
         repaired = json.loads((root / "repaired" / "diary.json").read_text())
         usual = ("--usual", str(repaired["step"]))
-        alone = None
-        if plain:
-            script, options = _run(case, root / "plain", *usual)
-            Plain().run(script, options, root / "plain")
-            alone = json.loads((root / "plain" / "diary.json").read_text())
-        return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone)
+
+        def diary(name: str, *options: str) -> dict[str, Any]:
+            script, words = _run(case, root / name, *options)
+            Plain().run(script, words, root / name)
+            return json.loads((root / name / "diary.json").read_text())
+
+        alone = diary("plain", *usual) if plain else None
+        measured = [
+            (diary(f"plain{turn}", *usual), diary(f"repaired{turn}", *usual, "--repaired"))
+            for turn in range(pairs if case.gains and not case.healthy and not case.diary and pairs > 1 else 0)
+        ]
+        return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone, pairs=measured)
 
 
 def _judge(
@@ -105,13 +139,14 @@ def _judge(
     diaries["planted"] = json.loads(diary.read_text()) if diary.exists() else {}
     if keep:
         keep(folder, size=case.size, failed=error if failed else "", **diaries)
-    return Outcome(case, diagnosis, error=error, **diaries)
+    return Outcome(case, diagnosis, load=os.getloadavg()[0], error=error, **diaries)
 
 
 def judge_again(case: Case, folder: Path, facts: dict[str, Any]) -> Outcome:
     """Judge the profile of a kept run by the present code."""
     case = attrs.evolve(case, size=facts["size"])
-    diaries = {name: facts[name] for name in ("planted", "repaired", "plain") if name in facts}
+    diaries = {name: facts[name] for name in ("planted", "repaired", "plain", "pairs") if name in facts}
+    diaries["load"] = facts["load_average"][0]
     if facts["failed"]:
         return Outcome(case, None, error=facts["failed"], **diaries)
     return Outcome(case, Ours().read(profile_in(folder)), **diaries)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import attrs
@@ -13,14 +15,16 @@ from benchmarks.diagnosis.manifest import NEAR, Case
 from benchmarks.diagnosis.running import Outcome
 
 QUIET, BUSY = "quiet", "busy"
-SLACK = 0.05  # of the measured speedup: two runs of one script differ by as much
+SLACK = 0.05  # of a speedup that was measured once: two runs of one script differ by as much on a quiet machine
+QUIET_LOAD = 2.0  # programs that want to run at once, the script among them; with more, two runs compare nothing
 
 
 @attrs.frozen
 class Score:
     """One row of the result: a case, what was named, and what of it is right.
 
-    A value is None if the case does not ask for it or the profiler does not give it.
+    A value is None if the case does not ask for it or the profiler does not give it. A gain is open, and neither right nor
+    wrong, if its interval holds only a part of what was measured.
     """
 
     case: str
@@ -39,9 +43,11 @@ class Score:
     gain_right: bool | None
     gain: tuple[float, float] | None
     measured: float | None
+    spread: tuple[float, float] | None
     overhead: float | None
     planted: dict[str, float]
     share: float = 0.0
+    gain_open: bool = False
     error: str = ""
     machine: str = QUIET
     run: int = 0
@@ -57,7 +63,7 @@ def score(outcome: Outcome) -> Score:
     if diagnosis is None:
         return Score(
             case.name, case.script, case.about, case.expected[0], "FAILED", "", "", False, False, (), None, None, "",
-            None, None, None, None, {}, error=outcome.error,
+            None, None, None, None, None, {}, error=outcome.error,
         )  # fmt: skip
     case = case.as_measured(outcome.planted["shares"])
     main = diagnosis.main
@@ -65,9 +71,11 @@ def score(outcome: Outcome) -> Score:
     others = tuple(one.kind for one in diagnosis.also)
     found = next((one for one in (main, *diagnosis.also) if one.kind in case.expected), None)
     wrong = main.confidence == "high" and not right and main.kind not in case.accepted
-    measured = outcome.speedup if case.gains and not case.healthy else None
+    measured = outcome.speedups if case.gains and not case.healthy else []
     gain = found.speedup if found else None
-    judged = measured is not None and gain is not None and not case.also
+    exact = (measured * 2)[:2] if outcome.has_diary else measured
+    spread = spread_of(exact, outcome.load)
+    judged = spread is not None and gain is not None and not case.also
     return Score(
         case=case.name,
         script=case.script,
@@ -82,13 +90,34 @@ def score(outcome: Outcome) -> Score:
         also_right=any(one in (main.kind, *others) for one in case.also) if case.also else None,
         line_right=_line_right(case, found),
         line=_text(found.places[0]) if found and found.places else "",
-        gain_right=gain[0] * (1 - SLACK) <= measured <= gain[1] * (1 + SLACK) if judged else None,
+        gain_right=inside(gain, spread) if judged else None,
         gain=gain,
-        measured=measured and round(measured, 3),
+        measured=round(median(measured), 3) if measured else None,
+        spread=spread,
+        gain_open=judged and inside(gain, spread) is None,
         overhead=outcome.overhead,
         planted={what: round(share, 3) for what, share in outcome.planted["shares"].items()},
         share=round(main.share, 3),
     )
+
+
+def spread_of(measured: Sequence[float], load: float) -> tuple[float, float] | None:
+    """Return the range in which the true speedup lies, as it was measured; None if it was not.
+
+    `load` is that of the machine if two runs were compared. One such comparison on a busy machine says nothing.
+    """
+    if not measured:
+        return None
+    if len(measured) > 1:
+        return min(measured), max(measured)
+    return (0.0, math.inf) if load > QUIET_LOAD else (measured[0] * (1 - SLACK), measured[0] * (1 + SLACK))
+
+
+def inside(gain: tuple[float, float], spread: tuple[float, float]) -> bool | None:
+    """Return whether a predicted interval holds all that was measured; None if it holds a part of it."""
+    if gain[0] <= spread[0] and spread[1] <= gain[1]:
+        return True
+    return False if spread[1] < gain[0] or gain[1] < spread[0] else None
 
 
 def _text(place: Place) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.diagnosis.scoring import Score, part, reliability
 
@@ -14,6 +15,12 @@ from benchmarks.diagnosis.scoring import Score, part, reliability
 def share(pair: tuple[int, int]) -> str:
     """Return how many of how many, nothing if there are none."""
     return f"{pair[0]} of {pair[1]}" if pair[1] else ""
+
+
+def gains(scores: Sequence[Any]) -> str:
+    """Return how many gains of how many are right, and how many are open besides."""
+    counted, undecided = share(part(one.gain_right for one in scores)), sum(one.gain_open for one in scores)
+    return ", ".join(filter(None, [counted, f"{undecided} open" if undecided else ""]))
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -24,7 +31,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _width(scores: Sequence[Score]) -> str:
     widths = [
-        one.gain[1] / one.gain[0] for one in scores if one.gain_right is not None and one.gain and one.gain[0] > 0
+        one.gain[1] / one.gain[0]
+        for one in scores
+        if (one.gain_open or one.gain_right is not None) and one.gain and one.gain[0] > 0
     ]
     return f"{statistics.median(widths):.2f}" if widths else ""
 
@@ -41,7 +50,7 @@ def _row(name: str, scores: Sequence[Score]) -> list[str]:
         share(part(one.also_right for one in scores)),
         str(sum(one.confidently_wrong for one in scores)) if any(one.confidence for one in scores) else "",
         share(part(one.line_right for one in scores)),
-        share(part(one.gain_right for one in scores)),
+        gains(scores),
         _width(scores),
         _overhead(scores),
     ]

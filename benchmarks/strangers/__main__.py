@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import re
 import shutil
 import statistics
@@ -29,22 +31,30 @@ import attrs
 from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Named, Ours, execute, interpreter
 from benchmarks.diagnosis.keeping import keep, kept, profile_in
 from benchmarks.diagnosis.manifest import NEAR
-from benchmarks.diagnosis.scoring import SLACK, part
-from benchmarks.diagnosis.table import markdown, share
+from benchmarks.diagnosis.scoring import inside, part, spread_of
+from benchmarks.diagnosis.table import gains, markdown, share
 from benchmarks.strangers.truth import Stranger, strangers
 
 TOOK = re.compile(r"training took ([\d.]+) s")
 
 
+def _times(found: float | Sequence[float] | None) -> tuple[float, ...]:
+    return tuple(found) if isinstance(found, list | tuple) else () if found is None else (found,)
+
+
 @attrs.frozen
 class Row:
-    """One script: its times, and what of the diagnosis is right; None if there is nothing to judge."""
+    """One script: its times, and what of the diagnosis is right; None if there is nothing to judge.
+
+    A gain is open, and neither right nor wrong, if its interval holds only a part of what was measured.
+    """
 
     name: str
     framework: str
     expected: tuple[str, ...]
-    plain: float
-    repaired: float | None = None
+    plain: tuple[float, ...] = attrs.field(converter=_times)
+    repaired: tuple[float, ...] = attrs.field(default=(), converter=_times)
+    load: float = 0.0
     got: str = ""
     confidence: str = ""
     named: tuple[str, ...] = ()
@@ -55,12 +65,13 @@ class Row:
     line_right: bool | None = None
     gain: tuple[float, float] | None = None
     gain_right: bool | None = None
+    gain_open: bool = False
     error: str = ""
 
     @property
-    def measured(self) -> float | None:
-        """Return how much faster the repaired variant is."""
-        return self.plain / self.repaired if self.repaired else None
+    def speedups(self) -> list[float]:
+        """Return how much faster the repaired variant is than the plain one that ran before it, of each pair."""
+        return [plain / repaired for plain, repaired in zip(self.plain, self.repaired, strict=False)]
 
 
 def options() -> argparse.Namespace:
@@ -71,6 +82,7 @@ def options() -> argparse.Namespace:
     what.add_argument("--plain", action="store_true", help="only the plain and the repaired variant, no profiler")
     what.add_argument("--keep", type=Path, metavar="FOLDER", help="keep each script's profile and its times")
     what.add_argument("--judge", type=Path, metavar="FOLDER", help="judge kept profiles again instead of running")
+    parser.add_argument("--pairs", type=int, default=3, help="plain and repaired runs of each script, in turn")
     parser.add_argument("--times", type=Path, help="take plain and repaired times from the --json of an earlier run")
     parser.add_argument("--json", type=Path, help="write the rows to this file, after every script")
     return parser.parse_args()
@@ -124,11 +136,12 @@ def line_right(one: Stranger, found: Named) -> bool:
 
 
 def together(found: Sequence[Named]) -> tuple[float, float] | None:
-    """Return the speedup of all these repairs: the shares of the time that they save add up."""
-    gains = [one.speedup for one in found if one.speedup]
-    if not gains:
+    """Return the speedup of all these repairs: the shares of the time that they save add up, and their errors are independent."""
+    shares = [(1 - 1 / one.speedup[0], 1 - 1 / one.speedup[1]) for one in found if one.speedup]
+    if not shares:
         return None
-    low, high = (1 / max(0.01, 1 - sum(1 - 1 / gain[end] for gain in gains)) for end in (0, 1))
+    middle, error = sum(low + high for low, high in shares) / 2, math.hypot(*(high - low for low, high in shares)) / 2
+    low, high = (1 / max(0.01, 1 - part) for part in (middle - error, middle + error))
     return low, high
 
 
@@ -139,7 +152,7 @@ def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
     right = main.kind in leads
     found = [named for named in every if named.kind in leads and not one.healthy]
     both = one.also and all(any(named.kind in group for named in every) for group in (one.expected, one.also))
-    gain, measured = together(found), row.measured
+    gain, spread = together(found), spread_of(row.speedups, row.load)
     return attrs.evolve(
         row,
         got=main.kind,
@@ -153,7 +166,8 @@ def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
         else "",
         line_right=line_right(one, found[0]) if found and one.guilty else None,
         gain=gain,
-        gain_right=gain[0] * (1 - SLACK) <= measured <= gain[1] * (1 + SLACK) if gain and measured else None,
+        gain_right=inside(gain, spread) if gain and spread else None,
+        gain_open=bool(gain and spread) and inside(gain, spread) is None,
     )
 
 
@@ -164,9 +178,12 @@ def run(one: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
             known = times[one.name]
             row = Row(one.name, one.framework, one.expected, known["plain"], known["repaired"])
         else:
-            row = Row(one.name, one.framework, one.expected, seconds(one, root / "plain"))
-            if not one.healthy:
-                row = attrs.evolve(row, repaired=seconds(one, root / "repaired", REPAIRED="1"))
+            plain, repaired = [], []
+            for turn in range(1 if one.healthy else args.pairs):
+                plain.append(seconds(one, root / f"plain{turn}"))
+                if not one.healthy:
+                    repaired.append(seconds(one, root / f"repaired{turn}", REPAIRED="1"))
+            row = Row(one.name, one.framework, one.expected, plain, repaired, os.getloadavg()[0])
         if args.plain:
             return row
         failed = profiled(one, root / "profiled")
@@ -188,8 +205,15 @@ def diagnosed(one: Stranger, row: Row, folder: Path, failed: str) -> Row:
 
 def judge_again(one: Stranger, folder: Path, facts: dict[str, Any]) -> Row:
     """Judge the profile of a kept run by the present code."""
-    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"])
+    load = facts["load_average"][0]
+    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"], load)
     return diagnosed(one, row, folder, facts["failed"])
+
+
+def _range(speedups: Sequence[float]) -> str:
+    """Return the smallest and the largest of some speedups, once if they are shown as the same."""
+    ends = (f"{of(speedups):.2f}" for of in (min, max) if speedups)
+    return " to ".join(dict.fromkeys(ends))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -207,9 +231,9 @@ def table(rows: Sequence[Row]) -> str:
             mark[row.also_right],
             "yes" if row.confidently_wrong else "",
             " ".join(filter(None, [mark[row.line_right], row.line])),
-            f"{row.measured:.2f}" if row.measured else "",
+            _range(row.speedups),
             f"{row.gain[0]:.2f} to {row.gain[1]:.2f}" if row.gain else "",
-            mark[row.gain_right],
+            "open" if row.gain_open else mark[row.gain_right],
         ]
         for row in rows
     ]
@@ -217,7 +241,7 @@ def table(rows: Sequence[Row]) -> str:
     total = ["**all**", "", "", "", share(part(row.right for row in rows)), share(part(row.also_right for row in rows)),
              str(sum(row.confidently_wrong for row in rows)), share(part(row.line_right for row in rows)), "",
              f"median width {statistics.median(widths):.2f}" if widths else "",
-             share(part(row.gain_right for row in rows))]  # fmt: skip
+             gains(rows)]  # fmt: skip
     return markdown(header, [*lines, total])
 
 
@@ -238,7 +262,11 @@ def main() -> None:
         except (FailedRunError, subprocess.TimeoutExpired) as error:
             print(f"{one.name} fails by itself and is left out: {error}", file=sys.stderr)
             continue
-        print(f"{rows[-1].name}: {rows[-1].got or 'runs'}, {rows[-1].plain:.1f} s plain", file=sys.stderr, flush=True)
+        print(
+            f"{rows[-1].name}: {rows[-1].got or 'runs'}, {statistics.median(rows[-1].plain):.1f} s plain",
+            file=sys.stderr,
+            flush=True,
+        )
         if args.json:
             args.json.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1))
     print(table(rows))

@@ -18,11 +18,12 @@ from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
-from sm_profiler.gpu_traces.collectives import communication
+from sm_profiler.gpu_traces.device_time import communication
 from sm_profiler.gpu_traces.measure import CodeLine, RankTime
 from sm_profiler.gpu_traces.traces import GpuTraces
 
 MAX_LOCATIONS = 5
+_LAST = limits.MAJORITY + limits.SURELY * limits.FLOOR  # of the collectives; of two equal ranks each comes last to half
 _Seconds = Callable[[RankTime], float]
 
 
@@ -48,19 +49,19 @@ class GpuCause:
 
 
 CAUSES = (
-    GpuCause(Class.INPUT_BOUND, "input", lambda rank: rank.idle_input, 0.10, "GPU idle during data loading"),
-    GpuCause(Class.SYNC_BOUND, "sync", lambda rank: rank.idle_sync, 0.05, "GPU idle after the host waited for it"),
+    GpuCause(Class.INPUT_BOUND, "input", lambda rank: rank.idle_input, limits.SURELY * limits.FLOOR, "GPU idle during data loading"),
+    GpuCause(Class.SYNC_BOUND, "sync", lambda rank: rank.idle_sync, limits.FLOOR, "GPU idle after the host waited for it"),
     # the host is a little late in most healthy jobs: at the start of a step, in the optimizer
-    GpuCause(Class.HOST_BOUND, "launch", lambda rank: rank.idle_launch, 0.20, "GPU idle while the host launches"),
-    GpuCause(Class.INITIALIZATION_BOUND, "once", lambda rank: rank.idle_once, 0.20, "GPU idle in a few long gaps"),
+    GpuCause(Class.HOST_BOUND, "launch", lambda rank: rank.idle_launch, limits.NOTICEABLE, "GPU idle while the host launches"),
+    GpuCause(Class.INITIALIZATION_BOUND, "once", lambda rank: rank.idle_once, limits.NOTICEABLE, "GPU idle in a few long gaps"),
     # the last bucket of gradients is always exposed
-    GpuCause(Class.COMMUNICATION_BOUND, "communication", lambda rank: rank.exposed_communication, 0.10, "communication without computation"),
-    GpuCause(Class.TRANSFER_BOUND, "copies", lambda rank: rank.exposed_copies, 0.05, "copies while nothing else runs"),
+    GpuCause(Class.COMMUNICATION_BOUND, "communication", lambda rank: rank.exposed_communication, limits.SURELY * limits.FLOOR, "communication without computation"),
+    GpuCause(Class.TRANSFER_BOUND, "copies", lambda rank: rank.exposed_copies, limits.FLOOR, "copies while nothing else runs"),
     # tensor cores make these kernels two to eight times as fast
-    GpuCause(Class.TENSOR_CORES_UNUSED, "plain", lambda rank: rank.matmul_plain, 0.20, "matrix products without tensor cores", lambda rank: rank.has_tensor_cores),
+    GpuCause(Class.TENSOR_CORES_UNUSED, "plain", lambda rank: rank.matmul_plain, limits.NOTICEABLE, "matrix products without tensor cores", lambda rank: rank.has_tensor_cores),
     # activations, norms and copies cost a third of a usual transformer without fusion
-    GpuCause(Class.MEMORY_BANDWIDTH_BOUND, "elementwise", lambda rank: rank.elementwise, 0.30, "elementwise kernels"),
-    GpuCause(Class.DOMINANT_KERNEL, "dominant", lambda rank: rank.dominant_us, 0.20, "time in this kernel"),
+    GpuCause(Class.MEMORY_BANDWIDTH_BOUND, "elementwise", lambda rank: rank.elementwise, limits.USUAL + limits.FLOOR, "elementwise kernels"),
+    GpuCause(Class.DOMINANT_KERNEL, "dominant", lambda rank: rank.dominant_us, limits.NOTICEABLE, "time in this kernel"),
 )  # fmt: skip
 
 
@@ -93,9 +94,11 @@ def _mean(ranks: Sequence[RankTime], of: _Seconds) -> float:
 
 def _confidence(ranks: Sequence[RankTime], share: float, least: float) -> Confidence:
     # even if they launch little, three whole steps show what usual steps do
-    if not all(rank.launches >= 10 * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks):
+    if not all(
+        rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks
+    ):
         return Confidence("low", "few launches and steps in the traces")
-    return Confidence("high") if share >= 1.5 * least else Confidence("medium", "close to what is usual")
+    return Confidence("high") if share >= limits.CLEARLY * least else Confidence("medium", "close to what is usual")
 
 
 def _lines(ranks: Sequence[RankTime], name: str) -> list[CodeLine]:
@@ -221,7 +224,7 @@ def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
     total = float(np.mean([rank.total for rank in ranks])) or 1.0
     worst = max(table.rows(), key=lambda row: float(row["late_us"]))  # type: ignore[union-attr]
     share, last, least = float(worst["late_us"]) / total, float(worst["share_last"]), limits.SURELY * limits.FLOOR
-    if share < least or last < limits.MAJORITY + 0.1:  # of two equal ranks each comes last to half of them
+    if share < least or last < _LAST:
         return None
     number = int(worst["rank"])
     (mine,), others = [rank for rank in ranks if rank.rank == number], [rank for rank in ranks if rank.rank != number]
@@ -229,7 +232,7 @@ def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
     cause = max(longer, key=lambda name: longer[name])
     evidence = [
         Evidence("time the others wait for it", round(share, 4), least, f"rank {number}", "share"),
-        Evidence("collectives it came last to", round(last, 4), limits.MAJORITY + 0.1, unit="share"),
+        Evidence("collectives it came last to", round(last, 4), _LAST, unit="share"),
     ]
     if longer[cause] > 0:
         evidence.append(Evidence(f"longer than the others: {_LATE[cause][0]}", round(longer[cause] / 1e6, 6), unit="s"))

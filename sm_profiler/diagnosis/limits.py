@@ -9,10 +9,10 @@ FLOOR = thresholds.FLOOR  # the share of the time that a repair must certainly s
 
 # How sure a number is.
 SURELY = 2  # times the floor, or as slow as no other load explains; what is closer may be chance
+CLEARLY = 1.5  # times a limit, or what is usual; what is closer may be on its other side in another run
 MIN_STEPS = 10  # of a table; fewer give no median that a single odd step cannot move
 STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires
 SAMPLES = 10  # of a kind; fewer are chance
-SURE_SIGMAS = 3  # standard errors above the floor; chance does not reach this far in a thousand jobs
 BEYOND_CHANCE = 4  # standard errors of a mean; among thousands of ranks none is beyond it by chance
 CHANCE = 1e-4  # that some moment of a steady loop looks like a change; neighbouring steps resemble each other
 INTERVAL = 0.9  # probability that a gain lies in its interval
@@ -20,7 +20,7 @@ ROUNDS = 400  # resamples; the ends of a 90 % interval then vary by a twentieth 
 SHUFFLES = 99  # orders by chance: a stretch that beats all of them is chance in one of 100 cases
 SEED = 20240229  # fixed, so that the same data always give the same verdict
 PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/benchmark.md shows
-CLOSE = 0.8  # of the leading gain; which of two this close leads is partly chance
+CLOSE = 0.8  # of the other; which of two this close is larger is partly chance
 SEEN = 2 / 3  # of the time that must be known before a training is called healthy
 
 # Parts of a whole.
@@ -29,7 +29,6 @@ MOST = 0.9  # nearly all: of a gain, of gaps that agree, of steps with a record
 SHOWN = 0.05  # of a whole; smaller parts are not shown
 REPEATS = 3  # occurrences before they are called regular
 TOGETHER = 0.8  # correlation from which two quantities have the same cause; it explains 64 % of the variance
-SAME_RANKS = 8  # most ranks that are named as slow; more are a property of the job
 
 # What a repair leaves. Triples are what is saved at least, usually and at most.
 MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred times as fast
@@ -47,34 +46,35 @@ HEALTHY = 0.15  # of the time; waiting for data, or code outside the model, of a
 NOTICEABLE = 0.2  # of the time; from here on what is inferred counts: counted launches, idle time, waits for a core
 USUAL = 0.25  # of the time, or of the steps: evaluation, a start, exceptions of a healthy job are no more
 HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
-USUAL_REST = 0.02  # of a step; zero_grad and the loop's own Python
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
+GROWS = (0.3, 0.7, 1.0)  # of loading and computing, that grows with the batch: small ones leave cores and units idle
 PREPARED_ONCE = 0.35  # of the waiting, that preparing less for each batch saves on any machine
 
 # Times, in seconds.
 COLLATING_S = 1.5e-3  # collating a small batch in the training process takes less, however small the step
 HANDOVER_S = 0.5e-3  # taking a batch that is ready takes less, and so does a Python loop's own code
-RECEIVING_S = 0.3e-3  # a batch from a worker through shared memory
-SLICES_S = 0.05  # that another program holds a core: some slices of a few milliseconds
 TINY_STEP_S = 3e-3  # launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead
 SMALL_STEP_S = 10e-3  # launches may take half of a step this short; only a count of its operators shows it
+START_S = 5.0  # to start Python and import a framework, and as long again for CUDA
 IMPORTS_S = 60.0  # imports take no longer even on a slow, busy machine
-SHORT_RUN_S = 120.0  # a trial run: its start is the price of trying, and is paid once in a job of hours
+SHORT_RUN_S = 900.0  # a trial run: its start is the price of trying; memory that is full this soon ends the job
+PAGE_S = 1e-4  # to read a page back from swap, at least, even from a local SSD
+FLUSH_S = 0.05  # for an allocation that is retried: the device finishes its work, and all cached memory is returned
 
 # The machine. Use is in percent.
 WORKERS = 8  # to try first; more start slowly, take memory, and are rarely needed
 BUSY = 75.0  # percent; a GPU is the limit, and CPU cores have nothing left to prepare batches with
-UNEVEN = 30.0  # percentage points between the most and the least used GPU of a node
 SLOWER = 1.25  # times as long; clocks, caches and neighbours change steps by a tenth
-IDLE_CORES = 0.25  # a thread that works occupies a core, a waiting process with its hook a few hundredths
 NETWORK_BUSY = 50e6  # bytes a second received throughout the loop: data is streamed during training
-LOCAL_READS = 5e6  # bytes a second from local disks; what the loader waits for comes from elsewhere then
-SWAPPED = 1e6  # bytes a second read back from swap throughout the loop; single pages return now and then
+TRICKLE = 1e6  # bytes a second throughout the loop; logs, metrics and single pages that return from swap take less
+LAUNCH_MOST = 8  # times an operator's calibrated cost; CUDA, the optimizer and modules take 3.5 to 6 on an H100
 SWITCHES = 500.0  # context switches a second and core; threads that fit onto the cores switch some ten times
 GROWTH_BYTES = 50e6  # caches, allocator arenas and late imports gain some tens of megabytes in a healthy job
-HOST_GROWTH = 5.0  # percentage points of a node's memory, and a third of what a GPU's must gain
+HOST_GROWTH = 5.0  # percentage points of a node's memory; page caches and other programs vary by less
+GPU_GROWTH = 15.0  # percentage points of a GPU's memory; a caching allocator takes some in steps
+OBJECTS = 50  # of a type, gained; fewer are the state of libraries, not what a loop collects
+BLOCKS = (60, 5)  # stretches of a loop at most, and steps of each at least; the median of fewer is an outlier too often
 PLAIN_BUSY = 40.0  # percent of the time of the units for single or double precision; products reach 75 %
-TENSOR_IDLE = 5.0  # percent; tensor cores work a fifth of the time and more in usual training in half precision
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %
 TRACE_KERNELS = 20  # fewer kernels are not a step of any training
 PROFILING_COST = 0.05  # of the loop; a job that the profiler slows by more is not the job that was to be judged

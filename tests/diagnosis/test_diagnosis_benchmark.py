@@ -13,7 +13,7 @@ from benchmarks.diagnosis.__main__ import kept
 from benchmarks.diagnosis.adapters import Diagnosis, Named, Place, TraceML, instrumented
 from benchmarks.diagnosis.manifest import CASES, PROBLEMS
 from benchmarks.diagnosis.running import Outcome, lanes
-from benchmarks.diagnosis.scoring import BUSY, reliability, score
+from benchmarks.diagnosis.scoring import BUSY, inside, reliability, score, spread_of
 from sm_profiler.report import Class
 
 SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks", "jax_parts", "tf_parts"))
@@ -111,6 +111,47 @@ def test_scores_the_gain_by_what_the_repaired_twin_gained(speedup, right):
     one = judged(Named("INPUT_BOUND", speedup=speedup))
     assert one.measured == 2.0
     assert one.gain_right is right
+
+
+@pytest.mark.parametrize(
+    ("gain", "found"),
+    [
+        ((1.5, 2.5), True),
+        ((1.8, 2.2), True),
+        ((1.8, 2.15), None),
+        ((1.85, 3.0), None),
+        ((1.2, 1.7), False),
+        ((2.3, 3), False),
+    ],
+)
+def test_a_gain_is_right_if_it_holds_all_that_was_measured_and_open_if_a_part(gain, found):
+    assert inside(gain, spread_of([1.8, 2.2, 2.0], 9.0)) is found
+
+
+def test_one_ratio_of_two_runs_beside_other_load_leaves_a_gain_open():
+    case = attrs.evolve(CASE, diary="")
+    found = Diagnosis(Named("INPUT_BOUND", speedup=(1.9, 2.1)))
+    one = score(Outcome(case, found, PLANTED, REPAIRED, load=1.2))
+    assert (one.gain_right, one.gain_open) == (True, False)
+    one = score(Outcome(case, found, PLANTED, REPAIRED, load=6.0))
+    assert (one.gain_right, one.gain_open) == (None, True)
+    assert "1 open" in table.classes_table([one])
+    pairs = [(PLANTED, REPAIRED), ({**PLANTED, "loop": 4.1}, REPAIRED)]
+    assert score(Outcome(case, found, PLANTED, REPAIRED, pairs=pairs, load=6.0)).gain_right
+
+
+def test_the_first_steps_of_a_twin_are_paid_once():
+    """The planted loop has eight times as many steps as the twin, of which the first takes two seconds."""
+    twin = {"loop": 3.0, "samples": 100, "step": 0.01, "steps": 100, "shares": {}}
+    planted = {"loop": 20.0, "samples": 800, "shares": {}}
+    assert Outcome(attrs.evolve(CASE, diary=""), None, planted, twin).speedups == [2.0]
+
+
+def test_what_long_occurrences_leave_if_they_are_short_is_no_gain():
+    case = attrs.evolve(CASE, diary="long", others="usual")
+    seconds, counts = {"usual": 1.0, "long": 3.0}, {"usual": 90, "long": 10}
+    planted = {"loop": 4.0, "samples": 100, "seconds": seconds, "counts": counts, "shares": {"long": 0.75}}
+    assert Outcome(case, None, planted, REPAIRED).speedups == [pytest.approx(4.0 / (1.0 + 10 / 90))]
 
 
 def test_without_a_diary_of_the_problem_the_twin_measures_the_gain():

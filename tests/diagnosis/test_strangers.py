@@ -67,7 +67,7 @@ def test_of_two_problems_either_may_lead_and_their_gains_are_combined():
     first, second = named("CHECKPOINTING", gain=(1.25, 1.25)), named("INPUT_BOUND", gain=(1.25, 2.0))
     both = judged(one, row, Diagnosis(first, (second,)))
     assert (both.right, both.also_right, both.gain_right) == (True, True, True)
-    assert both.gain == pytest.approx((1 / 0.6, 1 / 0.3))
+    assert both.gain == pytest.approx((1 / 0.6, 1 / 0.3))  # one of them is exact
     half = judged(one, row, Diagnosis(first))
     assert (half.right, half.also_right) == (True, False)
     assert together([named("MEMORY_GROWTH")]) is None

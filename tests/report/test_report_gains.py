@@ -22,6 +22,7 @@ from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.words import gain_sentence
@@ -94,7 +95,7 @@ def test_evaluation_is_usually_not_saved_whole():
     assert gain.share_of_loop.high < 0.6
 
 
-def test_straggler_is_replayed_as_the_median_of_the_others():
+def test_a_straggler_works_like_the_median_of_the_others_or_all_like_the_mean():
     rows = []
     for rank in range(4):
         slow = rank == 2
@@ -103,7 +104,28 @@ def test_straggler_is_replayed_as_the_median_of_the_others():
         )
     gain = gain_of(rows, Class.STRAGGLER)
     assert contains(gain.seconds_per_step, 0.01)
-    assert gain.seconds_per_step.high / gain.seconds_per_step.low < 1.2
+    assert contains(gain.seconds_per_step, 0.0075)
+    assert gain.speedup.high / gain.speedup.low < 1.5
+
+
+@pytest.mark.parametrize("line", ["time.sleep(delay)", "scan = resampled(scan)"])
+def test_the_work_of_a_late_rank_can_be_divided_unless_it_sleeps(line):
+    works = np.full((2, 200), 0.003)
+    works[1] += 0.01
+    stacks = tuple(
+        Sampled(name, "forward", False, (Place("train.py", number, "main"),), "", seconds, count)
+        for name, number, seconds, count in (
+            ("algo-1-1", 30, 2.0, 40),
+            ("algo-1-0", 40, 1.0, 20),
+            ("algo-1-1", 40, 1.0, 20),
+        )
+    )
+    samples = Samples(stacks, {("train.py", 30): line})
+    main = decide(Case(attrs.evolve(metrics_of(in_step(works)), samples=samples), {})).main
+    assert main.kind is Class.STRAGGLER
+    length = 0.013 + 0.0062
+    assert contains(main.gain.speedup, length / (length - 0.01))
+    assert contains(main.gain.speedup, length / (length - 0.005)) is ("sleep" not in line)
 
 
 def test_start_is_a_gain_of_the_job_and_not_of_the_loop():

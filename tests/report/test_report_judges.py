@@ -455,6 +455,20 @@ def test_memory_may_grow_until_all_is_compiled(again, found):
     assert (Class.MEMORY_GROWTH in {one.kind for one in (verdict.main, *verdict.also)}) is found
 
 
+def test_memory_that_grows_while_functions_are_compiled_again_is_no_leak():
+    """Each shape keeps its graph and its kernels: memory grows with the compilations, and with nothing else."""
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}
+    every = [
+        (event_names.COMPILE, "train_step", 1.2 + second, 0.2, "algo-1-0", 0, {"again": True}) for second in range(19)
+    ]
+    kinds = [
+        {one.kind for one in (verdict.main, *verdict.also)}
+        for verdict in (verdict_of([*training(2000), *rows], memory=grown) for rows in (every, every[:3]))
+    ]
+    assert [Class.MEMORY_GROWTH in found for found in kinds] == [False, True]
+
+
 @pytest.mark.parametrize(("total", "first"), [(8e9, Class.MEMORY_GROWTH), (512e9, Class.SYNC_BOUND)])
 def test_memory_that_is_nearly_full_leads(total, first):
     seconds = START_S + 1 + np.arange(0, 20.0)

@@ -269,3 +269,52 @@ def test_hooks_of_gradients_are_callbacks(function, found):
     ledger = ledger_of(metrics).ranks[0]
     assert ("callbacks" in ledger.seconds) is found
     assert sum(ledger.seconds.values()) == pytest.approx(ledger.length)
+
+
+def hooked(*places, line="logits = model(x)", called="", others=()):
+    """Return samples of a forward pass, outermost place first, with the text of the caller's line and of the next one."""
+    stack = Sampled(NAME, "forward", False, places, "torch.nn.modules.module._call_impl", 2.0, 40)
+    sources = {(places[0].file, places[0].line): line, (places[1].file, places[1].line): called}
+    return Samples((stack, *others), sources)
+
+
+MAIN, HOOK = Place("train.py", 20, "main"), Place("train.py", 8, "statistics_hook")
+
+
+def test_the_work_of_a_modules_hook_is_a_callback_and_named_with_its_line():
+    """`register_forward_hook` calls it: no line of the script does."""
+    metrics = attrs.evolve(metrics_of(training(300, forward=0.0102)), samples=hooked(MAIN, HOOK))
+    verdict = decide(Case(metrics, {}))
+    assert verdict.kind is Class.SLOW_CALLBACK
+    assert "The callback statistics_hook takes" in verdict.main.headline
+    assert "in the forward pass" in verdict.main.headline
+    assert verdict.main.where[0].line == HOOK.line
+
+
+@pytest.mark.parametrize(
+    ("places", "line", "called"),
+    [
+        ((MAIN, Place("model.py", 5, "Net.forward")), "logits = model(x)", ""),
+        ((MAIN, Place("model.py", 5, "attend")), "logits = attend(x)", ""),
+        (
+            (MAIN, Place("model.py", 5, "timed.<locals>.wrapper"), Place("model.py", 9, "attend")),
+            "logits = attend(x)",
+            "",
+        ),
+        ((MAIN, Place("model.py", 5, "Net.training_step")), "trainer.fit(net, loader)", ""),
+        ((MAIN, Place("model.py", 5, "MyTrainer.compute_loss")), "trainer.train()", ""),
+        ((MAIN, Place("model.py", 5, "<lambda>")), "logits = model(x)", ""),
+        ((MAIN, Place("model.py", 5, "Layer.call"), Place("model.py", 9, "scale")), "logits = model(x)", "scale(x)"),
+    ],
+)
+def test_what_a_script_calls_in_its_forward_pass_is_no_hook(places, line, called):
+    samples = hooked(*places, line=line, called=called)
+    assert all(SeenCode(samples).module_hook(one) is None for one in samples.stacks)
+
+
+def test_the_function_that_runs_the_whole_step_is_no_hook():
+    """As if a command line's library calls it."""
+    train = Place("train.py", 8, "train")
+    backward = Sampled(NAME, "backward", False, (MAIN, train), "", 2.0, 40)
+    samples = hooked(MAIN, train, line="cli()", others=(backward,))
+    assert SeenCode(samples).module_hook(samples.stacks[0]) is None

@@ -37,7 +37,7 @@ def test_page_faults_replace_the_pressure_on_old_kernels():
 @pytest.mark.parametrize(
     "values",
     [
-        {"SwapInBytesPerSecond": 0.9 * limits.SWAPPED, "MemoryPressurePercent": 40},
+        {"SwapInBytesPerSecond": 0.9 * limits.TRICKLE, "MemoryPressurePercent": 40},
         {"SwapInBytesPerSecond": 3e7, "MemoryPressurePercent": 100 * 0.9 * limits.FLOOR},
         {"MajorFaultsPerSecond": 5000, "IOPressurePercent": 90},  # a memory-mapped dataset is read
     ],

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
     AGAIN,
@@ -17,9 +17,9 @@ from sm_profiler.diagnosis.profile.ledger import (
     COMPILING,
     EVALUATION,
     LOGGING,
+    NAMED,
     SAVING,
     flushes,
-    totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
@@ -28,10 +28,10 @@ from sm_profiler.diagnosis.profile.occurrences import (
     Seen,
     Spent,
     calls_by_name,
+    calls_of,
     in_first_steps,
     lines_of_records,
     seen_in_samples,
-    time_in_calls,
 )
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
@@ -40,30 +40,33 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.metrics.step_fold import GC, TRAIN
+from sm_profiler.metrics.step_fold import TRAIN
 
+_WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
 def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving | None:
     """Return what is saved of an activity that happens rarely, or in another thread: at least, usually, at most."""
     least, value, most = kept
-    seconds = loop.of_activity(name) * value
-    return Saving(seconds, least / value, most / value, (name,), strict=True) if seconds.any() else None
+    spent = loop.of_activity(name)
+    if not spent.any():
+        return None
+    taken = name, *(other for other in loop.left if other not in NAMED)
+    return Saving((spent + loop.around(spent > 0)) * value, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:
     """Find checkpoints and other files that the loop waits for."""
     writers = case.seen.writers()
-    spent = time_in_calls(  # a save imports only once
-        case, Save, lambda one: not one.args.imported and not flushes(one, writers)
-    )
-    timed = lines_of_records(spent.records)
-    seen = seen_in_samples(case, SAVING, {(line.file, line.line) for line in timed})
-    share, rank = min(spent.share + seen.share, 1.0), spent.worst
+    # a save imports only once
+    spent = calls_of(case, Save, lambda one: not one.args.imported and not flushes(one, writers))
+    timed = lines_of_records(spent.records if spent else ())
+    seen, share = _seen_beside(case, SAVING, timed)
     saves = partial(activity, SAVING, limits.SAVED)
-    if rank is None or spent.share < seen.share:
+    if spent is None or share < 2 * seen.share:
         return _seen("saving_seen", seen, share, saves)
+    rank = spent.rank
     calls = [own for own in calls_by_name(spent) if own.seconds >= limits.SHOWN * 2 * spent.seconds][:2]
     most = calls[0]
     usual, _ = most.durations
@@ -85,7 +88,7 @@ def saving(case: Case) -> Found | None:
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
-    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(spent.share), "around": around}
+    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(share - seen.share), "around": around}
     return Found("saving", words, tuple(evidence), share, saves=saves, where=timed)
 
 
@@ -102,19 +105,17 @@ def _stop(calls: Calls[Save]) -> str:
 
 def logging(case: Case) -> Found | None:
     """Find log lines, prints and experiment trackers that the loop waits for, and lines written to open files."""
-    spent = time_in_calls(case, Log)
-    timed = lines_of_records(spent.records)
-    seen = seen_in_samples(case, LOGGING, {(line.file, line.line) for line in timed})
-    writers = case.seen.writers()
-    flushed = time_in_calls(case, Save, lambda one: flushes(one, writers)).share
-    share, rank = min(spent.share + seen.share + flushed, 1.0), spent.worst
+    spent = calls_of(case, Log)
+    timed = lines_of_records(spent.records if spent else ())
+    seen, share = _seen_beside(case, LOGGING, timed)
     saves = partial(activity, LOGGING, limits.SAVED)
-    if rank is None or spent.share < seen.share:
+    called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
+    if spent is None or called < seen.share:
         return _seen("logging_seen", seen, share, saves)
-    names, rest = [own.name for own in calls_by_name(spent)], share - spent.share
+    rank, names, rest = spent.rank, [own.name for own in calls_by_name(spent)], share - called
     each = spent.seconds / spent.calls
     words = {
-        "share": percent(spent.share),
+        "share": percent(called),
         "names": " and ".join(names[:2]),
         "calls": f"{spent.calls:,}",
         "each": duration(each),
@@ -126,6 +127,11 @@ def logging(case: Case) -> Found | None:
         Evidence("duration of a call", round(each * 1e3, 4), None, rank.name, "ms"),
     )  # fmt: skip
     return Found("logging", words, evidence, share, saves=saves, where=timed)
+
+
+def _seen_beside(case: Case, name: str, timed: Sequence[Location]) -> tuple[Seen, float]:
+    """Return the samples of an activity outside the lines of its recorded calls, and the share of the loop of all of it."""
+    return seen_in_samples(case, name, {(line.file, line.line) for line in timed}), case.share_of(name)
 
 
 def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) -> Found | None:
@@ -146,16 +152,16 @@ def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) ->
 
 def callbacks(case: Case) -> Found | None:
     """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
-    spent = time_in_calls(case, Callback, lambda one: not _saves(case, one))
-    rank = spent.worst
-    if rank is None:
-        return _seen_callback(case, partial(activity, CALLBACKS, limits.SAVED))
-    own = calls_by_name(spent)[0]
+    spent = calls_of(case, Callback, lambda one: not _saves(case, one))
+    seen, share = seen_in_samples(case, CALLBACKS), case.share_of(CALLBACKS)
+    if spent is None or share < 2 * seen.share:
+        return _seen_callback(case, seen)
+    rank, own = spent.rank, calls_by_name(spent)[0]
     of_all, each = own.seconds / max(spent.seconds, 1e-9), own.seconds / own.working
-    totals = totals_of(case.metrics)
+    whole = min(spent.seconds / rank.loop, 1.0)
     # what has a name by itself, such as evaluating and compiling, is no part of the callback in the ledger either
-    alone = min(totals.share(CALLBACKS), spent.share) if totals is not None else spent.share
-    share, inside = alone * of_all, (spent.share - alone) * of_all
+    alone = min(share, whole)
+    share, inside = alone * of_all, (whole - alone) * of_all
     name, _, event = own.name.partition(".")
     evidence = (
         Evidence("time in the training loop spent in this callback", round(share, 4), unit="share"),
@@ -187,24 +193,26 @@ def _without_callback(inside: float, loop: Loop) -> Saving | None:
     return Saving(seconds, least / value, most / value, (CALLBACKS, *others), strict=True) if own.any() else None
 
 
-def _seen_callback(case: Case, saves: partial[Saving | None]) -> Found | None:
-    """Find callbacks that no record times, as those of Lightning and transformers, from the samples of their lines."""
-    seen = seen_in_samples(case, CALLBACKS)
-    methods: dict[str, float] = {}
+def _seen_callback(case: Case, seen: Seen) -> Found | None:
+    """Find callbacks that no record times, from the samples of their lines: hooks of modules and optimizers, those of trainers."""
+    methods: dict[tuple[str, str], float] = {}
     for stack in case.metrics.samples.stacks:
-        place = case.seen.callback(stack) if case.seen.is_beside(stack) else None
+        place = case.seen.callback(stack)
         if place is not None:
-            methods[place.function] = methods.get(place.function, 0.0) + stack.seconds
+            method = place.function, _WITHIN.get(stack.phase, "")
+            methods[method] = methods.get(method, 0.0) + stack.seconds
     if not seen.lines or not methods:
         return None
-    name, _, event = max(methods, key=lambda method: methods[method]).rpartition(".")
+    method, within = max(methods, key=lambda one: methods[one])
+    name, _, event = (method, "", within) if within else method.rpartition(".")
     words = {"name": name or event, "share": percent(seen.share), "where": f", in {event}" if name else ""}
     evidence = (
         Evidence("time in the training loop spent in callbacks", round(seen.share, 4), unit="share"),
         Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
     )
     return Found(
-        "callback_seen", words, evidence, seen.share, "callback", saves, "inferred from samples", seen.error, seen.lines,
+        "callback_seen", words, evidence, seen.share, "callback",
+        partial(activity, CALLBACKS, limits.SAVED), "inferred from samples", seen.error, seen.lines,
         low=seen.low,
     )  # fmt: skip
 
@@ -220,17 +228,17 @@ def _saves(case: Case, call: Record[Callback]) -> bool:
 
 def recompilation(case: Case) -> Found | None:
     """Find functions that a compiler compiles again while the loop runs."""
-    spent = time_in_calls(case, Compile, lambda one: bool(one.args.again), once=True)
-    rank = spent.worst
-    if rank is None or all(map(in_first_steps, spent.records)):
+    spent = calls_of(case, Compile, lambda one: bool(one.args.again))
+    if spent is None or all(map(in_first_steps, spent.records)):
         return None
+    rank, share = spent.rank, case.share_of(AGAIN)
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
     reason = next((one.args.reason for one in reversed(spent.records) if one.args.reason), "")
     breaks = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.name == "graph break"]
-    each = spent.seconds / spent.calls
+    each = share * rank.loop / spent.calls
     evidence = [
         *([Evidence("reason of the last", reason, None, rank.name)] if reason else []),
-        Evidence("time in the training loop spent compiling again", round(spent.share, 4), unit="share"),
+        Evidence("time in the training loop spent compiling again", round(share, 4), unit="share"),
         Evidence("recompilations", spent.calls, limits.REPEATS, rank.name),
         Evidence("duration of a recompilation", round(each * 1e3, 3), None, rank.name, "ms"),
     ]
@@ -242,14 +250,14 @@ def recompilation(case: Case) -> Found | None:
         "name": spent.records[-1].name,
         "times": plural(spent.calls, "time"),
         "each": duration(each),
-        "share": percent(spent.share),
+        "share": percent(share),
     }
     advice = f"recompilation_{compiler.replace('.', '_')}"
     return Found(
-        "recompilation", words, tuple(evidence), spent.share,
+        "recompilation", words, tuple(evidence), share,
         advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, case),
         "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
-        spent.share * _chance(spent), lines_of_records(spent.records),
+        share * _chance(spent), lines_of_records(spent.records),
     )  # fmt: skip
 
 
@@ -299,27 +307,20 @@ def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:
 
 
 def collections(case: Case) -> Found | None:
-    """Find pauses by Python's garbage collector, but for those while a function is compiled."""
-    spent = case.mean(lambda rank: rank.gc - _while_compiling(rank, case))
-    share = case.mean(lambda rank: (rank.gc - _while_compiling(rank, case)) / rank.loop if rank.loop else 0.0)
-    if share <= 0:
+    """Find pauses by Python's garbage collector, but for those in steps that compile a function, as long as that takes."""
+    if case.loop is None:
         return None
+    collected, compiled = case.loop.of_activity(COLLECTING), case.loop.of_activity(COMPILING, AGAIN)
+    spent = np.maximum(collected - compiled, 0.0).sum()
+    if spent <= 0:
+        return None
+    share = case.share_of(COLLECTING) * float(spent / collected.sum())
     return Found(
-        "collections", {"share": percent(share), "total": duration(spent)},
+        "collections", {"share": percent(share), "total": duration(share * case.mean(lambda rank: rank.loop))},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
         saves=partial(activity, COLLECTING, limits.SAVED),
         error=case.share_error(COLLECTING), where=lines_of_collections(case.metrics),
     )  # fmt: skip
-
-
-def _while_compiling(rank: Rank, case: Case) -> float:
-    """Return the seconds of collections in steps that compiled a function, at most as long as that took."""
-    own = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.seconds > 0]
-    if not own or not len(rank.steps):
-        return 0.0
-    row = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own], side="right") - 1
-    compiled = np.bincount(np.maximum(row, 0), [one.seconds for one in own], len(rank.steps))
-    return min(float(np.minimum(rank.steps.seconds(GC), compiled).sum()), rank.gc)
 
 
 def evaluation(case: Case) -> Found | None:
@@ -337,9 +338,10 @@ def evaluation(case: Case) -> Found | None:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Evaluate less often: half as often is the least that this means."""
+        """Evaluate less often: half as often is the least that this means, and never the most."""
         seconds = loop.of_activity(EVALUATION)
-        return Saving.of_scenarios([seconds * part for part in (0.5, 0.75, 1.0)], (EVALUATION,))
+        parts = limits.MAJORITY, (1 + limits.MAJORITY) / 2, 1.0
+        return Saving.of_scenarios([seconds * part for part in parts], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger
+from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     CALLBACKS,
@@ -25,8 +24,9 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     SeenCode,
     ledger_of,
+    totals_of,
 )
-from sm_profiler.diagnosis.profile.lines import in_loop
+from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
@@ -34,7 +34,6 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
-SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -96,7 +95,7 @@ class Case:
     def in_step(self) -> bool:
         """True if ranks wait for each other, so that their iterations are equally long; independent ones differ."""
         lengths = np.asarray([rank.iterations.length.mean() for rank in self.ranks])
-        return len(lengths) > 1 and bool(np.ptp(lengths) <= 0.15 * lengths.mean())
+        return len(lengths) > 1 and bool(np.ptp(lengths) <= limits.REPEAT_MOST * lengths.mean())
 
     def mean(self, of: Callable[[Rank], float]) -> float:
         """Return the average over the judged ranks; 0 if there are none."""
@@ -117,6 +116,20 @@ class Case:
     def ledger(self) -> Ledger:
         """The ledger of the judged ranks' steps."""
         return ledger_of(self.metrics, self.ranks)
+
+    def share_of(self, *activities: str) -> float:
+        """Return the share of the loop that some activities take, as the report's table of the ledger shows it.
+
+        If ranks wait for each other, all pay for the one that spends most; otherwise it is the mean.
+        """
+        names = {rank.name for rank in self.ranks}
+        shares = [Totals((one,)).share(*activities) for one in self.totals.ranks if one.name in names]
+        return float((np.max if self.in_step else np.mean)(shares)) if shares else 0.0
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums of the ledger over whole loops."""
+        return totals_of(self.metrics) or Totals(())
 
     @cached_property
     def seen(self) -> SeenCode:
@@ -282,8 +295,8 @@ class Case:
             error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = certain - limits.FLOOR
         # waits for a core shift the shares of the parts
-        far = certain >= limits.SURELY * limits.FLOOR * (1 + 2 * self.shared_wait)
-        steady = beyond >= limits.SURE_SIGMAS * error
+        far = certain * (1 - self.shared_wait) >= limits.SURELY * limits.FLOOR
+        steady = beyond >= limits.BEYOND_CHANCE * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
             return Confidence("high")
@@ -338,8 +351,8 @@ def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
 
 
 def _blocks(values: Floats) -> Floats:
-    """Return the sums of ten consecutive stretches of equally many values, because neighbours resemble each other."""
-    return np.asarray(values[: len(values) // 10 * 10].reshape(10, -1).sum(axis=1))
+    """Return the sums of some consecutive stretches of equally many values, because neighbours resemble each other."""
+    return np.asarray(values[: len(values) // limits.SAMPLES * limits.SAMPLES].reshape(limits.SAMPLES, -1).sum(axis=1))
 
 
 def _share_error(part: Floats, whole: Floats) -> float:

@@ -97,7 +97,7 @@ def outside(case: Case) -> Found | None:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
         inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        return all_but(loop.usual(*REST) * own, others, (kept, limits.USUAL_REST, 0.0), REST)
+        return all_but(loop.usual(*REST) * own, others, (kept, limits.REPEAT, 0.0), REST)
 
     words = {
         "share": percent(share),
@@ -139,7 +139,7 @@ def _is_small_for_trainer(case: Case) -> bool:
     outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
     trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
     scripts = sum(one.count for one in outer) - trainers
-    chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
+    chance = limits.BEYOND_CHANCE * math.sqrt(trainers + scripts)
     return trainers - scripts > (-chance if case.stack is KERAS else chance)
 
 
@@ -208,7 +208,7 @@ def _gradients_by_hand(case: Case) -> float:
 
 def _frequent_lines(stacks: Iterable[Sampled]) -> set[Place]:
     """Return the innermost lines of some stacks, without those that were seen by chance."""
-    return {place for place, line in Lines.of(stacks).lines.items() if line.count >= limits.SAMPLES // 2}
+    return {place for place, line in Lines.of(stacks).lines.items() if line.count >= limits.REPEATS}
 
 
 def own_phase(case: Case) -> Found | None:
@@ -310,7 +310,7 @@ def tiny_step(case: Case) -> float:
     compiled = case.mean(lambda rank: rank.share_of_iterations("compiled"))
     if not 0 < limits.MAJORITY * phases <= compiled:
         return limits.TINY_STEP_S
-    return limits.TINY_STEP_S / (3 if case.stack.one_by_one else 8)
+    return limits.HANDOVER_S * (limits.SURELY if case.stack.one_by_one else 1)
 
 
 def host(case: Case) -> Found | None:
@@ -346,7 +346,9 @@ def _launching_share(case: Case, launches: Launches) -> float:
 def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
     step, share = launches.step or case.typical("length"), _launching_share(case, launches)
-    if share < limits.NOTICEABLE / (1 if step > limits.TINY_STEP_S else 1.6):  # in tiny steps, all else is Python, too
+    if share < (
+        limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY
+    ):  # in tiny steps, all else is Python, too
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
@@ -371,7 +373,15 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         doubt = "a loop may launch them for each sample" if _model_may_loop(case, launches) else ""
     return _small_steps(
         case,
-        Found("launches", words, evidence, share * usual, "small_steps", error=0.15 * share * usual, doubt=doubt),
+        Found(
+            "launches",
+            words,
+            evidence,
+            share * usual,
+            "small_steps",
+            error=limits.REPEAT_MOST * share * usual,
+            doubt=doubt,
+        ),
     )
 
 
@@ -420,7 +430,7 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
-    where = lines.locations(lines.weights(), case.metrics, least=limits.REPEATS)
+    where = lines.locations(lines.weights(), case.metrics)
     return PerSample(between, backward, between / forward, where)
 
 
@@ -488,7 +498,7 @@ def _tiny_steps(case: Case) -> Found | None:
         Evidence("steps per second", round(rate, 1)),
     )
     words, doubt = {"step": duration(step), "first": ""}, "operators were not counted"
-    share = min(max(lost, 0.3), 0.9) * _in_training(case)
+    share = min(lost, limits.MOST) * _in_training(case)
     return _small_steps(case, Found("tiny_steps", words, evidence, share, "small_steps", doubt=doubt))
 
 
@@ -506,15 +516,15 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     share = {key: loop.share(key) for key in (WAIT, "forward", "backward", "compiled", EVALUATION)}
     passes = share["forward"] + share["backward"] + share["compiled"]
     if gpu is not None:  # kernels of a small batch fill a part of the device
-        grows = [gpu / 100 * part for part in (0.3, 0.7, 1.0)]
+        grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        counted = launches_of(case) is not None
-        fixed = zip((1.5, 1.3, 1.1), (1.0, 0.75, limits.MAJORITY), strict=True)  # tiny steps mostly launch
-        launches = [min(found.share * more, passes) if counted else passes * most for more, most in fixed]
-        grows = [(passes - own) * part for own, part in zip(launches, (0.0, 0.3, 1.0), strict=True)]
+        launches = (
+            found.share if launches_of(case) is not None else passes * limits.MAJORITY
+        )  # tiny steps mostly launch
+        grows = [max(passes - launches, 0.0) * part for part in (0.0, *limits.GROWS[::2])]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
-        for loads, computes in zip((0.4, 0.7, 1.0), grows, strict=True)
+        for loads, computes in zip(limits.GROWS, grows, strict=True)
     ]
     high, value, low = wanted
     if value <= 0:
@@ -528,10 +538,10 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
 def _launches_may_explain(case: Case) -> bool:
     """Return whether launching operators may take the time in which the GPU is idle; True if they were not counted.
 
-    CUDA's launch, the optimizer and modules take eight times the calibrated cost of an operator at most (H100: 3.5 to 6).
+    CUDA's launch, the optimizer and modules take some times the calibrated cost of an operator.
     """
     launches = launches_of(case)
-    return launches is None or launches.seconds * 8 >= case.gpu_spare * case.typical("length")
+    return launches is None or launches.seconds * limits.LAUNCH_MOST >= case.gpu_spare * case.typical("length")
 
 
 OF_BATCH = ("batch_too_small", "batch_does_not_fit")
@@ -567,7 +577,7 @@ def _idle_in_phases(case: Case) -> Found | None:
     has_room = memory is not None and memory <= limits.HALF_EMPTY and explained
     if memory is not None:
         evidence.append(Evidence("most GPU memory in use", round(memory, 1), limits.HALF_EMPTY, unit="percent"))
-        words |= {"memory": memory, "times": int(90 / max(memory, 1.0))}
+        words |= {"memory": memory, "times": int(100 * limits.MOST / max(memory, 1.0))}
     if has_room:
         text = advice = "batch_too_small"
         if case.metrics.batch_size:
@@ -586,7 +596,7 @@ def _never_used(case: Case) -> Found | None:
     evidence = Evidence(
         "mean GPU use in the loop", round(gpu, 2), thresholds.GPU_NEVER, unit="percent", held="used from"
     )
-    return Found("gpu_never_used", {}, (evidence,), 0.95, certain=True)
+    return Found("gpu_never_used", {}, (evidence,), 1 - limits.FLOOR, certain=True)
 
 
 # --- JAX ------------------------------------------------------------------------------------------------------------
@@ -633,7 +643,7 @@ def _one_by_one(case: Case) -> Found | None:
             Evidence("operations of the gradients", round(calls[0])),
             Evidence("fixed cost of such an operation on this machine", round(calls[1] * 1e3, 5), unit="ms"),
         ]
-        error = 0.15 * share
+        error = limits.REPEAT_MOST * share
     if sampled > 0:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
 
@@ -730,13 +740,13 @@ def optimizer(case: Case) -> Found | None:
     launches = launches_of(case)
     if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
         return None  # launches its operators from Python, as all of the step
-    # in steps of a millisecond or two, launching the optimizer usually takes a third
-    kept = limits.HEALTHY_PHASE * (1.5 if case.typical("length") <= tiny_step(case) else 1.0)
+    # in steps of a millisecond or two, launching the optimizer takes more
+    kept = limits.MAJORITY if case.typical("length") <= tiny_step(case) else limits.HEALTHY_PHASE
 
     def saves(loop: Loop) -> Saving:
         """All but what a fused optimizer takes of a step."""
         spent = loop.usual("optimizer")
-        return all_but(spent, float((loop.training - spent).sum()), (kept, 0.06, 0.02), ("optimizer",))
+        return all_but(spent, float((loop.training - spent).sum()), (kept, limits.FLOOR, 0.0), ("optimizer",))
 
     spent = case.typical("optimizer") * own
     evidence = (

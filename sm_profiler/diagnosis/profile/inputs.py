@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, outside_share, part_of_share, usual_length
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, MAKING, WAIT
+from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
@@ -55,7 +55,7 @@ class Workers:
         wanted = max(limits.WORKERS, self.needed)
         limit = self.cores or max(2 * limits.WORKERS, self.now + 1)
         usual = max(min(wanted, limit), 1)
-        return max(usual, min(self.needed, 4 * limits.WORKERS)) if self.idle else usual
+        return max(usual, min(self.needed, limits.SURELY * limit)) if self.idle else usual
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
@@ -93,7 +93,7 @@ def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
     """
     metrics, own = case.metrics, case.own_cores
     if workers <= 0 and own:
-        available = 1 - min(case.core_wait, 0.95)  # of the time; a thread without a core does not compute
+        available = 1 - min(case.core_wait, 1 - limits.FLOOR)  # of the time; a thread without a core does not compute
         return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
     cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
     if cpu is None or not cores or not metrics.ranks:
@@ -123,11 +123,11 @@ def storage(case: Case) -> Found | None:
         evidence.append(Evidence("NFS operations in progress, on average", round(in_progress, 3), round(least, 3)))
         if latency is not None:
             evidence.append(Evidence("mean duration of an NFS operation", round(latency, 3), unit="ms"))
-    elif mounts and stalled >= least and (read or 0.0) < limits.LOCAL_READS:
+    elif mounts and stalled >= least and (read or 0.0) < limits.TRICKLE:
         busy = stalled
         evidence += [
             Evidence("time in which some process waited for I/O", round(busy, 4), round(least, 4), unit="share"),
-            Evidence("reads from local disks", round(read or 0.0), limits.LOCAL_READS, unit="bytes/s"),
+            Evidence("reads from local disks", round(read or 0.0), limits.TRICKLE, unit="bytes/s"),
         ]
     else:
         return None
@@ -145,8 +145,11 @@ def storage(case: Case) -> Found | None:
 
 
 def _lines(case: Case) -> tuple[Location, ...]:
-    """Return what the loader's workers do; without workers, what the loop does to get a batch."""
-    return lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
+    """Return what the loader's workers do; without workers, what the loop does to get a batch, or the recorded dataset."""
+    found = lines_of_phase(case.metrics, WORKER) or lines_of_phase(case.metrics, "wait")
+    record = training_input(case)
+    place = place_of(record.args) if record is not None else None
+    return found or ((Location(*place, share=1.0),) if place else ())
 
 
 def _shared_mounts(metrics: JobMetrics) -> dict[str, str]:
@@ -212,7 +215,7 @@ def _by_waits(case: Case) -> Found | None:
         "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
         "step": duration(step), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
-    same = abs(mean / max(step, 1e-12) - share) < 0.02  # shares of the loop and of a step this close are one
+    same = abs(mean / max(step, 1e-12) - share) < limits.REPEAT  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
         lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
@@ -227,7 +230,7 @@ def _others_hold_the_cores(case: Case) -> bool:
     processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
-    return used / 100 * cores - sum(own) >= 0.4 * cores
+    return used / 100 * cores - sum(own) >= limits.MAJORITY * cores
 
 
 @attrs.frozen
@@ -342,7 +345,7 @@ def _by_system(case: Case) -> Found | None:
         "idle_gpus_wait", {"cores": cores, "share": percent(share)}, evidence, share,
         "input_cores" if cpu >= disk else "input_disk", lambda loop: part_of_share(loop, share, (WAIT,), sure=False),
         "inferred from system metrics",
-        low="inferred from system metrics" if share < 1.5 * limits.MAJORITY else "", where=_lines(case),
+        low="inferred from system metrics" if share < limits.CLEARLY * limits.MAJORITY else "", where=_lines(case),
     )  # fmt: skip
 
 
@@ -357,14 +360,15 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
     pool, compute = workers_of(case), np.maximum(loop.training - loop.of_activity(WAIT), 0.0)
     rows = loop.training > 0
     if pool.now < 0 and not case.own_cores:
-        left = limits.COLLATING_S, limits.RECEIVING_S, 0.0
+        left = limits.COLLATING_S, limits.HANDOVER_S, 0.0
     else:
         left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
     mean = float(wait[rows].mean())
     # Work that is done once is not done in each epoch, with any number of cores.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)
     less = wait * limits.PREPARED_ONCE
-    saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less)], (WAIT,))
+    collected = case.mean(lambda rank: rank.gc_in_wait / rank.gc if rank.gc > 0 else 0.0) * loop.of_activity(COLLECTING)
+    saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less) + collected], (WAIT,))
     total = float(saving.seconds.sum())
     return attrs.evolve(saving, certain=max(saving.low, float(less.sum()) / total) if total > 0 else 0.0)
 
@@ -390,7 +394,7 @@ def left_after(
         cpu: share of the time in which the machine's cores are busy.
         own_cores: cores that each training process occupies.
     """
-    fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.RECEIVING_S, float(compute.mean())
+    fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.HANDOVER_S, float(compute.mean())
     usual = simulated_wait(fetch, compute, pool.suggested)
     fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
     if pool.idle or not pool.cores:
@@ -402,7 +406,7 @@ def left_after(
         shared, crowded = step * float(np.mean(own_cores)) / pool.cores, (load + mean) / pool.cores
     else:
         shared, crowded = min(step * cpu, (load + mean) / pool.cores), min(step * cpu, load / pool.cores + mean)
-    slowed = mean * 0.15  # the workers use the other cores and the memory's bandwidth
+    slowed = mean * limits.REPEAT_MOST  # the workers use the other cores and the memory's bandwidth
     shared, crowded = max(shared - mean, 0.0), max(crowded - mean, 0.0)
     return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, 0.0  # at best, work is done once and kept
 
@@ -415,11 +419,9 @@ def _keras(case: Case) -> _Cause | None:
     record = training_input(case)
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
-    where = lines_of_samples(case.metrics, lambda one: one.phase in ("wait", WORKER))
+    where = _lines(case)
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_generator", (), where)
-    place = place_of(record.args)
-    where = where or ((Location(*place, share=1.0),) if place else ())
     now, pool = max(record.args.num_workers or 0, 0), workers_of(case)
     more = max(pool.suggested, 2, now + 1)
     threads = not record.args.processes

@@ -25,6 +25,7 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.ends import RankEnd
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
@@ -47,18 +48,18 @@ def start_allowance(metrics: JobMetrics) -> float:
     """Return the seconds before the first step that are normal.
 
     If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
-    a slow or busy machine. Otherwise starting Python and importing torch need 5 s at most, and CUDA 6 s more.
+    a slow or busy machine.
     """
-    device = 6.0 if metrics.gpus else 0.0
+    device = limits.START_S if metrics.gpus else 0.0
     if metrics.loading is None:
-        return 5.0 + device
+        return limits.START_S + device
     loading = metrics.loading + importing(metrics)  # frameworks import parts of themselves when they are first used
     return min(loading, limits.IMPORTS_S) + _model_allowance(metrics) + device
 
 
 def _model_allowance(metrics: JobMetrics) -> float:
     """Return the seconds that building a model, or starting loader workers in the first steps, may take."""
-    return max(min(metrics.loading or 0.0, limits.IMPORTS_S), 2.0)
+    return max(min(metrics.loading or 0.0, limits.IMPORTS_S), limits.START_S)
 
 
 @attrs.frozen
@@ -93,6 +94,12 @@ class Beginning:
         """Seconds that are not normal."""
         return self.late + self.first_steps
 
+    @property
+    def avoidable(self) -> float:
+        """Seconds that the best repair saves: what is normal may vanish, too, but imports stay."""
+        imports = sum(part.seconds for part in self.parts if part.key == IMPORTS)
+        return max(self.seconds - imports, self.excess)
+
 
 def beginning_of(metrics: JobMetrics) -> Beginning | None:
     """Return the start of a job; None if it is not known."""
@@ -126,7 +133,7 @@ def start(case: Case) -> Found | None:
     late, share = found.late, found.seconds / found.whole
     # what is normal is no cause
     main = largest(found.parts if late else [part for part in found.parts if part.key in INSIDE_LOOP])
-    if main is not None and main.seconds < 0.4 * (found.seconds if late else found.first_steps):
+    if main is not None and main.seconds < limits.HEALTHY_PHASE * (found.seconds if late else found.first_steps):
         main = None
     most = ""
     if main is not None:
@@ -147,7 +154,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= 1.5 * limits.USUAL * found.judged and not metrics.running
+    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.judged and not metrics.running
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
@@ -191,9 +198,9 @@ def idle(case: Case) -> Found | None:
         evidence.append(Evidence("longest idle pause between steps", round(longest, 2), unit="s"))
     cores = _cores(metrics, (metrics.loop[1], metrics.end) if tail >= paused else pauses[0])
     if cores is not None:
-        evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), limits.IDLE_CORES))
+        evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), thresholds.HANG_CPU))
     advice = "idle_pauses" if tail < paused else "idle_running" if metrics.running else "idle_tail"
-    clear = beyond >= 1.5 * limits.NOTICEABLE and cores is not None
+    clear = beyond >= limits.CLEARLY * limits.NOTICEABLE and cores is not None
     return Found(
         "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
         partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
@@ -240,7 +247,7 @@ def idle_pauses(metrics: JobMetrics) -> list[Span]:
         ends, starts = rank.judged.pauses
         gaps = starts - ends
     # logging, validation and checkpoints take less than twenty steps, or are recorded by name
-    rows = np.flatnonzero(gaps > 20 * usual)
+    rows = np.flatnonzero(gaps > limits.SURELY * limits.SAMPLES * usual)
     rows = rows[np.argsort(-gaps[rows])][:1_000]
     spans = [(float(ends[row]), float(starts[row])) for row in rows]
     return [span for span in spans if not _is_recorded(metrics, span) and _is_idle(metrics, span)]
@@ -265,12 +272,12 @@ def _is_idle(metrics: JobMetrics, span: Span) -> bool:
         return False
     cores = _cores(metrics, span)
     if cores is not None:
-        return cores < limits.IDLE_CORES
+        return cores < thresholds.HANG_CPU
     cpu = _within(metrics, "cpu", span)
     if cpu is None:
         return False
     used_cores = cpu / 100 * max(metrics.system.cores.values(), default=1)
-    return cpu < thresholds.SAMPLE_IDLE and used_cores < 2 * limits.IDLE_CORES
+    return cpu < thresholds.SAMPLE_IDLE and used_cores < 2 * thresholds.HANG_CPU
 
 
 def _cores(metrics: JobMetrics, span: Span) -> float | None:
@@ -335,18 +342,18 @@ def fit_growth(seconds: Floats, values: Floats) -> Growth | None:
     """
     if not len(seconds):
         return None
-    keep = seconds >= seconds[0] + 0.1 * (seconds[-1] - seconds[0])
+    keep = seconds >= seconds[0] + thresholds.RARE * (seconds[-1] - seconds[0])
     x, y = seconds[keep] - seconds[0], values[keep]
-    if len(x) < 4 or np.ptp(x) <= 0:
+    if len(x) <= limits.REPEATS or np.ptp(x) <= 0:
         return None
     slope, at_zero = np.polyfit(x, y, 1)
     rest = y - (slope * x + at_zero)
     spread = float((rest**2).sum())
     correlation = max(float((rest[1:] * rest[:-1]).sum() / spread), 0.0) if spread > 0 else 0.0
-    repeats = (1 + correlation) / (1 - min(correlation, 0.95))  # samples that count as one
+    repeats = (1 + correlation) / (1 - min(correlation, 1 - limits.FLOOR))  # samples that count as one
     error = float(np.sqrt(spread / (len(x) - 2) / ((x - x.mean()) ** 2).sum() * repeats))
     half = len(x) // 2
-    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= 5 else float(slope)
+    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half > limits.REPEATS else float(slope)
     return Growth(float(slope * x[0] + at_zero), float(slope * x[-1] + at_zero), float(slope), error, late)
 
 
@@ -366,11 +373,14 @@ def _inside_loop(case: Case, seconds: Floats, values: Floats) -> tuple[Floats, F
 def _process_memory(case: Case) -> Found | None:
     worst: tuple[Growth, str] | None = None
     for name, (seconds, values) in case.metrics.memory.items():
-        settled = seconds >= _compiled_at(case, name)
-        growth = fit_growth(*_inside_loop(case, seconds[settled], values[settled]))
-        if growth is None or not growth.is_steady or growth.gained < max(limits.GROWTH_BYTES, 0.15 * growth.start):
+        growth = fit_growth(*_inside_loop(case, *_without_compiling(case, name, seconds, values)))
+        if (
+            growth is None
+            or not growth.is_steady
+            or growth.gained < max(limits.GROWTH_BYTES, limits.HEALTHY * growth.start)
+        ):
             continue
-        if growth.late < 0.8 * growth.slope and _keeps_nothing(_objects(case, name)):
+        if growth.late < limits.CLOSE * growth.slope and _keeps_nothing(_objects(case, name)):
             continue  # caches of libraries, which fill
         if worst is None or growth.slope > worst[0].slope:
             worst = growth, name
@@ -393,7 +403,7 @@ def _process_memory(case: Case) -> Found | None:
         "error": size(growth.error * 60),
         "until": FRAGMENTS["full_in"].format(time=duration(left)) if left else "",
     }
-    clear = growth.slope >= 1.5 * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
+    clear = growth.slope >= limits.CLEARLY * limits.BEYOND_CHANCE * growth.error and case.steps >= limits.STEADY_STEPS
     return _grows(
         "memory_of_process", words, evidence, left, "" if clear else "memory varies much", _growing_lines(objects)
     )
@@ -408,18 +418,26 @@ def _grows(
     where: tuple[Location, ...] = (),
 ) -> Found:
     """Return the finding about memory: it costs no time until the job dies, which leads only if it is about to."""
-    fatal = left is not None and left < 900.0
+    fatal = left is not None and left < limits.SHORT_RUN_S
     share = 1.0 if fatal else limits.HEALTHY
     return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
 
 
-def _compiled_at(case: Case, process: str) -> float:
-    """Return when the last function of a process was compiled for the first time, in seconds since the epoch.
+def _without_compiling(case: Case, process: str, seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return the memory of a process without what it gained while functions were compiled.
 
-    Until then memory grows because graphs, kernels and buffers are made, not because a step keeps something.
+    Graphs and kernels are kept for each shape, not because a step keeps something. Until all is compiled for the first
+    time, buffers are made as well.
     """
-    first = [one.end for one in case.metrics.recorded(Compile).of(process) if one.args.again is False]
-    return max(first, default=0.0)
+    records = case.metrics.recorded(Compile).of(process)
+    settled = seconds >= max((one.end for one in records if one.args.again is False), default=0.0)
+    seconds, values = seconds[settled], values[settled]
+    if not records or not len(seconds):
+        return seconds, values
+    compiling = Covered.by(*(np.array([getattr(one, edge) for one in records]) for edge in ("start", "end")))
+    inside = compiling.within(seconds[:-1], seconds[1:]) > 0
+    gained = np.where(inside, np.minimum(np.diff(values), 0.0), np.diff(values))
+    return seconds, values[0] + np.concatenate([[0.0], np.cumsum(gained)])
 
 
 def _exhaustion(case: Case, growth: Growth) -> float | None:
@@ -436,9 +454,6 @@ def _objects(case: Case, process: str) -> list[Objects]:
     return [one.args for one in case.metrics.recorded(Objects).of(process)]
 
 
-MANY_OBJECTS = 50  # of a type; fewer are the state of libraries, not what a loop collects
-
-
 def _grown_objects(args: Objects, process: str) -> list[Evidence]:
     """Return which objects a process has more of than when its memory began to grow."""
     evidence = []
@@ -446,9 +461,9 @@ def _grown_objects(args: Objects, process: str) -> list[Evidence]:
         evidence.append(Evidence("container that grows most", args.container, None, process))
     if args.tensor_bytes >= limits.GROWTH_BYTES:
         evidence.append(Evidence("tensors gained", args.tensor_bytes, None, process, "bytes"))
-    if args.tensors_in_graphs >= MANY_OBJECTS:
+    if args.tensors_in_graphs >= limits.OBJECTS:
         evidence.append(Evidence("tensors gained that keep a graph", args.tensors_in_graphs, None, process))
-    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= MANY_OBJECTS]
+    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= limits.OBJECTS]
     if gained:
         evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
     return evidence
@@ -463,7 +478,7 @@ def _keeps_nothing(objects: Sequence[Objects]) -> bool:
         return False
     last = objects[-1]
     most = max(last.tensors_in_graphs, *last.types.values(), 0)
-    return most < MANY_OBJECTS and last.tensor_bytes < limits.GROWTH_BYTES
+    return most < limits.OBJECTS and last.tensor_bytes < limits.GROWTH_BYTES
 
 
 def _growing_lines(objects: Sequence[Objects]) -> tuple[Location, ...]:
@@ -480,15 +495,15 @@ def _gpu_memory(case: Case) -> Found | None:
         filled = data.count > 0
         seconds, values = _inside_loop(case, data.seconds[filled], data.mean[filled])
         growth = fit_growth(seconds, values)
-        if growth is None or growth.gained < 3 * limits.HOST_GROWTH or not growth.is_significant:
+        if growth is None or growth.gained < limits.GPU_GROWTH or not growth.is_significant:
             continue
-        if float(np.mean(values[-max(len(values) // 10, 1) :])) < growth.start + 3 * limits.HOST_GROWTH:
+        if float(np.mean(values[-max(len(values) // limits.SAMPLES, 1) :])) < growth.start + limits.GPU_GROWTH:
             continue  # it was given back
         name = "GPU memory gained in the loop"
-        gained = Evidence(name, round(growth.gained, 1), 3 * limits.HOST_GROWTH, f"{node} {device}", "percent")
+        gained = Evidence(name, round(growth.gained, 1), limits.GPU_GROWTH, f"{node} {device}", "percent")
         return _in_percent(
             "memory_of_gpu", f"{device} on {node}", growth, gained,
-            "" if growth.gained >= 4 * limits.HOST_GROWTH else "memory varies much",
+            "" if growth.gained >= limits.CLEARLY * limits.GPU_GROWTH else "memory varies much",
         )  # fmt: skip
     return None
 
@@ -551,7 +566,7 @@ def hang(case: Case) -> Found | None:
     ]
     evidence = (
         Evidence("time without a step", round(found.seconds, 1), round(longest, 1) or None, first.name, "s", "usually up to"),
-        Evidence("last step", "none" if first.before_first_step else first.record.step, None, first.name),
+        Evidence("completed training steps", first.steps, None, first.name),
         Evidence("CPU use of the process meanwhile", round(100 * first.record.args.cpu, 1), None, first.name, "percent"),
     )  # fmt: skip
     sure = first.is_sure and (not first.waits_for_ranks or found.gone or found.disagree)
@@ -576,7 +591,7 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
         "lines": ", ".join(lines[:MAX_LOCATIONS]),
         "waits": f", waiting for {first.waits_for}" if first.waits_for else "",
         "others": "",
-        "after": plural(first.record.step + 1, "training step"),
+        "after": _after_steps(*hang.steps),
         "dead": _dead(hang),
         "alone": FRAGMENTS["alone"].format(name=first.name) if alone else "",
     }
@@ -587,6 +602,10 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
     if hang.disagree:
         return "hang_disagree", words
     return ("hang_before" if first.before_first_step else "hang"), words
+
+
+def _after_steps(fewest: int, most: int) -> str:
+    return f"{f'{fewest:,} to ' if fewest != most else ''}{plural(most, 'training step')}"
 
 
 def _dead(hang: Hang) -> str:
@@ -648,6 +667,8 @@ def unequal_steps(case: Case) -> Found | None:
 def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
     """Return how far the peers of a rank came; its own steps are in the headline."""
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    if not others:
+        return ()
     furthest = min(others, key=lambda one: (-one.step, one.name))
     return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
 

@@ -8,7 +8,8 @@ innermost wins. Only this module decides which is which.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import attrs
@@ -61,6 +62,8 @@ _LINES = (
 )
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
+# Functions that a library calls in a forward pass, but for hooks of modules.
+_OF_MODULES = re.compile(r"^(forward|call|\w+_step|__\w+__)$|^<")
 _CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
 # Phases in which libraries may call functions of the script, and lines that run these phases.
 _CALLING = {"optimizer": re.compile(r"\bstep\("), "backward": re.compile(r"backward\(")}
@@ -71,6 +74,7 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
+_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
 BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
 
@@ -88,39 +92,32 @@ def totals_of(metrics: JobMetrics) -> Totals | None:
 
 
 def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
-    """Divide a rank's loop: its parts are those of all steps, and what was taken out of each is in proportion to the rows."""
-    seconds: dict[str, float] = {}
-
-    def add(name: str, spent: float) -> None:
-        if spent > 0:
-            seconds[name] = seconds.get(name, 0.0) + spent
-
+    """Divide a rank's loop: its parts are those of all steps, and each is divided in proportion to the rows."""
+    seconds = defaultdict[str, float](float)
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
-    declared = sum(rank.declared.values())
     for part in parts.PARTS:
-        left = rank.slices[part.key]
         if part.key == "gc":
-            add(COLLECTING, left)
+            seconds[COLLECTING] += rank.slices[part.key]
             continue
-        whole = rows.base(part.key) if rows else 0.0
-        for (name, key), row in rows.taken.items() if rows and whole > 0 else ():
-            if key == part.key and name != COLLECTING:
-                share = min(float(row.sum()) / whole, 1.0)
-                add(name, rank.slices[key] * share)
-                left -= rank.slices[key] * share
-        left = max(left, 0.0)
-        if part.key == parts.DECLARED and declared > 0:
-            for name, spent in rank.declared.items():
-                add(f"{PHASE}{shorten(name, 40)}", left * spent / declared)
-        elif part.key in (BETWEEN, OUTSIDE):
-            add(OTHER if _sampled(rank, metrics.samples) else UNSEEN, left)
-        else:
-            add(_NAMES.get(part.key, part.key), left)
-    return RankTotals(rank.name, rank.train_steps, seconds)
+        found = {name: float(row.sum()) for name, row in (rows.divided(part.key) if rows else {}).items()}
+        found.pop(COLLECTING, None)
+        whole = sum(found.values())
+        shares = (
+            {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, part.key)
+        )
+        for name, share in shares.items():
+            seconds[name] += rank.slices[part.key] * share
+    return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
-def _sampled(rank: Rank, samples: Samples) -> bool:
-    return any(one.process == rank.name for one in samples.stacks)
+def _names(rank: Rank, metrics: JobMetrics, key: str) -> dict[str, float]:
+    """Return the activities that are left of a part, with their shares of it."""
+    declared = sum(rank.declared.values())
+    if key == parts.DECLARED and declared > 0:
+        return {f"{PHASE}{shorten(name, 40)}": spent / declared for name, spent in rank.declared.items()}
+    if key in (BETWEEN, OUTSIDE) and not any(one.process == rank.name for one in metrics.samples.stacks):
+        return {UNSEEN: 1.0}
+    return {_NAMES.get(key, key): 1.0}
 
 
 @attrs.frozen
@@ -148,7 +145,7 @@ class _Rows:
         start: seconds since the epoch.
         left: part → seconds of each row that nothing has been taken out of yet.
         taken: (activity, part) → seconds of each row that were taken out of the part.
-        other: activity of what is left beside the phases.
+        names: part → activities of what is left of it, with the share of each.
         timed: file and line of the calls that were recorded one by one.
     """
 
@@ -157,15 +154,14 @@ class _Rows:
     start: Floats
     left: dict[str, Floats]
     taken: dict[tuple[str, str], Floats] = attrs.field(factory=dict)
-    other: str = OTHER
+    names: dict[str, dict[str, float]] = attrs.field(factory=dict)
     timed: set[tuple[str, int]] = attrs.field(factory=set)
 
     @classmethod
     def of(cls, rank: Rank, metrics: JobMetrics, *, warm: bool = True) -> _Rows:
         found = rows_of_rank(rank, warm=warm)
         left = {key: found.seconds[at].copy() for at, key in enumerate(row_keys())}
-        rows = cls(rank, found.index, found.start, left)
-        rows.other = OTHER if _sampled(rank, metrics.samples) else UNSEEN
+        rows = cls(rank, found.index, found.start, left, names={key: _names(rank, metrics, key) for key in left})
         rows._take_collections()
         seen = SeenCode.of(metrics)
         rows._take_records(metrics, seen.writers())
@@ -177,22 +173,21 @@ class _Rows:
     def ledger(self) -> RankLedger:
         """The division as a ledger."""
         seconds: dict[str, Floats] = {}
-        named = {key: _NAMES.get(key, key) for key in self.left}
-        named |= dict.fromkeys((BETWEEN, OUTSIDE), self.other)
-        declared = next(iter(self.rank.declared), "")
-        named[parts.DECLARED] = f"{PHASE}{shorten(declared, 40)}" if declared else parts.DECLARED
-        for name, spent in [*((named[key], row) for key, row in self.left.items()),
-                            *((name, row) for (name, _), row in self.taken.items())]:  # fmt: skip
-            seconds[name] = seconds[name] + spent if name in seconds else spent
+        for key in self.left:
+            for name, spent in self.divided(key).items():
+                seconds[name] = seconds[name] + spent if name in seconds else spent
         length = np.sum(list(seconds.values()), axis=0) if seconds else np.zeros(len(self.steps))
         return RankLedger.of(self.rank.name, self.steps, length, seconds)
 
-    def base(self, key: str) -> float:
-        """Return the seconds of a part, without collections, before anything else was taken out of it."""
+    def divided(self, key: str) -> dict[str, Floats]:
+        """Return the seconds of each row by activity, of a part."""
         if key not in self.left:
-            return 0.0
-        more = sum(float(row.sum()) for (name, part), row in self.taken.items() if part == key and name != COLLECTING)
-        return float(self.left[key].sum()) + more
+            return {}
+        found = {name: self.left[key] * share for name, share in self.names[key].items()}
+        for (name, part), row in self.taken.items():
+            if part == key:
+                found[name] = found[name] + row if name in found else row
+        return found
 
     def _take(self, name: str, wanted: Floats, from_parts: Sequence[str]) -> None:
         """Take seconds of each row out of parts, as far as these have them."""
@@ -328,27 +323,25 @@ class _Rows:
         self._take(UNMATCHED, np.append(best, 0.0), _BESIDE)
 
     def _take_samples(self, seen: SeenCode) -> None:
-        """Take out what samples beside the phases show, in proportion to the time that the rows have there."""
-        keys, found = (OUTSIDE, EVALUATION, BETWEEN), dict[str, float]()
-        within: dict[tuple[str, str], float] = {}  # activity and phase
-        for one in seen.samples.stacks:
-            if one.process == self.rank.name and seen.is_beside(one):
-                name = seen.activity(one)
-                timed = self.timed if name in (SAVING, LOGGING) else ()
-                if name and not is_timed(one.places[-1] if one.places else None, timed):
-                    if one.phase in BESIDE_THE_PHASES or self.rank.on_device:  # the GPU's phases have none of it
+        """Take out what samples show, in proportion to the time that the rows have in the part that they lie in."""
+        calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
+        for keys, inside in (
+            ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
+            *(((one,), (one,)) for one in calling),
+        ):
+            found = dict[str, float]()
+            for one in seen.samples.stacks:
+                if one.process == self.rank.name and one.phase in inside:
+                    name = seen.activity(one)
+                    timed = self.timed if name in (SAVING, LOGGING) else ()
+                    if name and not is_timed(one.places[-1] if one.places else None, timed):
                         found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
-                    else:
-                        within[name, one.phase] = within.get((name, one.phase), 0.0) + one.seconds
-        whole_phase = {phase: self.left[phase] for _, phase in within}
-        for (name, phase), seconds in within.items():
-            self._take(name, whole_phase[phase] * (seconds / seen.in_calling[self.rank.name, phase]), (phase,))
-        held = sum(float(self.left[key].sum()) for key in keys)
-        fits = min(held / max(sum(found.values()), 1e-12), 1.0)
-        for name, seconds in found.items():
-            whole = sum(float(self.left[key].sum()) for key in keys)
-            for key in keys if whole > 0 else ():
-                self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
+            held = sum(float(self.left[key].sum()) for key in keys)
+            fits = min(held / max(sum(found.values()), 1e-12), 1.0)
+            for name, seconds in found.items():
+                whole = sum(float(self.left[key].sum()) for key in keys)
+                for key in keys if whole > 0 else ():
+                    self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
 
 
 @attrs.frozen(eq=False)
@@ -404,16 +397,13 @@ class SeenCode:
                 return callee
         return None
 
-    def is_beside(self, one: Sampled) -> bool:
-        """Return whether a stack was seen beside the phases of a step, or in code of the script that a phase calls."""
-        return one.phase in BESIDE_THE_PHASES or self.called(one) is not None
-
     def called(self, one: Sampled) -> Place | None:
-        """Return the function of the script that a library calls in the optimizer's step or the backward pass, if it does.
+        """Return the function of the script that a library calls in a phase, if it does: a hook, a closure, a callback.
 
-        Such as a hook of a trainer, which steps the optimizer in a closure. The script's own optimizers, and what it
-        differentiates by itself, are the phase.
+        The script's own optimizers, and what it differentiates by itself, are the phase.
         """
+        if one.phase == "forward":
+            return self.module_hook(one)
         runs = _CALLING.get(one.phase)
         if runs is None or len(one.places) <= 1:
             return None
@@ -424,46 +414,42 @@ class SeenCode:
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
 
+    def _runs_forward(self, function: Place) -> bool:
+        return (function.file, function.function) in self._passes
+
     @cached_property
     def _passes(self) -> frozenset[tuple[str, str]]:
         """Functions that run forward passes: a closure, or the step of a trainer's module."""
-        return frozenset(
-            (one.file, one.function)
-            for stack in self.samples.stacks
-            if stack.phase == "forward"
-            for one in stack.places
-        )
-
-    @cached_property
-    def in_calling(self) -> dict[tuple[str, str], float]:
-        """Process and phase → seconds of the samples, of phases in which libraries may call the script."""
-        return self._summed(lambda _: True)
-
-    @cached_property
-    def in_called(self) -> dict[tuple[str, str], float]:
-        """The same of samples in which they do."""
-        return self._summed(lambda one: self.called(one) is not None)
-
-    def _summed(self, keep: Callable[[Sampled], bool]) -> dict[tuple[str, str], float]:
-        found: dict[tuple[str, str], float] = {}
-        for one in self.samples.stacks:
-            if one.phase in _CALLING and keep(one):
-                found[one.process, one.phase] = found.get((one.process, one.phase), 0.0) + one.seconds
-        return found
+        stacks = (one for one in self.samples.stacks if one.phase == "forward")
+        return frozenset((place.file, place.function) for one in stacks for place in one.places)
 
     def part_called(self, process: str, phase: str) -> float:
         """Return the part of a phase in which libraries call functions of the script."""
-        whole = self.in_calling.get((process, phase), 0.0)
-        return self.in_called.get((process, phase), 0.0) / whole if whole > 0 else 0.0
+        whole, called = self._in_calling.get((process, phase), (0.0, 0.0))
+        return called / whole if whole > 0 else 0.0
+
+    @cached_property
+    def _in_calling(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Process and phase → seconds of all samples, and of those in which libraries call functions of the script."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for one in self.samples.stacks:
+            if one.phase in _CALLING:
+                whole, called = found.get((one.process, one.phase), (0.0, 0.0))
+                more = one.seconds if self.called(one) is not None else 0.0
+                found[one.process, one.phase] = whole + one.seconds, called + more
+        return found
 
     def activity(self, one: Sampled) -> str:
         """Return the activity that a stack shows; "" if it shows none.
 
-        What a function prepares that then mostly writes is written as well.
+        What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
-        found, called = self._own_activity(one), self.called(one)
-        if called is not None:
-            return found or (OTHER if (called.file, called.function) in self._passes else CALLBACKS)
+        if one.phase not in BESIDE_THE_PHASES:
+            called = self.called(one)
+            if called is None or one.phase == "forward":
+                return CALLBACKS if called is not None else ""
+            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+        found = self._own_activity(one)
         if found or not self.writing or one.phase == EVALUATION:
             return found
         return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
@@ -502,10 +488,42 @@ class SeenCode:
         name = next((name for name, pattern in _LINES if pattern.search(source)), "")
         return name or (CALLBACKS if self.callback(one) is not None else "")
 
+    def module_hook(self, one: Sampled) -> Place | None:
+        """Return the script's function in a forward pass that no line of the script calls, as hooks of modules are called.
+
+        What the script calls is named in the caller's line, or calls what is.
+        """
+        if one.phase != "forward":
+            return None
+        for number, (caller, callee) in enumerate(zip(one.places, one.places[1:], strict=False), 1):
+            source, names = (
+                self.samples.source(caller),
+                [place.function.rpartition(".")[2] for place in one.places[number:]],
+            )
+            if not source or _TRAINS.search(source) or (callee.file, callee.function) in self.learning:
+                continue
+            if not _OF_MODULES.match(names[0]) and not any(
+                re.search(rf"\b{re.escape(name)}\b", source) for name in names
+            ):
+                return callee
+        return None
+
+    @cached_property
+    def learning(self) -> frozenset[tuple[str, str]]:
+        """File and function of the code that runs a step, and not only its forward pass."""
+        inner = ("backward", "optimizer")
+        return frozenset(
+            (place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places
+        )
+
     def callback(self, one: Sampled) -> Place | None:
-        """Return the method of a trainer's callback that a stack is in; None if it is in none, or callbacks are timed."""
-        if (called := self.called(one)) is not None:
-            return None if (called.file, called.function) in self._passes else called
+        """Return the function of the script that a library calls in a phase, or the method of a trainer's callback, of a stack.
+
+        None if it is in none, or if the callbacks are timed.
+        """
+        if one.phase not in BESIDE_THE_PHASES:
+            called = self.called(one)
+            return None if called is None or (one.phase != "forward" and self._runs_forward(called)) else called
         if self.has_callbacks:
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)

@@ -25,6 +25,7 @@ BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 IMPORT = "import"  # as innermost function: happens once, in any step
+SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 MODULE = "<module>"  # function of lines that are in none
 Weights: TypeAlias = Mapping[Place, float]
 
@@ -67,9 +68,7 @@ class Lines:
         """Return line → seconds."""
         return {place: line.seconds for place, line in self.lines.items()}
 
-    def locations(
-        self, weights: Weights, metrics: JobMetrics, least: float = limits.SAMPLES // 2
-    ) -> tuple[Location, ...]:
+    def locations(self, weights: Weights, metrics: JobMetrics, least: float = limits.REPEATS) -> tuple[Location, ...]:
         """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)
         seen = sum(self.lines[place].count for place, weight in weights.items() if weight > 0)
@@ -155,8 +154,9 @@ def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tu
 
 
 def lines_of_phase(metrics: JobMetrics, *names: str) -> tuple[Location, ...]:
-    """Return the lines with the most time in some phases."""
-    return lines_of_samples(metrics, lambda one: one.phase in names)
+    """Return the lines with the most time in some phases; these are timed, so that one sample is enough to show where."""
+    lines = Lines.of(one for one in metrics.samples.stacks if one.phase in names)
+    return lines.locations(lines.weights(), metrics, least=1)
 
 
 def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
@@ -171,7 +171,7 @@ def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
     if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
         forward = [one for one in stacks if one.phase == "forward"]
         grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
-        if grown >= limits.SHOWN * 4 * whole:
+        if grown >= limits.NOTICEABLE * whole:
             searched.insert(0, forward)
     for chosen in searched:
         lines, found = _excess(chosen, worst)
@@ -244,9 +244,23 @@ def lines_of_collections(metrics: JobMetrics) -> tuple[Location, ...]:
 
 def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
     """Return the lines on which a rank spends more of its loop than the others do."""
+    found = _beyond_others(metrics, name)
+    return found[0][name].locations(found[1], metrics) if found else ()
+
+
+def sleeps_beyond_others(metrics: JobMetrics, name: str) -> bool:
+    """Return whether a rank sleeps for most of what it spends on its lines beyond the others."""
+    found = _beyond_others(metrics, name)
+    excess = {place: spent for place, spent in (found[1] if found else {}).items() if spent > 0}
+    sleeps = sum(spent for place, spent in excess.items() if SLEEPS.search(metrics.samples.source(place)))
+    return sleeps > 0 and sleeps >= limits.MAJORITY * sum(excess.values())
+
+
+def _beyond_others(metrics: JobMetrics, name: str) -> tuple[dict[str, Lines], Weights] | None:
+    """Return the lines of each rank, and what one spends on each beyond the others, as a share of its loop."""
     loops = {rank.name: rank.loop for rank in metrics.ranks if rank.loop > 0}
     if name not in loops or len(loops) <= 1:
-        return ()
+        return None
     by_rank = {
         rank: Lines.of(one for one in metrics.samples.stacks if one.process == rank and (in_loop(one) or one.phase == WORKER))
         for rank in loops
@@ -254,4 +268,4 @@ def lines_of_rank(metrics: JobMetrics, name: str) -> tuple[Location, ...]:
     shares = {rank: {place: spent / loops[rank] for place, spent in lines.weights().items()} for rank, lines in by_rank.items()}  # fmt: skip
     own = shares.pop(name)
     excess = {place: share - float(np.median([other.get(place, 0.0) for other in shares.values()])) for place, share in own.items()}  # fmt: skip
-    return by_rank[name].locations(excess, metrics)
+    return by_rank, excess

@@ -55,7 +55,7 @@ def simulated_wait(fetch: Floats, compute: Floats, workers: int, prefetch: int =
         now = max(now, ready[-1])
         taken.append(now)
         now += work
-    begin = len(compute) // 10  # until the queue has filled
+    begin = min(ahead, len(compute) // 2)  # until the queue has filled
     gaps = [after - before for before, after in pairwise(taken[begin:])]
     waits = np.asarray(gaps) - compute[begin : len(compute) - 1]
     return float(np.maximum(waits, 0.0).mean()) if len(waits) else 0.0

@@ -27,7 +27,6 @@ _WAITS = (
     UNSEEN,
 )  # in which a rank waits for another one, the likeliest first
 _SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
-SEGMENTS = 8  # of the loop, whose differences show how steady the machine is
 
 
 @attrs.frozen(eq=False)
@@ -159,6 +158,18 @@ class Loop:
             seconds = np.minimum(seconds, np.sum([self.least[name] for name in names if name in self.least], axis=0))
         return self.as_usual(seconds)
 
+    def around(self, rows: Mask) -> Floats:
+        """Return by how much some rows, and the next of each, are longer than others without what has a cause of its own.
+
+        It is what surrounds an occurrence: what prepares it, and what it has thrown out of caches.
+        """
+        near = rows | np.append(False, rows[:-1])
+        found = np.zeros(len(rows))
+        if np.count_nonzero(~near) >= thresholds.MIN_STEPS and near.any():
+            rest = self.of_activity(*(name for name in self.left if name not in NAMED))
+            found[near] = max(float(rest[near].mean() - rest[~near].mean()), 0.0)
+        return found
+
     def as_usual(self, seconds: Floats) -> Floats:
         """Return seconds of each row, in rows that are exceptions no more than usual rows have."""
         for rows in (self.long, self.slow):
@@ -244,27 +255,27 @@ class Loop:
         value = float(seconds.sum()) / total
         certain = value * (saving.low if saving.certain is None else saving.certain)
         # This run is as it was; the repaired one has other draws of what is left of each step.
-        below, above = self.blocks.error_of_mean(whole - seconds)
+        above = self.blocks.error_of_mean(whole - seconds)[1]
         mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
         chance = value * (saving.error or 0.0) * _SIGMAS
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
         # Another run may be slower for other reasons; what this one lost for certain, but for chance, it lost.
         low = max(low, certain - value * (saving.error or 0.0))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
-        high = value + math.hypot(below / mean, noise, chance, value * (saving.high - 1))
-        # The rest of another run differs as much as that of segments of this one; more of it is no merit of the repair.
-        error = math.hypot(self.blocks.error_of_part(seconds), chance, self.spread * (1 - value))
-        takes = value * saving.high + error
-        most = max(min(limits.MOST_SAVED - self.saved, takes), value)
-        return after, Interval(min(max(low, 0.0), value), value, min(max(high, value), most)), certain
+        # The rest of another run differs by chance, and what is repaired had evicted its caches and its memory.
+        most = min(value * saving.high, 1.0)
+        faster = limits.SURELY * limits.FLOOR * (1 - most)
+        high = most + math.hypot(self.blocks.error_of_part(seconds), chance, faster)
+        high = max(min(high, limits.MOST_SAVED - self.saved), value)
+        return after, Interval(min(max(low, 0.0), value), value, high), certain
 
     @cached_property
     def spread(self) -> float:
         """Difference of the median step between segments of the loop, as a share: drift and other load."""
         rows = self.length[: self.steps] - self.of_activity(EVALUATION)[: self.steps]
-        if len(rows) < SEGMENTS:
+        if len(rows) < limits.SAMPLES:
             return limits.REPEAT
-        medians = np.asarray([np.median(one) for one in np.array_split(rows, SEGMENTS)])
+        medians = np.asarray([np.median(one) for one in np.array_split(rows, limits.SAMPLES)])
         mean = float(medians.mean())
         found = float(medians.std()) / mean if mean > 0 else 0.0
         return min(max(found, limits.REPEAT), limits.REPEAT_MOST)

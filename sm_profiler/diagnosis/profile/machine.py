@@ -9,7 +9,6 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.computing import part_of_share
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Allocator, Threads
@@ -21,15 +20,14 @@ def swapping(case: Case) -> Found | None:
     """Find memory that is swapped in and out while the loop runs."""
     metrics = case.metrics
     swapped, pressure = metrics.mean_of("swap_in"), metrics.mean_of("memory_pressure")
-    if metrics.loop is None or swapped is None or swapped < limits.SWAPPED:
+    if metrics.loop is None or swapped is None or swapped < limits.TRICKLE:
         return None
     own = [rate for usage in metrics.usage.values() if (rate := usage.fault_rate(*metrics.loop)) is not None]
     faults = max(own, default=metrics.mean_of("major_faults"))
-    # reading a page takes a tenth of a millisecond at least, even from a local SSD
-    share = max(min((faults or 0.0) * 1e-4, 1.0), (pressure or 0.0) / 100)
+    share = max(min((faults or 0.0) * limits.PAGE_S, 1.0), (pressure or 0.0) / 100)
     evidence = [
         Evidence("time in which some process waited for memory", round(share, 4), unit="share"),
-        Evidence("memory swapped in", round(swapped), limits.SWAPPED, unit="bytes/s"),
+        Evidence("memory swapped in", round(swapped), limits.TRICKLE, unit="bytes/s"),
     ]
     for name, value, unit in (
         ("memory swapped out", metrics.mean_of("swap_out"), "bytes/s"),
@@ -40,14 +38,7 @@ def swapping(case: Case) -> Found | None:
             evidence.append(Evidence(name, round(value, 1), unit=unit))
     words = {"rate": size(swapped), "share": percent(share)}
     doubt = "" if pressure is not None else "estimated from page faults"
-    return Found(
-        "swapping",
-        words,
-        tuple(evidence),
-        share,
-        saves=lambda loop: part_of_share(loop, share, sure=not doubt),
-        doubt=doubt,
-    )
+    return Found("swapping", words, tuple(evidence), share, doubt=doubt)
 
 
 def clocks(case: Case) -> Found | None:
@@ -72,13 +63,11 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
     ]  # fmt: skip
     possible = _gpu_mean(metrics, "gpu_clock_max", gpu)
     # under full load a GPU runs at 80 to 95 % of its highest clock
-    usual = max(float(np.median(peers)) if peers else 0.0, (possible or 0.0) * 0.8)
+    usual = max(float(np.median(peers)) if peers else 0.0, (possible or 0.0) * limits.CLOSE)
     if usual <= 0:
         return None
     lost, throttled = 1 - clock / usual, max(heat, hardware) >= limits.SURELY * limits.FLOOR
-    if lost < (
-        (limits.FLOOR + limits.REPEAT) if throttled else 3 * (limits.FLOOR + limits.REPEAT)
-    ):  # power limits cost about a tenth
+    if lost < (limits.FLOOR + limits.REPEAT if throttled else limits.USUAL):  # power limits cost about a tenth
         return None
     where = f"{gpu.node} {gpu.name}"
     if throttled:
@@ -99,10 +88,8 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
         "gpu": gpu.name, "node": gpu.node, "clock": f"{clock:.0f}", "usual": f"{usual:.0f}", "why": FRAGMENTS[why],
         "share": percent(share),
     }  # fmt: skip
-    return Found(
-        "clocks", words, tuple(evidence), share, error=0.0, doubt="" if throttled else "no throttling is reported",
-        saves=lambda loop: part_of_share(loop, share),
-    )  # fmt: skip
+    doubt = "" if throttled else "no throttling is reported"
+    return Found("clocks", words, tuple(evidence), share, error=0.0, doubt=doubt)
 
 
 def _gpu_mean(metrics: JobMetrics, metric: str, gpu: GpuMetrics) -> float | None:
@@ -130,11 +117,11 @@ def threads(case: Case) -> Found | None:
         switches = sum(one.args.switches for one in own) / seconds / cores
         waited = sum(one.args.waited_ns for one in own) / 1e9 / seconds
         # the rest is other load on the machine, which fewer threads do not end
-        share = min(waited * max(1 - cores / count, 0.0), 0.6) if count > 0 else 0.0
-        if count < 1.5 * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
+        share = min(waited, 1.0) * max(1 - cores / count, 0.0) if count > 0 else 0.0
+        if count < limits.CLEARLY * cores or switches < limits.SWITCHES or (worst is not None and share <= worst.share):
             continue
         evidence = (
-            Evidence("threads for each core", round(count / cores, 2), 1.5, rank.name),
+            Evidence("threads for each core", round(count / cores, 2), limits.CLEARLY, rank.name),
             Evidence("main thread waits for a core", round(waited, 4), None, rank.name, "share"),
             Evidence("context switches a second and core", round(switches), limits.SWITCHES, rank.name),
             Evidence("cores that the job may use", round(cores, 2), None, rank.name),
@@ -143,15 +130,8 @@ def threads(case: Case) -> Found | None:
             "threads": f"{count:.0f}", "cores": f"{cores:.3g}", "waited": percent(waited),
             "fit": max(int(cores / ranks) - workers, 1),
         }  # fmt: skip
-        worst = Found(
-            "threads", words, evidence, share, saves=partial(_without_waits, share),
-            doubt="the part that other processes cause is unknown",
-        )  # fmt: skip
+        worst = Found("threads", words, evidence, share, doubt="the part that other processes cause is unknown")
     return worst
-
-
-def _without_waits(share: float, loop: Loop) -> Saving:
-    return part_of_share(loop, share, sure=False)
 
 
 def allocator(case: Case) -> Found | None:
@@ -164,13 +144,12 @@ def allocator(case: Case) -> Found | None:
             continue
         last = own[-1]
         retries = last.retries - own[0].retries
-        # for each, the device finishes its work, and all cached memory is returned to the driver: some 50 ms
-        share = min(retries * 0.05 / rank.loop, 1.0)
-        if retries < 5 or (worst is not None and worst.share >= share):  # a few while the loop warms up are normal
+        share = min(retries * limits.FLUSH_S / rank.loop, 1.0)
+        if retries <= 0 or (worst is not None and worst.share >= share):
             continue
         reserved, split = last.reserved_bytes, last.split_bytes
         evidence = [
-            Evidence("allocations retried in the loop", retries, 5, rank.name),
+            Evidence("allocations retried in the loop", retries, None, rank.name),
             Evidence("time lost in them, estimated", round(share, 4), None, rank.name, "share"),
         ]
         if reserved > 0:
@@ -179,34 +158,28 @@ def allocator(case: Case) -> Found | None:
         if last.ooms > 0:
             evidence.append(Evidence("allocations that failed", last.ooms, None, rank.name))
         fragmented = FRAGMENTS["fragmented"].format(split=size(split), reserved=size(reserved)) if split else ""
-        worst = Found(
-            "allocator", {"retries": f"{retries}", "fragmented": fragmented}, tuple(evidence), share,
-            doubt="the time is estimated", saves=partial(_without_retries, share),
-        )  # fmt: skip
+        words = {"retries": f"{retries}", "fragmented": fragmented}
+        worst = Found("allocator", words, tuple(evidence), share, doubt="the time is estimated")
     return worst
-
-
-def _without_retries(share: float, loop: Loop) -> Saving:
-    return part_of_share(loop, share)
 
 
 def tensor_cores(case: Case) -> Found | None:
     """Find GPUs that compute all the time with their units for single or double precision."""
     used = [one for one in ("gpu_single", "gpu_double") if (case.gpu_counter(one) or 0.0) >= limits.PLAIN_BUSY]
     tensor, gpu = case.gpu_counter("gpu_tensor"), case.gpu_mean
-    if tensor is None or tensor >= limits.TENSOR_IDLE or not used or gpu is None or gpu < limits.BUSY:
+    if tensor is None or tensor >= 100 * limits.FLOOR or not used or gpu is None or gpu < limits.BUSY:
         return None
     plain, precision = case.gpu_counter(used[0]) or 0.0, "single" if used[0] == "gpu_single" else "double"
     evidence = (
         Evidence(f"units for {precision} precision busy", round(plain, 1), limits.PLAIN_BUSY, unit="percent"),
-        Evidence("tensor cores busy", round(tensor, 2), limits.TENSOR_IDLE, unit="percent", held="good from"),
+        Evidence("tensor cores busy", round(tensor, 2), 100 * limits.FLOOR, unit="percent", held="good from"),
         Evidence("mean GPU use in the loop", round(gpu, 1), unit="percent"),
     )
     words = {
         "precision": precision, "plain": f"{plain:.0f}", "tensor": f"{tensor:.0f}",
         "first": "" if precision == "single" else FRAGMENTS["float64"],
     }  # fmt: skip
-    share = min(plain / 75, 1.0) * gpu / 100  # products of single precision keep their units busy for 75 % at most
+    share = min(plain / limits.BUSY, 1.0) * gpu / 100  # products do not keep their units busy for longer
     return Found("tensor_cores", words, evidence, share, saves=partial(_kernels, "TENSOR_CORES_UNUSED", share))
 
 
@@ -222,11 +195,11 @@ def bandwidth(case: Case) -> Found | None:
     tensor = case.gpu_counter("gpu_tensor")
     if tensor is not None:
         evidence.append(Evidence("tensor cores busy", round(tensor, 2), unit="percent"))
-    share = min(used / 90, 1.0) * gpu / 100  # more than 90 % of the bandwidth cannot be reached
+    share = min(used / (100 * limits.MOST), 1.0) * gpu / 100  # more of the bandwidth cannot be reached
     return Found(
         "bandwidth", {"used": f"{used:.0f}"}, tuple(evidence), share,
         saves=partial(_kernels, "MEMORY_BANDWIDTH_BOUND", share),
-        doubt="" if used >= limits.BANDWIDTH + 10 else "products come close to this rate, too", error=0.0,
+        doubt="" if used >= limits.BUSY else "products come close to this rate, too", error=0.0,
     )  # fmt: skip
 
 

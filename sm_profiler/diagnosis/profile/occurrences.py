@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -13,117 +13,62 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import is_timed
-from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS
-from sm_profiler.formats.recorded import AtLine, Frame, Profiling, TimedCall, place_of
+from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS, Lines
+from sm_profiler.formats.recorded import AtLine, Frame, TimedCall, place_of
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
-from sm_profiler.metrics.left_out import disturbed_spans
 from sm_profiler.metrics.record_fold import Record
-from sm_profiler.metrics.sample_fold import Place
 
-Spans: TypeAlias = Sequence[tuple[float, float]]  # starts and ends, seconds since the epoch
 Call = TypeVar("Call", bound=AtLine)
 
 
 @attrs.frozen(eq=False)
 class Spent(Generic[Call]):
-    """Time that the calls of one kind take of the judged ranks' loops, without those that the profiler disturbed.
-
-    Calls times their mean duration are the share of the loop.
+    """The calls of one kind in the loop of the rank that spends most time in them.
 
     Attributes:
-        share: all of it, averaged over ranks.
-        in_long: in steps that are long, beyond what the other steps spend on it, averaged over ranks.
-        worst: the rank that spends most, or None if nothing was recorded in a loop.
-        records: its records in the loop, in time order.
-        seconds: its time.
-        calls: its number of calls.
+        rank: the rank.
+        records: their records, in time order, without those in steps that are not judged.
+        seconds: time of all of them; a call inside another one counts for both.
+        calls: their number.
     """
 
-    share: float = 0.0
-    in_long: float = 0.0
-    worst: Rank | None = None
-    records: tuple[Record[Call], ...] = ()
-    seconds: float = 0.0
-    calls: int = 0
+    rank: Rank
+    records: tuple[Record[Call], ...]
+    seconds: float
+    calls: int
 
 
-def time_in_calls(
-    case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True, *, once: bool = False
-) -> Spent[Call]:
-    """Add up the calls of a kind inside the loops.
+def calls_of(case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True) -> Spent[Call] | None:
+    """Return the calls of a kind inside the loops; None without any.
 
     Args:
         case: the job.
         kind: what was recorded.
         keep: chooses among the records.
-        once: each happens once, as compiling does, so that those in disturbed steps count, too.
     """
-    if not case.metrics.recorded(kind).longest or not case.ranks:
-        return Spent()
-    spent = [_of_rank(case, rank, kind, keep, once=once) for rank in case.ranks]
-    worst = max(spent, key=lambda own: own.share)
-    share = worst.share if case.in_step else float(np.mean([own.share for own in spent]))  # the others wait
-    return attrs.evolve(worst, share=share, in_long=float(np.mean([own.in_long for own in spent])))
-
-
-def _of_rank(
-    case: Case, rank: Rank, kind: type[Call], keep: Callable[[Record[Call]], bool], *, once: bool
-) -> Spent[Call]:
-    found = case.metrics.recorded(kind)
-    own = found.of(rank.name)
-    inside = [one for one in own if rank.start <= one.start <= rank.end and keep(one)]
-    disturbing, excluded = ((), rank.stretches) if once else _disturbing(case, rank)
-    disturbed = [_part_inside(one, disturbing) for one in inside]
-    kept = tuple(one for one, part in zip(inside, disturbed, strict=True) if part < 1)
-    if not kept or rank.loop <= 0:
-        return Spent()
-    recorded = sum(one.seconds for one in own)
-    # shorter calls are only counted
-    scale = max(found.seconds.get(rank.name, recorded) / recorded, 1.0) if recorded > 0 else 1.0
-    more = max(found.count / len(found.longest), 1.0)
-    seconds = sum(one.seconds * (1 - part) for one, part in zip(inside, disturbed, strict=True)) * scale
-    calls = max(round(sum(one.calls * (1 - part) for one, part in zip(inside, disturbed, strict=True)) * more), 1)
-    if once:  # what a slowed step takes besides is taken from the other steps
-        judged = sum(one.seconds * (1 - _part_inside(one, excluded)) for one in inside) * scale
-        rest = max(rank.loop - judged, 0.0) * (1 + rank.left_out / max(rank.train_steps - rank.left_out, 1))
-        share = min(seconds / max(seconds + rest, 1e-12), 1.0)
-    else:  # what is left out, and still part of the loop
-        gone = sum(
-            max(one.seconds * part - _covered(one, excluded), 0.0) for one, part in zip(inside, disturbed, strict=True)
+    found, most = case.metrics.recorded(kind), None
+    for rank in case.ranks:
+        own = found.of(rank.name)
+        kept = tuple(
+            one
+            for one in own
+            if rank.start <= one.start <= rank.end
+            and not any(start <= one.start < end for start, end in rank.stretches)
+            and keep(one)
         )
-        share = min(seconds / max(rank.loop - gone * scale, seconds, 1e-12), 1.0)
-    in_long = _in_long(rank, kept) / seconds if seconds > 0 else 0.0
-    return Spent(share, min(in_long, 1.0) * share, rank, kept, seconds, calls)
-
-
-def _disturbing(case: Case, rank: Rank) -> tuple[Spans, Spans]:
-    """Return the spans in which the profiler disturbed a process, and those of them that are no part of its loop.
-
-    A window that covers most of the loop counts as undisturbed.
-    """
-    own = case.metrics.recorded(Profiling).of(rank.name)
-    spans = disturbed_spans(own)
-    covered = sum(end - start for start, end in spans.windows)
-    windows = spans.windows if covered < rank.loop * limits.MAJORITY else ()
-    excluded = [*rank.stretches, *((one.start, one.end) for one in own if one.args.kind == "stall")]
-    return [*excluded, *windows, *spans.beside], excluded
-
-
-def _part_inside(record: Record[AtLine], spans: Spans) -> float:
-    """Return the part of a record that lies in some spans; a single call that touches one is inside."""
-    if record.calls == 1 or record.end <= record.start:
-        return float(any(start <= record.end and record.start <= end for start, end in spans))
-    return min(_covered(record, spans) / (record.end - record.start), 1.0)
-
-
-def _covered(record: Record[AtLine], spans: Spans) -> float:
-    """Return the seconds of a record that lie in some spans, which may overlap."""
-    covered, at = 0.0, record.start
-    for start, end in sorted(spans):
-        covered += max(min(end, record.end) - max(start, at), 0.0)
-        at = max(at, end)
-    return covered
+        recorded = sum(one.seconds for one in own)
+        longer = max(found.seconds.get(rank.name, recorded) / recorded, 1.0) if recorded > 0 else 1.0
+        more = max(found.count / len(found.longest), 1.0) if kept else 1.0  # shorter calls are only counted
+        spent = Spent(
+            rank,
+            kept,
+            sum(one.seconds for one in kept) * longer,
+            max(round(sum(one.calls for one in kept) * more), 1),
+        )
+        if kept and rank.loop > 0 and (most is None or spent.seconds > most.seconds):
+            most = spent
+    return most
 
 
 def in_first_steps(record: Record[AtLine]) -> bool:
@@ -132,20 +77,6 @@ def in_first_steps(record: Record[AtLine]) -> bool:
     JAX compiles a step twice if it returns its parameters on other devices, or with other types, than those it got.
     """
     return 0 <= record.step < thresholds.WARM_UP_STEPS
-
-
-def _in_long(rank: Rank, records: Sequence[Record[AtLine]]) -> float:
-    """Return the seconds of the records inside long iterations; a sum of many calls is spread over all steps."""
-    inside = (one for one in records if one.calls == 1 and long_iteration(rank, one) is not None)
-    return sum(one.seconds for one in inside) * rank.scale
-
-
-def long_iteration(rank: Rank, record: Record[Any]) -> int | None:
-    """Return the row of the long iteration in which a record begins, or None."""
-    iterations = rank.iterations
-    row = int(np.searchsorted(iterations.start, record.start, side="right")) - 1
-    inside = row >= 0 and record.start < iterations.start[row] + iterations.length[row]
-    return row if inside and rank.stalls.long[row] else None
 
 
 def lines_of_records(records: Sequence[Record[AtLine]]) -> tuple[Location, ...]:
@@ -199,7 +130,7 @@ class Calls(Generic[Call]):
         if self.count <= 1:
             return self.seconds, 0.0
         mean = (self.seconds - longest) / (self.count - 1)
-        if longest > 5 * max([mean, *others[:1]]):
+        if longest > limits.REPEATS * max([mean, *others[:1]]):
             return mean, longest
         return self.seconds / self.count, 0.0
 
@@ -253,26 +184,18 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         activity: an activity of the ledger.
         timed: file and line of calls that were timed one by one, which are left out.
     """
-    samples, seconds = case.metrics.samples, defaultdict[Place, float](float)
-    shares, count = [], 0
-    for rank in case.ranks:
-        own = [
-            stack
-            for stack in samples.stacks
-            if stack.process == rank.name and case.seen.is_beside(stack) and stack.places
-            and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
-        ]  # fmt: skip
-        shares.append(sum(stack.seconds for stack in own) / rank.loop if rank.loop > 0 else 0.0)
-        count += sum(stack.count for stack in own)
-        for stack in own:
-            seconds[stack.places[-1]] += stack.seconds
-    total = sum(seconds.values())
-    if total <= 0 or count < limits.REPEATS:
+    names = {rank.name for rank in case.ranks}
+    found = [
+        stack
+        for stack in case.metrics.samples.stacks
+        if stack.process in names and stack.places
+        and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
+    ]  # fmt: skip
+    lines, count = Lines.of(found), sum(stack.count for stack in found)
+    if lines.seconds <= 0 or count < limits.REPEATS:
         return Seen()
-    share = min(float(np.mean(shares)), 1.0 if case.loop is None else case.loop.share(activity))
-    longest = sorted(seconds, key=lambda place: (-seconds[place], place.file, place.line))[:MAX_LOCATIONS]
-    lines = tuple(
-        Location(place.file, place.line, place.function, seconds[place] / total, source=samples.source(place))
-        for place in longest
+    spent = case.mean(
+        lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12)
     )
-    return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines)
+    share = min(spent, case.share_of(activity))
+    return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines.locations(lines.weights(), case.metrics))

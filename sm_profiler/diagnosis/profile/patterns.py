@@ -13,13 +13,12 @@ from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, NAMED, PHASE, WAIT, rows_of_rank
+from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
-from sm_profiler.diagnosis.profile.occurrences import in_first_steps, long_iteration, time_in_calls
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.recorded import Compile, Epoch, LoaderWorkers
+from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -165,7 +164,8 @@ def _restarted(rank: Rank, case: Case) -> tuple[Evidence, ...]:
     iterations, long = rank.iterations, rank.stalls.long
     stops, starts, rows = 0.0, 0.0, set()
     for one in case.metrics.recorded(LoaderWorkers).of(rank.name):
-        if (row := long_iteration(rank, one)) is not None:
+        row = int(np.searchsorted(iterations.start, one.start, side="right")) - 1
+        if row >= 0 and long[row] and one.start < iterations.start[row] + iterations.length[row]:
             rows.add(row)
             stops, starts = (stops + one.seconds, starts) if one.name == "stop" else (stops, starts + one.seconds)
     if not rows or len(rows) < limits.MAJORITY * rank.stalls.count:
@@ -184,18 +184,16 @@ def outliers(case: Case) -> Found | None:
     if rank is None or rank.stalls.period is not None or not rank.stalls.is_rare:
         return None
     stalls, by_others = rank.stalls, max((_without_core(rank, case) for rank in case.ranks), default=0.0)
-    # A longer job has no more first compilations: they belong to its start, as those of its first step do.
-    first = time_in_calls(case, Compile, lambda one: not one.args.again or in_first_steps(one), once=True).in_long
+    # A longer job has no more first compilations: they belong to its start.
+    first = _share_in_long(rank, case, COMPILING)
     if (
         rank.stall_share - by_others - first < limits.FLOOR + limits.REPEAT  # the machine's own noise costs as much
-        or stalls.typical < 3 * stalls.median  # a busy machine doubles steps, but hardly triples them
+        or stalls.typical < limits.CLEARLY * thresholds.LONG_STEP * stalls.median  # a busy machine doubles steps, too
         or stalls.agreement < thresholds.SAME_PART
         or long_steps_may_wait(rank, case)
+        or case.shared_wait >= max(rank.stall_share, limits.MAJORITY)  # any step may wait for a core as long
     ):
         return None
-    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
-    if waits and stalls.typical - stalls.median < limits.SLICES_S:
-        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -221,6 +219,14 @@ def outliers(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+def _share_in_long(rank: Rank, case: Case, name: str) -> float:
+    """Return the share of the loop that an activity takes in a rank's long steps."""
+    if case.loop is None:
+        return 0.0
+    long = case.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
+    return float((case.loop.of_activity(name) * long).sum() / case.loop.length.sum())
+
+
 def _without_core(rank: Rank, case: Case) -> float:
     """Return the share of the loop by which long steps exceed what their own work explains, if usual steps wait as well.
 
@@ -230,7 +236,7 @@ def _without_core(rank: Rank, case: Case) -> float:
     usual, long = case.metrics.samples.waited.get(rank.name, (0.0, 0.0))
     stalls, length = rank.stalls, rank.iterations.length
     taken, rest = (float(length[rows].sum()) * rank.scale for rows in (stalls.long, ~stalls.long))
-    worked = max(rest - usual, 0.05 * rest)
+    worked = max(rest - usual, limits.FLOOR * rest)
     if rank.loop <= 0 or worked <= 0 or not stalls.count:
         return 0.0
     own = max(taken - long, 0.0) - worked * stalls.count / max(len(length) - stalls.count, 1)
@@ -241,15 +247,15 @@ def _without_core(rank: Rank, case: Case) -> float:
 
 # System metrics whose change is worth naming → name, unit, and the least ratio.
 METRICS = {
-    "gpu_clock": ("GPU clock", "MHz", 1.08),
-    "gpu": ("mean GPU use", "percent", 1.5),
-    "swap_in": ("memory swapped in", "bytes/s", 1.5),
-    "io_wait": ("I/O wait", "percent", 1.5),
-    "cpu": ("mean CPU use", "percent", 1.5),
-    "memory": ("memory in use", "percent", 1.5),
-    "disk_read": ("disk reads", "bytes/s", 1.5),
-    "disk_write": ("disk writes", "bytes/s", 1.5),
-    "received": ("network input", "bytes/s", 1.5),
+    "gpu_clock": ("GPU clock", "MHz", 1 + limits.SURELY * limits.FLOOR),
+    "gpu": ("mean GPU use", "percent", limits.CLEARLY),
+    "swap_in": ("memory swapped in", "bytes/s", limits.CLEARLY),
+    "io_wait": ("I/O wait", "percent", limits.CLEARLY),
+    "cpu": ("mean CPU use", "percent", limits.CLEARLY),
+    "memory": ("memory in use", "percent", limits.CLEARLY),
+    "disk_read": ("disk reads", "bytes/s", limits.CLEARLY),
+    "disk_write": ("disk writes", "bytes/s", limits.CLEARLY),
+    "received": ("network input", "bytes/s", limits.CLEARLY),
 }
 MAX_CHANGES = 3
 
@@ -281,26 +287,26 @@ def find_change(lengths: Floats) -> Change | None:
     Ranks of medians make the test indifferent to outliers and periodic stalls, and its chance of a false alarm covers all
     moments that it compares. Other programs only add to steps, so the fast ones show what they may hide.
     """
-    return _change_of(lengths, 0.5) or _change_of(lengths, 0.1)
+    return _change_of(lengths, 0.5) or _change_of(lengths, thresholds.RARE)
 
 
 def _change_of(lengths: Floats, quantile: float) -> Change | None:
-    size = max(len(lengths) // 60, 5)  # the median of fewer steps is an outlier too often
+    size = max(len(lengths) // limits.BLOCKS[0], limits.BLOCKS[1])
     count = len(lengths) // size
-    if count < 16:  # even a clear change may be chance
+    if count < 2:
         return None
     blocks = np.quantile(lengths[: count * size].reshape(count, size), quantile, axis=1)
     larger = np.sign(blocks[None, :] - blocks[:, None])  # of each pair, whether the second is longer
     scores = np.asarray([float(larger[:at, at:].sum()) for at in range(1, count)])
     at = int(scores.argmax()) + 1
     chance = float(np.exp(-6 * scores[at - 1] ** 2 / (count**3 + count**2)))
-    if chance > limits.CHANCE or min(at, count - at) < 0.1 * count:
+    if chance > limits.CHANCE or min(at, count - at) < thresholds.RARE * count:
         return None
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
     if before <= 0 or after < limits.SLOWER * before:
         return None
     # a change, not noise that grew; blocks of a busy machine may be long, too
-    together = 0.95 if after < limits.SURELY * before else 0.85
+    together = 1 - (limits.FLOOR if after < limits.SURELY * before else limits.HEALTHY)
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
@@ -348,7 +354,7 @@ def slowdown(case: Case) -> Found | None:
     if alone is not None:  # the others only show where they wait for it
         rank, change = alone, _on(alone, rank, change)
     others = _others(case.metrics, rank, change)
-    busier = others is not None and others[1] >= others[0] + 0.5
+    busier = others is not None and others[1] >= others[0] + limits.MAJORITY
     part, agreement = _grown_part(rank, change)
     waits = _core_waits(case.metrics, rank, change)
     own = change.after - max(waits[1] * change.after - waits[0] * change.before, 0.0)
@@ -497,10 +503,12 @@ def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
                 continue
             before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
             low, high = sorted((before, after))
-            if not np.isfinite(low + high) or high - low < (10 if unit == "percent" else 0.0):
+            if not np.isfinite(low + high) or high - low < (
+                100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0
+            ):
                 continue
             ratio = high / max(low, 1e-9)
-            if ratio >= enough and (unit != "bytes/s" or high >= 1e6):  # logs and metrics cause less
+            if ratio >= enough and (unit != "bytes/s" or high >= limits.TRICKLE):  # logs and metrics cause less
                 where = f"{node} {device}".strip()
                 found.append((ratio / enough, Evidence(name, round(after, 1), round(before, 1), where, unit, "before")))
     found.sort(key=lambda one: -one[0])

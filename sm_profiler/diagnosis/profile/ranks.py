@@ -20,8 +20,9 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_collectives,
     lines_of_rank,
     lines_of_samples,
+    sleeps_beyond_others,
 )
-from sm_profiler.diagnosis.profile.loop import SEGMENTS, Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formats.recorded import Synchronization
@@ -114,7 +115,7 @@ def _of_others(values: Floats, which: int) -> float:
 
 
 def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
-    """Replay the steps with a straggler that works like the median of the others."""
+    """Replay the steps with a straggler that works like the median of the others, or whose work is divided evenly."""
     ranks, steps = case.ranks, shared_steps(case.ranks)
     others, last = [number for number in range(len(ranks)) if number != slow], _last_usual(case)
 
@@ -144,10 +145,13 @@ def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None
     replayed = float(saved.sum()) / float(loop.length.sum())
     if replayed <= 0:
         return None
-    recorded = min(max(share / replayed, 0.5), 1.5)
+    recorded = min(max(share / replayed, limits.MAJORITY), limits.CLEARLY)
+    # its work may be left out, or be divided evenly; a rank that sleeps has none to divide
+    equal = 0.0 if sleeps_beyond_others(case.metrics, ranks[slow].name) else 1 / len(ranks)
+    usual = (2 - equal) / 2
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
     taken = (*loop.named(grown), *loop.named(meeting))
-    return Saving(saved, min(recorded, 1.0), max(recorded, 1.0), taken)
+    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
 
 
 def more_steps(case: Case) -> Found | None:
@@ -256,7 +260,7 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
 
 def _beyond_usual(values: Floats) -> Floats:
     """Subtract what is usual for each rank in each segment of the loop, so that a rank slow since a moment is no turn."""
-    segments = np.array_split(values, SEGMENTS, axis=1)
+    segments = np.array_split(values, limits.SAMPLES, axis=1)
     return np.concatenate([one - one.mean(axis=1, keepdims=True) for one in segments], axis=1)
 
 
@@ -452,7 +456,7 @@ def _synchronization(case: Case) -> Found | None:
     text = "communication_again" if again else "communication_alone"
     return Found(
         text, words, evidence, share, text if again else "communication", saves,
-        "" if again else "waiting for other ranks counts as well", error=0.15 * share,
+        "" if again else "waiting for other ranks counts as well", error=limits.REPEAT_MOST * share,
         where=lines_of_collectives(case.metrics),
     )  # fmt: skip
 
@@ -467,10 +471,10 @@ def unbalanced(case: Case) -> Found | None:
     if node is None:
         return None
     (high, most_used), (low, least_used) = max(by_node[node]), min(by_node[node])
-    if high - low < limits.UNEVEN:
+    if high - low < 100 * limits.USUAL:
         return None
     mean = mean_or_none([value for value, _ in by_node[node]]) or 0.0
     name = "difference between the most-utilized and the least-utilized GPU"
-    evidence = Evidence(name, round(high - low, 1), limits.UNEVEN, node, "percent")
+    evidence = Evidence(name, round(high - low, 1), 100 * limits.USUAL, node, "percent")
     words = {"node": node, "most": most_used, "high": f"{high:.0f}", "least": least_used, "low": f"{low:.0f}"}
     return Found("unbalanced", words, (evidence,), 1 - mean / high if high else 0.0, error=0.0)

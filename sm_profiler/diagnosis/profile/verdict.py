@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -35,8 +35,9 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
+from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
@@ -175,23 +176,25 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
-    while left:
-        tried = []
-        for one in left:
-            after, share, certain = loop.gain(_saving_of(one, case, loop))
-            sure = limits.PROBABILITY[one.confidence(case, certain)]
+    for best, *_ in repaired_in_turn(loop, lambda loop: _worth_it(left, loop, case)):
+        left.remove(best.repaired)
+        if best.repaired.found.of == "loop":
+            gain = _gain(_possible(best.saved, best.repaired), best.before)
+            ranked.append(
+                Ranked(replace(best.repaired.with_confidence(case, best.certain), gain=gain), best.worth * of_job)
+            )
+    return ranked
+
+
+def _worth_it(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
+    """Yield the repairs that save enough; of less, chance may be all."""
+    for one in candidates:
+        after, share, certain = loop.gain(_saving_of(one, case, loop))
+        if min(certain, share.low) >= limits.FLOOR:
             # a larger batch changes what is learned: only one twice as large is a repair without more experiments
             kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
-            tried.append((certain * sure * kept, after, share, certain, one))
-        worth, after, share, certain, best = max(tried, key=lambda row: row[0])
-        left.remove(best)
-        if min(certain, share.low) < limits.FLOOR:  # chance may be all of it
-            continue
-        if best.found.of == "loop":
-            gain = _gain(_possible(share, best), loop)
-            ranked.append(Ranked(replace(best.with_confidence(case, certain), gain=gain), worth * of_job))
-        loop = after
-    return ranked
+            worth = certain * kept * limits.PROBABILITY[one.confidence(case, certain)]
+            yield Trial(one, loop, after, share, certain, worth)
 
 
 def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:
@@ -245,10 +248,10 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     least, value = limits.PART_SAVED_INDIRECT if one.found.doubt else limits.PART_SAVED
     if whole <= 0:
         return Ranked(one.with_confidence(case, share), share)
-    beyond = whole * share
+    most = beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
-        beyond, least, value = start.excess, 0.4, 0.7  # caches and streaming still read the first data
-    seconds = Interval(*(min(beyond * factor, left) for factor in (least, value, 1.0)))
+        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED_INDIRECT
+    seconds = Interval(*(min(part, left) for part in (beyond * least, beyond * value, most)))
     speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large
     certain = max(seconds.low / whole, share * least * limits.MAJORITY)
@@ -295,7 +298,7 @@ def _first_place(where: Sequence[Location]) -> str:
     for line in where:
         shares[function_of(line)] = shares.get(function_of(line), 0.0) + line.share
     most = max(shares, key=lambda key: shares[key], default=None)
-    if most is None or shares[most] < 0.3:  # one of several
+    if most is None or shares[most] < limits.USUAL:  # one of several
         return ""
     first = next(line for line in where if function_of(line) == most)
     return FRAGMENTS["look_first"].format(place=short_place(first))
