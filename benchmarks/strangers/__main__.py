@@ -262,7 +262,11 @@ def main() -> None:
         except (FailedRunError, subprocess.TimeoutExpired) as error:
             print(f"{one.name} fails by itself and is left out: {error}", file=sys.stderr)
             continue
-        print(f"{rows[-1].name}: {rows[-1].got or 'runs'}, {statistics.median(rows[-1].plain):.1f} s plain", file=sys.stderr, flush=True)
+        print(
+            f"{rows[-1].name}: {rows[-1].got or 'runs'}, {statistics.median(rows[-1].plain):.1f} s plain",
+            file=sys.stderr,
+            flush=True,
+        )
         if args.json:
             args.json.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1))
     print(table(rows))

@@ -94,7 +94,9 @@ def _mean(ranks: Sequence[RankTime], of: _Seconds) -> float:
 
 def _confidence(ranks: Sequence[RankTime], share: float, least: float) -> Confidence:
     # even if they launch little, three whole steps show what usual steps do
-    if not all(rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks):
+    if not all(
+        rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks
+    ):
         return Confidence("low", "few launches and steps in the traces")
     return Confidence("high") if share >= limits.CLEARLY * least else Confidence("medium", "close to what is usual")
 

@@ -115,7 +115,14 @@ def test_scores_the_gain_by_what_the_repaired_twin_gained(speedup, right):
 
 @pytest.mark.parametrize(
     ("gain", "found"),
-    [((1.5, 2.5), True), ((1.8, 2.2), True), ((1.8, 2.15), None), ((1.85, 3.0), None), ((1.2, 1.7), False), ((2.3, 3), False)],
+    [
+        ((1.5, 2.5), True),
+        ((1.8, 2.2), True),
+        ((1.8, 2.15), None),
+        ((1.85, 3.0), None),
+        ((1.2, 1.7), False),
+        ((2.3, 3), False),
+    ],
 )
 def test_a_gain_is_right_if_it_holds_all_that_was_measured_and_open_if_a_part(gain, found):
     assert inside(gain, spread_of([1.8, 2.2, 2.0], 9.0)) is found

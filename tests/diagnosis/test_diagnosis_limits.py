@@ -9,7 +9,18 @@ import pytest
 from sm_profiler.diagnosis import limits
 
 FOLDER = Path(limits.__file__).parent
-DIVIDES = {0, 1, 2, 60, 100, 3600, 1e3, 1e6, 1e9, *(10.0**-power for power in (6, 9, 12))}  # units, and guards of divisions
+DIVIDES = {
+    0,
+    1,
+    2,
+    60,
+    100,
+    3600,
+    1e3,
+    1e6,
+    1e9,
+    *(10.0**-power for power in (6, 9, 12)),
+}  # units, and guards of divisions
 FORMULAS = {"** 0.5", "(lengths, 0.5)", "np.exp(-6 *"}  # a standard error, a median, Pettitt's test
 MOST = 60
 
@@ -41,7 +52,11 @@ def test_no_other_number_decides(path):
             shown |= set(node.args[1:])
         if isinstance(node, ast.Subscript):
             shown |= set(ast.walk(node.slice))
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.startswith("MAX_"):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id.startswith("MAX_")
+        ):
             shown.add(node.value)  # what is shown, or computed, of more
     found = [
         text.splitlines()[node.lineno - 1].strip()

@@ -250,7 +250,11 @@ def test_the_work_of_a_modules_hook_is_a_callback_and_named_with_its_line():
     [
         ((MAIN, Place("model.py", 5, "Net.forward")), "logits = model(x)", ""),
         ((MAIN, Place("model.py", 5, "attend")), "logits = attend(x)", ""),
-        ((MAIN, Place("model.py", 5, "timed.<locals>.wrapper"), Place("model.py", 9, "attend")), "logits = attend(x)", ""),
+        (
+            (MAIN, Place("model.py", 5, "timed.<locals>.wrapper"), Place("model.py", 9, "attend")),
+            "logits = attend(x)",
+            "",
+        ),
         ((MAIN, Place("model.py", 5, "Net.training_step")), "trainer.fit(net, loader)", ""),
         ((MAIN, Place("model.py", 5, "MyTrainer.compute_loss")), "trainer.train()", ""),
         ((MAIN, Place("model.py", 5, "<lambda>")), "logits = model(x)", ""),

@@ -139,7 +139,7 @@ def _is_small_for_trainer(case: Case) -> bool:
     outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
     trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
     scripts = sum(one.count for one in outer) - trainers
-    chance = limits.BEYOND_CHANCE * math.sqrt(trainers + scripts)
+    chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
     return trainers - scripts > (-chance if case.stack is KERAS else chance)
 
 
@@ -346,7 +346,9 @@ def _launching_share(case: Case, launches: Launches) -> float:
 def _measured_launches(case: Case, launches: Launches) -> Found | None:
     """Find steps in which the fixed cost of the operators takes much of the time."""
     step, share = launches.step or case.typical("length"), _launching_share(case, launches)
-    if share < (limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY):  # in tiny steps, all else is Python, too
+    if share < (
+        limits.NOTICEABLE if step > limits.TINY_STEP_S else limits.HEALTHY
+    ):  # in tiny steps, all else is Python, too
         return None
     mean = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     usual = (min(case.typical("length") / mean, 1.0) if mean > 0 else 1.0) * _in_training(case)
@@ -371,7 +373,15 @@ def _measured_launches(case: Case, launches: Launches) -> Found | None:
         doubt = "a loop may launch them for each sample" if _model_may_loop(case, launches) else ""
     return _small_steps(
         case,
-        Found("launches", words, evidence, share * usual, "small_steps", error=limits.REPEAT_MOST * share * usual, doubt=doubt),
+        Found(
+            "launches",
+            words,
+            evidence,
+            share * usual,
+            "small_steps",
+            error=limits.REPEAT_MOST * share * usual,
+            doubt=doubt,
+        ),
     )
 
 
@@ -508,8 +518,13 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        launches = found.share if launches_of(case) is not None else passes * limits.MAJORITY  # tiny steps mostly launch
-        grows = [max(passes - launches, 0.0) * part for part in (0.0, *limits.GROWS[::2])]
+        # counted launches have Python around them; of steps that were not counted most is launching
+        known, (least, most) = (
+            launches_of(case) is not None,
+            (1.0, limits.CLEARLY) if launches_of(case) else (limits.MAJORITY, 1.0),
+        )
+        fixed = [part * (found.share if known else passes) for part in (most, (least + most) / 2, least)]
+        grows = [max(passes - own, 0.0) * part for own, part in zip(fixed, (0.0, *limits.GROWS[::2]), strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
         for loads, computes in zip(limits.GROWS, grows, strict=True)

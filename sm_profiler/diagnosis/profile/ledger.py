@@ -98,7 +98,9 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
         found = {name: float(row.sum()) for name, row in (rows.divided(part.key) if rows else {}).items()}
         found.pop(COLLECTING, None)
         whole = sum(found.values())
-        shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, part.key)
+        shares = (
+            {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, part.key)
+        )
         for name, share in shares.items():
             seconds[name] += rank.slices[part.key] * share
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
@@ -417,10 +419,15 @@ class SeenCode:
         if one.phase != "forward":
             return None
         for number, (caller, callee) in enumerate(zip(one.places, one.places[1:], strict=False), 1):
-            source, names = self.samples.source(caller), [place.function.rpartition(".")[2] for place in one.places[number:]]
+            source, names = (
+                self.samples.source(caller),
+                [place.function.rpartition(".")[2] for place in one.places[number:]],
+            )
             if not source or _TRAINS.search(source) or (callee.file, callee.function) in self.learning:
                 continue
-            if not _OF_MODULES.match(names[0]) and not any(re.search(rf"\b{re.escape(name)}\b", source) for name in names):
+            if not _OF_MODULES.match(names[0]) and not any(
+                re.search(rf"\b{re.escape(name)}\b", source) for name in names
+            ):
                 return callee
         return None
 
@@ -428,7 +435,9 @@ class SeenCode:
     def learning(self) -> frozenset[tuple[str, str]]:
         """File and function of the code that runs a step, and not only its forward pass."""
         inner = ("backward", "optimizer")
-        return frozenset((place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places)
+        return frozenset(
+            (place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places
+        )
 
     def callback(self, one: Sampled) -> Place | None:
         """Return the hook of a module, or the method of a trainer's callback, that a stack is in.

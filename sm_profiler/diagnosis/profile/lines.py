@@ -68,9 +68,7 @@ class Lines:
         """Return line → seconds."""
         return {place: line.seconds for place, line in self.lines.items()}
 
-    def locations(
-        self, weights: Weights, metrics: JobMetrics, least: float = limits.REPEATS
-    ) -> tuple[Location, ...]:
+    def locations(self, weights: Weights, metrics: JobMetrics, least: float = limits.REPEATS) -> tuple[Location, ...]:
         """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)
         seen = sum(self.lines[place].count for place, weight in weights.items() if weight > 0)

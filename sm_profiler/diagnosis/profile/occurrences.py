@@ -39,9 +39,7 @@ class Spent(Generic[Call]):
     calls: int
 
 
-def calls_of(
-    case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True
-) -> Spent[Call] | None:
+def calls_of(case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True) -> Spent[Call] | None:
     """Return the calls of a kind inside the loops; None without any.
 
     Args:
@@ -196,6 +194,8 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
     lines, count = Lines.of(found), sum(stack.count for stack in found)
     if lines.seconds <= 0 or count < limits.REPEATS:
         return Seen()
-    spent = case.mean(lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12))
+    spent = case.mean(
+        lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12)
+    )
     share = min(spent, case.share_of(activity))
     return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines.locations(lines.weights(), case.metrics))

@@ -191,9 +191,11 @@ def outliers(case: Case) -> Found | None:
         or stalls.typical < limits.CLEARLY * thresholds.LONG_STEP * stalls.median  # a busy machine doubles steps, too
         or stalls.agreement < thresholds.SAME_PART
         or long_steps_may_wait(rank, case)
-        or case.shared_wait >= max(rank.stall_share, limits.MAJORITY)  # any step may wait for a core as long
     ):
         return None
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    if waits and stalls.typical - stalls.median < limits.HICCUP_S:
+        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -503,7 +505,9 @@ def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
                 continue
             before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
             low, high = sorted((before, after))
-            if not np.isfinite(low + high) or high - low < (100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0):
+            if not np.isfinite(low + high) or high - low < (
+                100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0
+            ):
                 continue
             ratio = high / max(low, 1e-9)
             if ratio >= enough and (unit != "bytes/s" or high >= limits.TRICKLE):  # logs and metrics cause less
