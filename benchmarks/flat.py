@@ -26,11 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.formats.columns import Category
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, encode_header
 from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage.base import LocalStorage
 
@@ -137,8 +136,8 @@ def _copy(task: tuple) -> None:
     for each in kept:
         each.group = counts.get(each.group, 0)
     files = [each for each in kept if each.rows or not node]
-    header = headers.encode(Header(headers.VERSION, "a repeated hour", files))
-    writer.add_key_value_metadata({headers.KEY.decode(): header.decode()})
+    header = encode_header(Header(SCHEMA_VERSION, "a repeated hour", files))
+    writer.add_key_value_metadata({KEY.decode(): header.decode()})
     writer.close()
 
 

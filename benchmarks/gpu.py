@@ -223,7 +223,7 @@ def truth_of(trace: Any, host: tuple[float, float]) -> float | None:
         trace: a `KinetoTrace`.
         host: start and end of the phase on the host, microseconds since the epoch.
     """
-    from sm_profiler.gpu_traces.launches import launch_rows
+    from sm_profiler.gpu_traces.callers import launch_rows
 
     events = trace.events
     device = events[events.on_device]

@@ -143,8 +143,7 @@ def report(job: Path, folder: Path, repeat: int) -> None:
         rows[name, "PandasFrame, second time"] = measure(sys.executable, FRAME, call, job, repeat, **cache)
         call = f"len(source.{part}())"
         rows[name, "columns, 1 process"] = measure(sys.executable, one, call, job, repeat)
-        many = "columns, 2 threads" if part == "system" else "columns, 2 processes"  # Arrow's threads need no processes
-        rows[name, many] = measure(sys.executable, two, call, job, repeat)
+        rows[name, "columns, 2 processes"] = measure(sys.executable, two, call, job, repeat)
         rows[name, "columns, second time"] = measure(sys.executable, kept, call, job, repeat, **cache)
         decoder = "system_reader._DECODER.decode_lines" if part == "system" else "trace_reader._ARRAY.decode"
         pattern = "/system/**/*.json" if part == "system" else "/framework/**/*.json"

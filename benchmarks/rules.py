@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sm_profiler.folding.window import WindowCutter
+from sm_profiler.folding import WindowCutter
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import system_events, trace_events
 from sm_profiler.rules import CPUBottleneck, EvaluationWindow, ProfilerReport, StepOutlier

@@ -1,4 +1,4 @@
-"""Names of the user, account, job and machine, as Slurm, Kubernetes or the variables of the job have them."""
+"""Names of the user, account, job and machine, as Slurm, Kubernetes or the variables of the job have them; the machine's id."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.printable import printable
+from sm_profiler.processes import PROC
 from sm_profiler.settings import ACCOUNT, HOST, JOB, JOB_ID, LABELS_FILE, NAMESPACE, POD, QUEUE, USER
 
 KEYS = ("user", "account", "job", "job_id", "queue", "namespace", "pod", "host")
@@ -40,6 +41,12 @@ _FROM_LABELS = {
 }
 # Names by default that another machine or container has later: the id is surer.
 _NOT_LASTING = re.compile(r"[0-9a-f]{12}|ip-(?:[0-9]{1,3}-){3}[0-9]{1,3}(?:\..*)?|localhost(?:\..*)?")
+DMI = Path("/sys/devices/virtual/dmi/id")
+_INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
+_GPU = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,64})\s*$", re.MULTILINE)
+_LONGEST = 64
+# the kernel's own UTS namespace (PROC_UTS_INIT_INO); Docker gives each container another
+_MACHINES_NAME = "uts:[4026531838]"
 _LABEL_LINE = re.compile(r'([\w./-]{1,317})="((?:[^"\\]|\\.)*)"')
 
 
@@ -93,6 +100,38 @@ def read_labels(path: str) -> dict[str, str]:
     return {key: re.sub(r"\\(.)", r"\1", value) for key, value in found}
 
 
+def host_id(*, in_container: bool, proc: Path = PROC, dmi: Path = DMI) -> str:
+    """Return this machine's identity, the same in all of its jobs: its EC2 instance, one of its GPUs, its name, or its last boot.
+
+    It is "" if none is known.
+
+    A container's host name is that of the container, so its identity is the id of the kernel's boot, which all containers of
+    a machine share until it starts again.
+
+    Args:
+        in_container: this is a training container, whose host name is that of the node in the job (`algo-1`) or an
+            address that another machine gets later.
+        proc: the process file system.
+        dmi: the firmware's description of the machine; Nitro instances have their id there.
+    """
+    found = _INSTANCE.fullmatch(_text(dmi / "board_asset_tag").strip())
+    if found:
+        return found[0]
+    gpus = (_GPU.search(_text(file)) for file in proc.glob("driver/nvidia/gpus/*/information"))
+    first = min((gpu[1] for gpu in gpus if gpu), default="")
+    return first or ("" if in_container else _host_name(proc)) or _text(proc / "sys/kernel/random/boot_id").strip()
+
+
+def _host_name(proc: Path) -> str:
+    """Return the machine's name; "" in a container that has its own, and if it is no name."""
+    try:
+        is_own = os.readlink(proc / "self/ns/uts") != _MACHINES_NAME
+    except OSError:  # there is no /proc
+        is_own = False
+    name = socket.gethostname()[:_LONGEST]
+    return "" if is_own or name.partition(".")[0] == "localhost" else name
+
+
 def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((values[name] for name in names if values.get(name)), "")
 
@@ -107,7 +146,7 @@ def _login() -> str:
     return "" if entry.pw_uid == 0 else entry.pw_name
 
 
-def _text(path: str) -> str:
+def _text(path: str | Path) -> str:
     try:
         with Path(path).open("rb") as file:
             return file.read(_LARGEST).decode("utf-8", "replace")

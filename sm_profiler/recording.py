@@ -129,9 +129,11 @@ def start(
     write_state(root)
     try:
         hook = entry.start(profile, ConfigText(text), here=True)
-    except BaseException:
+    except BaseException:  # Ctrl-C in a notebook, too: the next cell may start again
+        entry.uninstall()
         if monitor is not None:
             monitor.leave(by_itself=False)
+        write_state(root, 1)
         raise
     recording = Recording(root, hook, monitor)
     _running.append(recording)

@@ -102,15 +102,28 @@ def dated(name: str) -> str:
 
 def new_folder(parent: Path, name: str) -> Path:
     """Create and return a folder that did not exist, numbered if the name is taken."""
+    from sm_profiler.monitor.place import share
+
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        if not parent.is_dir():
+            parent.mkdir(parents=True)
+            share(parent)  # other users of a project's folder need it, too
     except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, "no folder, which the profile needs; see --out", str(parent)) from None
+        if not parent.is_dir():
+            raise NotADirectoryError(
+                errno.ENOTDIR, "no folder, which the profile needs; see --out", str(parent)
+            ) from None
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir()
-            return folder
+        except FileExistsError:
+            continue
+        except PermissionError as error:
+            raise PermissionError(
+                error.errno, "no permission to write the profile there; see --out", str(parent)
+            ) from None
+        return folder
     raise AssertionError
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ METRICS_TARGETS = Setting(
 )  # fmt: skip
 RUN_ID = Setting(
     "SM_PROFILER_RUN_ID", TEXT, "name of a run that has no other, the same in all of its processes",
-    "monitor.run_id", group=RECORDING, is_ours=True,
+    "settings", group=RECORDING, is_ours=True,
 )  # fmt: skip
 REPORTED = Setting(
     "SM_PROFILER_REPORTED", SWITCH, "set once a process has reported what is wrong with the configuration, or that there "
@@ -403,6 +404,30 @@ CONFIG_KEYS: tuple[Setting, ...] = (
             "three", _LOADING, "total_time", group=WINDOW),
     Setting("DefaultProfiling", SWITCH, "the collector's default window", _LOADING, False, group=WINDOW),
 )  # fmt: skip
+
+
+def run_id(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the id of a run that nothing names, the same in all processes that descend from its outermost Python process.
+
+    If there is none, it is created for this process and its children.
+    """
+    found = RUN_ID.text(environment)
+    if found:
+        return found
+    found = _launched(environment) or f"{time.strftime('local-%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if environment is os.environ:
+        os.environ[RUN_ID.name] = found
+    return found
+
+
+def _launched(environment: Mapping[str, str]) -> str:
+    """Return what the ranks of one launch have in common; "" for a process that is no rank."""
+    for name in ("TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"):
+        if environment.get(name, "none") not in {"none", ""}:
+            return environment[name]
+    if environment.get("MASTER_PORT") and environment.get("WORLD_SIZE", "1") != "1":
+        return f"{environment.get('MASTER_ADDR', '')}-{environment['MASTER_PORT']}"
+    return ""
 
 
 def settings_path(environment: Mapping[str, str] = os.environ) -> Path:

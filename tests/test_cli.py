@@ -9,7 +9,7 @@ import pytest
 from sm_profiler import __version__
 from sm_profiler.cli import main
 from sm_profiler.cli.command import newest_run
-from sm_profiler.cli.main import COMMANDS, available
+from sm_profiler.cli.main import COMMANDS
 from sm_profiler.cli.serve import name_unreadable
 from sm_profiler.config import load_profile
 from sm_profiler.errors import SourceError
@@ -35,7 +35,6 @@ def test_help_lists_every_command_and_first_steps(capsys):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help(name, capsys):
-    assert name in available()
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
@@ -63,7 +62,7 @@ def test_wrong_usage_exits_with_2(words, capsys):
             "sm-profiler report: the following arguments are required: SOURCE (see sm-profiler report --help)",
         ),
         (["reprot", "x"], "sm-profiler: no command reprot; did you mean report?"),
-        (["qqqq"], f"sm-profiler: no command qqqq; commands: {', '.join(available())}"),
+        (["qqqq"], f"sm-profiler: no command qqqq; commands: {', '.join(COMMANDS)}"),
         (
             ["--bogus", "report", "x"],
             "sm-profiler report: unrecognized arguments: --bogus (see sm-profiler report --help)",

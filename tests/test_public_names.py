@@ -3,6 +3,7 @@
 docs/stability.md describes what is public; the tables below are its exact contents.
 """
 
+import inspect
 import json
 import re
 import subprocess
@@ -65,6 +66,7 @@ PAIRS = [(module, name) for module in sorted(EXPORTED) for name in EXPORTED[modu
 def test_every_package_that_exports_names_is_listed():
     paths = [
         ROOT / "sm_profiler/__init__.py",
+        ROOT / "sm_profiler/compact.py",
         ROOT / "sm_profiler/deploy.py",
         *ROOT.glob("sm_profiler/*/__init__.py"),
         *ROOT.glob("sm_profiler/analysis/*/__init__.py"),
@@ -94,6 +96,19 @@ def test_reference_documents_every_public_name():
     for name in documented:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute), name
+
+
+def test_every_public_name_is_described():
+    private = {f"{module}.{name}" for module, names in PRIVATE.items() for name in names.split()}
+    for module, name in PAIRS:
+        value = getattr(import_module(module), name)
+        if f"{module}.{name}" in private or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        methods = [
+            found for key in vars(value) if not key.startswith("_") and inspect.isfunction(found := getattr(value, key))
+        ]
+        missing = [found.__qualname__ for found in (value, *methods) if not inspect.getdoc(found)]
+        assert not missing, f"{module}: {missing}"
 
 
 def test_top_level_exports_the_debugger_names():

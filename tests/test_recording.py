@@ -72,6 +72,22 @@ def test_a_cell_that_is_run_again_gets_one_hint(tmp_path):
         sm_profiler.start("runs/a")
 
 
+def test_a_start_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch):
+    """The hook stayed, and the next recording took the process for one that is profiled from its beginning."""
+
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(entry, "_arm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sm_profiler.start("first")
+    assert entry.get_hook(create=False) is None
+    with sm_profiler.start("second"):
+        train(20)
+    assert steps_in(tmp_path / "second") == 20
+
+
 def test_a_script_that_records_itself_works_in_a_process_that_is_profiled(tmp_path, monkeypatch, capfd):
     """It failed under `sm-profiler run`."""
     hook = SimpleNamespace(session=SimpleNamespace(root=tmp_path))

@@ -1,4 +1,4 @@
 """A benchmark of diagnosis: training scripts with planted problems, and profilers that name them.
 
-`python -m benchmarks.diagnosis --help` lists what it can do; docs/diagnosis.md explains it.
+`python -m benchmarks.diagnosis --help` lists what it can do; docs/benchmark.md explains it.
 """

@@ -4,10 +4,10 @@ python -m benchmarks.diagnosis                                    every case onc
 python -m benchmarks.diagnosis --cases metrics,logs --repeat 3
 python -m benchmarks.diagnosis --busy --seed 5                    other sizes, on a busy machine
 python -m benchmarks.diagnosis --profiler traceml --json traceml.json
-python -m benchmarks.diagnosis --plain --markdown docs/diagnosis.md
+python -m benchmarks.diagnosis --plain --markdown docs/benchmark.md
 python -m benchmarks.diagnosis --keep folder                      keep the profiles
 python -m benchmarks.diagnosis --judge folder                     judge them again, with the code as it is now
-python -m benchmarks.diagnosis --from first.json second.json busy.json --markdown docs/diagnosis.md
+python -m benchmarks.diagnosis --from first.json second.json busy.json --markdown docs/benchmark.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/diagnosis.md, written between two markers."""
+"""The tables of docs/benchmark.md, written between two markers."""
 
 from __future__ import annotations
 

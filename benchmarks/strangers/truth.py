@@ -60,5 +60,5 @@ class Stranger:
 def strangers(*, sealed: bool) -> list[Stranger]:
     """Return one part of the scripts."""
     truth = tomllib.loads((HERE / "truth.toml").read_text(encoding="utf-8"))
-    part = truth["sealed" if sealed else "open"]
+    part = truth.get("sealed" if sealed else "open", {})
     return [Stranger(name=name, sealed=sealed, **entry) for name, entry in part.items()]

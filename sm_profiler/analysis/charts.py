@@ -20,12 +20,29 @@ from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.identity import OWNER_TYPES
 from sm_profiler.printable import logger_for
 
+try:
+    from bokeh import models, plotting
+    from bokeh.embed import file_html
+    from bokeh.io import output_notebook, push_notebook, show
+    from bokeh.layouts import gridplot
+    from bokeh.resources import INLINE
+except ImportError as missing:  # pragma: no cover - the extra is installed where the tests run
+    raise SourceError("charts need Bokeh: pip install 'sm-profiler[analysis]'") from missing
+
 # dimension (and node) → device → rows of time (seconds since the epoch) and value
 Series: TypeAlias = dict[str, dict[str, Floats]]
 TOTAL = "total"
 _SHOWN = 6  # names in a warning
 _log = logger_for(__name__)
 PERCENT_DIMENSIONS = ("Utilization", "Memory", "I/OWaitPercentage")
+
+TOOLS = "crosshair,xbox_select,pan,reset,save,xwheel_zoom"
+WIDTH = 1000
+
+# Bokeh's models accept any property, so their types do not help.
+figure: Any = plotting.figure
+ColumnDataSource: Any = models.ColumnDataSource
+Div: Any = vars(models)["Div"]
 
 
 def system_series(system: SystemColumns, *, by_node: bool = True) -> Series:
@@ -137,7 +154,6 @@ class StepSeries:
 
 
 def steps_of(events: EventColumns) -> StepSeries:
-    """Select the steps among events."""
     steps = events[events.name.mask(lambda name: name.startswith("Step")) & (events.step >= 0)]
     steps = steps[np.argsort(steps.start_us, kind="stable")]
     return StepSeries(
@@ -256,25 +272,6 @@ def _in_order(times: Floats, values: Floats) -> Any:
     return np.column_stack([times[order], values[order]])
 
 
-try:
-    from bokeh import models, plotting
-    from bokeh.embed import file_html
-    from bokeh.io import output_notebook, push_notebook, show
-    from bokeh.layouts import gridplot
-    from bokeh.resources import INLINE
-except ImportError as missing:  # pragma: no cover - the extra is installed where the tests run
-    raise SourceError("charts need Bokeh: pip install 'sm-profiler[analysis]'") from missing
-
-TOOLS = "crosshair,xbox_select,pan,reset,save,xwheel_zoom"
-WIDTH = 1000
-
-
-# Bokeh's models accept any property, so their types do not help.
-figure: Any = plotting.figure
-ColumnDataSource: Any = models.ColumnDataSource
-Div: Any = vars(models)["Div"]
-
-
 class Chart:
     """A chart that a notebook shows when it is created, and that can be saved.
 
@@ -319,25 +316,21 @@ class Chart:
         return page
 
     def push(self) -> None:
-        """Update the chart in the notebook."""
         if self.target is not None:
             push_notebook(handle=self.target)
 
 
 def in_notebook() -> bool:
-    """Return True in a notebook's kernel."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return running is not None and hasattr(running, "kernel")
 
 
 def system_reader(reader: SystemMetricsReader | ProfileLocation) -> SystemMetricsReader:
-    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, SystemMetricsReader) else SystemMetricsReader(reader)
 
 
 def framework_reader(reader: AlgorithmMetricsReader | ProfileLocation) -> AlgorithmMetricsReader:
-    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, AlgorithmMetricsReader) else AlgorithmMetricsReader(reader)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sm_profiler.analysis.timeline_charts import TimelineCharts
 
 _COLUMNS = ["process", "stage", "ms_per_element", "ms_per_batch", "parallelism", "file", "line", "function"]
-
-
 _TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 _ITERATORS = ("_MultiProcessingDataLoaderIter.__init__", "_SingleProcessDataLoaderIter.__init__")
 _ANY = (".*",)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.readers import in_file_order
-from sm_profiler.analysis.text_columns import category_texts, text_times, texts
+from sm_profiler.analysis.times import category_texts, text_times, texts
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import STEP, STEP_TRAIN
 

@@ -41,6 +41,9 @@ from sm_profiler.formats.columns import Floats
 _UTILIZATION = (".*CPU", ".*GPU")
 _ANY = (".*",)
 
+_STEPS = (event_names.STEP, f"{event_names.FORWARD}-node", re.escape(f"{event_names.BACKWARD}-node"))
+_PERCENT_EDGES = np.arange(0, 102, 2.0)
+
 
 class Heatmap(Chart):
     """Heat map of system metrics, one row per device and one column per measurement.
@@ -136,10 +139,6 @@ class Heatmap(Chart):
             "dw": np.full(count, width),
             "metric": list(self.rows.names),
         }
-
-
-_STEPS = (event_names.STEP, f"{event_names.FORWARD}-node", re.escape(f"{event_names.BACKWARD}-node"))
-_PERCENT_EDGES = np.arange(0, 102, 2.0)
 
 
 class StepHistogram(Chart):

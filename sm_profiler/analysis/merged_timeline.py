@@ -21,7 +21,7 @@ from sm_profiler.formats.event_objects import event_arguments
 from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
-from sm_profiler.timeline.writer import Clock, TimelineWriter, read_clocks, timeline_file
+from sm_profiler.timeline import Clock, TimelineWriter, read_clocks, timeline_file
 
 _log = logger_for(__name__)
 LOW_GPU = 85.0  # percent; the default threshold of the filter `lowgpu`

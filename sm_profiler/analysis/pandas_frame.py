@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,22 +30,22 @@ from sm_profiler.analysis.selection import (
     tick_times,
 )
 from sm_profiler.analysis.times import all_microseconds, microseconds
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, SystemColumns
+from sm_profiler.formats.layout import hour_folder
 from sm_profiler.printable import logger_for
+from sm_profiler.source import ProfileSource
+from sm_profiler.source.item_table import Item
+from sm_profiler.source.opening import Listed, listed, open_listed, place_of
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-
-from collections.abc import Iterator
-from itertools import groupby
-
-from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import hour_folder
-from sm_profiler.source import ProfileSource
-from sm_profiler.source.item_table import Item
-from sm_profiler.source.opening import Listed, listed, open_listed, place_of
+_log = logger_for(__name__)
+SCAN_INTERVAL_US = 5_000_000_000
+FRAMEWORK, SYSTEM = KINDS = ("framework", "system")
+_Task = tuple[str, str | None, list[Listed], str, int]
 
 
 def spent_at(
@@ -106,13 +107,8 @@ def total(texts: Category, durations: Floats, counted: Ints) -> dict[str, float]
 
 
 def shares(spent: dict[str, float]) -> dict[str, float]:
-    """Divide each value by the greatest."""
     greatest = max(spent.values(), default=0)
     return {text: value / greatest for text, value in spent.items()} if greatest else spent
-
-
-_log = logger_for(__name__)
-SCAN_INTERVAL_US = 5_000_000_000
 
 
 class PandasFrame:
@@ -212,8 +208,6 @@ class PandasFrame:
             SourceError: Dask is not installed, or the profile cannot be reached.
             ValueError: there are no such metrics.
         """
-        from sm_profiler.analysis.pandas_frame import dask_frame  # an extra
-
         return dask_frame(self._source, metrics, self.start_time)
 
     def get_all_dataloader_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
@@ -432,10 +426,6 @@ def _chosen(columns: Any, rows: Any) -> Any:
     return columns if np.all(rows) else columns[rows]
 
 
-FRAMEWORK, SYSTEM = KINDS = ("framework", "system")
-_Task = tuple[str, str | None, list[Listed], str, int]
-
-
 def dask_frame(source: ProfileSource, kind: str, start_us: int) -> Any:
     """Return a Dask DataFrame of system metrics or trace events, a partition for each timeline and hour.
 
@@ -466,7 +456,6 @@ def _partitions(source: ProfileSource, kind: str) -> Iterator[list[Item]]:
 
 
 def read_partition(task: _Task) -> Any:
-    """Return the pandas DataFrame of a partition."""
     uri, job, files, kind, start_us = task
     source = open_listed(uri, job, files)
     return _frame(source.events() if kind == FRAMEWORK else source.system(), kind, start_us)

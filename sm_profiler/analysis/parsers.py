@@ -34,6 +34,8 @@ from sm_profiler.storage import FileInfo, MissingFileError, open_storage
 _NO_METADATA = ("", "0", "0")
 _TIME = re.compile(r"[0-9]{1,18}")
 
+_TIMESTAMP = re.compile(rb'"Timestamp"\s*:\s*(\d{10})')
+
 
 def is_valid_tracefilename(filename: str) -> bool:
     """Return True for a trace file of the hook (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
@@ -46,7 +48,6 @@ def is_valid_tfprof_tracefilename(filename: str) -> bool:
 
 
 def validate_system_profiler_file(filename: str) -> bool:
-    """Return True for a system metrics file."""
     return _system_file(filename) is not None
 
 
@@ -134,8 +135,6 @@ __all__ = [
     "SMProfilerEvents", "SystemProfilerEventParser", "TensorboardProfilerEvents", "ThreadInfo", "TraceEvent", "TraceEventParser",
 ]  # fmt: skip
 
-_TIMESTAMP = re.compile(rb'"Timestamp"\s*:\s*(\d{10})')
-
 
 class TraceEventParser:
     """Spans of trace files that are read one after the other.
@@ -191,11 +190,9 @@ class TraceEventParser:
         return self._trace_events
 
     def get_events_start_time_sorted(self) -> list[TraceEvent]:
-        """Return all spans sorted by start."""
         return sorted(self._trace_events, key=lambda event: event.start_time)
 
     def get_events_end_time_sorted(self) -> list[TraceEvent]:
-        """Return all spans sorted by end."""
         return sorted(self._trace_events, key=lambda event: event.end_time)
 
     def get_events_within_time_range(
@@ -223,7 +220,6 @@ class TraceEventParser:
         return self._processes[process_id]
 
     def clear_events(self) -> None:
-        """Discard the spans."""
         self._trace_events = []
 
     def _take(self, key: str, data: bytes, node: str) -> None:
@@ -348,7 +344,6 @@ class SystemProfilerEventParser:
         return self._events
 
     def clear_events(self) -> None:
-        """Discard the measurements."""
         self._events = []
 
 
@@ -379,7 +374,6 @@ class _MemoryStorage:
         self._source: ProfileSource | None = None
 
     def system(self, key: str, data: bytes) -> SystemColumns:
-        """Add a file and return its measurements."""
         columns: SystemColumns = SystemColumns.concat([batch[0] for batch in self._new(key, data)])
         return columns
 
@@ -397,25 +391,21 @@ class _MemoryStorage:
             yield batch.system, batch.events
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """Yield the files under a prefix in the order of their keys."""
         del start_after  # files arrive in any order of time, so each listing is complete
         for key in sorted(self.data):
             if key.startswith(prefix):
                 yield FileInfo(key, len(self.data[key]), 0.0, str(hash(self.data[key])))
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Return the contents of a file, or a part of them."""
         try:
             return self.data[key][start:end]
         except KeyError:
             raise MissingFileError(f"{key} does not exist") from None
 
     def write(self, key: str, data: bytes) -> None:
-        """Store a file."""
         self.data[key] = data
 
     def exists(self, key: str) -> bool:
-        """Return True if the file exists."""
         return key in self.data
 
 

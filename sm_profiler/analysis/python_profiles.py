@@ -174,8 +174,6 @@ def _check_owner(folder: Path) -> None:
 
 
 class LocalPythonStatsReader(PythonStatsReader):
-    """Finder of statistics files in a folder."""
-
     def __init__(self, profile_dir: str) -> None:
         super().__init__(profile_dir)
 

@@ -48,8 +48,6 @@ class StepPhase(Enum):
 
 
 class PythonProfilerName(Enum):
-    """Python profilers."""
-
     CPROFILE = CPROFILE
     PYINSTRUMENT = PYINSTRUMENT
 

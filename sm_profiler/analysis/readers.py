@@ -34,6 +34,9 @@ from sm_profiler.storage.s3 import create_api_client
 POLL_S = 10.0
 _log = logger_for(__name__)
 
+# a folder, an s3:// URI, the name of a training job, or an open source
+ProfileLocation = str | os.PathLike[str] | ProfileSource
+
 
 class TrainingJob:
     """A SageMaker training job and its profile.
@@ -159,10 +162,6 @@ class TrainingJob:
         print(f"{what} is available")  # noqa: T201
 
 
-ProfileLocation = str | os.PathLike[str] | ProfileSource
-"""Location of a profile: a folder, an s3:// URI, the name of a training job, or an open source."""
-
-
 def open_profile(location: ProfileLocation | None) -> ProfileSource:
     """Open a profile.
 
@@ -259,7 +258,6 @@ class MetricsReaderBase:
         event_type: str | None = None,
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[Any]:
-        """Return what happened in a time range."""
         raise NotImplementedError
 
     def _items(self) -> list[Item]:
@@ -284,8 +282,6 @@ class MetricsReaderBase:
 
 
 class SystemMetricsReader(MetricsReaderBase):
-    """Reader of system metrics."""
-
     def get_events(
         self,
         start_time: float,
@@ -325,8 +321,6 @@ class SystemMetricsReader(MetricsReaderBase):
 
 
 class AlgorithmMetricsReader(MetricsReaderBase):
-    """Reader of trace events."""
-
     def get_events(
         self,
         start_time: float,

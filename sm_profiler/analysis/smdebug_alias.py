@@ -89,8 +89,6 @@ def install_as_smdebug() -> None:
 
 
 class _SmdebugFinder(MetaPathFinder):
-    """Finder of smdebug's modules."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -15,6 +15,12 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.event_names import STEP, STEP_GLOBAL, STEP_TRAIN
 from sm_profiler.printable import logger_for
 
+_log = logger_for(__name__)
+_LOOP = (STEP_TRAIN, STEP_GLOBAL)
+_STATISTICS = ("mean", "min", "max", "p50", "p95", "p99")
+_QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
+_RANGES = ((90, 100), (10, 90), (0, 10))
+
 
 def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:
     """Return the step of each event: its own, else the step of the same process that contains it, else -1."""
@@ -112,13 +118,6 @@ def _with_gaps(
     return pd.DataFrame({"start_time_us": starts, "end_time_us": ends, "phase": pd.Series(labels, dtype="str")})
 
 
-_log = logger_for(__name__)
-_LOOP = (STEP_TRAIN, STEP_GLOBAL)
-_STATISTICS = ("mean", "min", "max", "p50", "p95", "p99")
-_QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
-_RANGES = ((90, 100), (10, 90), (0, 10))
-
-
 class StatsBy(Enum):
     """Column that statistics are grouped by."""
 
@@ -160,7 +159,6 @@ class JobStats(dict[str, Any]):
         return str(self.to_frame().to_html())
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the figures as a frame with one column and one row per figure."""
         return pd.DataFrame({0: pd.Series(dict(self), dtype=object)})
 
 

@@ -38,6 +38,20 @@ from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 
+_ANY = (".*",)
+_CLOCK = "{%H:%M:%S.%3N}"
+_BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
+MAX_BARS = 5000
+_TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
+# Adds the first and last selected point to the list next to the charts, for `find_time_annotations`.
+_SELECTED = """
+const points = source.selected.indices;
+if (points.length > 0) {
+    const line = `<b>Selected index range: [${Math.min(...points)},${Math.max(...points)}]</b><br>`;
+    div.text = (div.text + line).split("<br>").slice(-35).join("<br>");
+}
+"""
+
 
 class StepTimelineChart(Chart):
     """Chart of the durations of all steps.
@@ -109,21 +123,6 @@ class StepTimelineChart(Chart):
         data = {"x": x, "y": steps.duration_s, "step": steps.number, "metric": steps.metric, "node": steps.node}
         self.source.data = data
         self.plot.x_range.start, self.plot.x_range.end = float(x[max(0, len(x) - self.width)]), float(x[-1])
-
-
-_ANY = (".*",)
-_CLOCK = "{%H:%M:%S.%3N}"
-_BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
-MAX_BARS = 5000
-_TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
-# Adds the first and last selected point to the list next to the charts, for `find_time_annotations`.
-_SELECTED = """
-const points = source.selected.indices;
-if (points.length > 0) {
-    const line = `<b>Selected index range: [${Math.min(...points)},${Math.max(...points)}]</b><br>`;
-    div.text = (div.text + line).split("<br>").slice(-35).join("<br>");
-}
-"""
 
 
 class TimelineCharts(Chart):

@@ -1,4 +1,4 @@
-"""The command line, `sm-profiler`: a module for each sub-command."""
+"""The command line, `sm-profiler`; `main.COMMANDS` lists the sub-commands with their modules."""
 
 from sm_profiler.cli.main import main
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input
 
-
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
 EXECUTOR_HELP = (
     "work on a long job with several processes, with the same result: local[:N], dask:local[:N] or dask:tcp://HOST:PORT"
 )
+
+MAX_BYTES = 16_000_000  # of a JSON file named on the command line
 
 
 def add_source(parser: ArgumentParser) -> None:
@@ -100,9 +101,6 @@ def priced_job(options: Namespace) -> JobInfo:
 def has_colours(out: TextIO) -> bool:
     """Return whether a stream is a terminal that shows colours, and its user wants them."""
     return out.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
-MAX_BYTES = 16_000_000  # of a JSON file named on the command line
 
 
 @overload

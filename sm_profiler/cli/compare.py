@@ -13,7 +13,7 @@ from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, add_executor, newest
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from sm_profiler.render.markdown import Summary
+    from sm_profiler.render.words import Summary
     from sm_profiler.report.compare import Comparison
     from sm_profiler.report.trace_compare import TraceComparison
 
@@ -25,7 +25,7 @@ traces of torch.profiler:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_compare(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("before", metavar="A", help=f"the earlier run: {SOURCE_HELP}")
     parser.add_argument("after", metavar="B", help="the later run, given the same way")
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_compare(options: Namespace) -> int:
     from sm_profiler.report.compare import RegressionLimit
     from sm_profiler.report.recordings import holds_only_traces
     from sm_profiler.report.report_json import plain
@@ -77,7 +77,6 @@ class Compared:
     """A comparison, and how it is shown.
 
     Attributes:
-        found: the comparison.
         text: for the terminal.
         page: as HTML.
         summary: for Markdown.
@@ -90,7 +89,6 @@ class Compared:
 
 
 def compared_profiles(before: str, after: str, executor: str | None) -> Compared:
-    """Compare two profiles."""
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compare, render_comparison, summarize_comparison, terminal_comparison
     from sm_profiler.source import open_source
@@ -115,8 +113,7 @@ def compared_traces(before: str, after: str) -> Compared:
 
 
 def write_markdown(path: Path, summary: Summary, failure: str) -> None:
-    """Write the summary as Markdown."""
-    from sm_profiler.render.markdown import to_markdown
+    from sm_profiler.render.words import to_markdown
 
     try:
         path.write_text(to_markdown(summary, failure), encoding="utf-8")

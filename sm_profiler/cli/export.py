@@ -1,22 +1,31 @@
-"""`sm-profiler export`: the verdict and metrics of a job, sent to where a team looks."""
+"""`sm-profiler export` and `mcp`: verdicts and metrics for chat, queues, dashboards and coding agents."""
 
 from __future__ import annotations
 
+import tempfile
 from argparse import ArgumentParser, Namespace
+from functools import partial
 
 from sm_profiler.cli.command import DONE, add_prices, add_source, newest_run, priced_job
 from sm_profiler.errors import ConfigError, SourceError
 
-EXAMPLES = """\
+EXPORT_EXAMPLES = """\
 examples:
   sm-profiler export my-job --to 'webhook:https://hooks.slack.com/services/…'
   sm-profiler export my-job --to eventbridge --to cloudwatch:/training --problems-only
 destinations: mlflow[:TRACKING_URI], webhook:URL, sns:ARN, eventbridge[:BUS], cloudwatch[:LOG_GROUP]
 """
 
+MCP_EXAMPLES = """\
+examples:
+  sm-profiler mcp                                            the runs in ./sm-profiler, on stdio
+  sm-profiler mcp s3://bucket/job/profiler-output my-job     these two
+  claude mcp add sm-profiler -- sm-profiler mcp              in a coding agent
+"""
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
+
+def add_export(parser: ArgumentParser) -> None:
+    parser.epilog = EXPORT_EXAMPLES
     add_source(parser)
     parser.add_argument("--to", metavar="DEST", action="append", default=[], help="destination; may be repeated")
     parser.add_argument(
@@ -34,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_prices(parser)
 
 
-def run(options: Namespace) -> int:
+def run_export(options: Namespace) -> int:
     import attrs
 
     from sm_profiler.cli.report import default_folder, is_issue
@@ -72,4 +81,23 @@ def run(options: Namespace) -> int:
         print(f"{kind}: sent {sent}")
     if failed:
         raise SourceError("; ".join(failed))
+    return DONE
+
+
+def add_mcp(parser: ArgumentParser) -> None:
+    parser.epilog = MCP_EXAMPLES
+    parser.add_argument(
+        "sources", metavar="SOURCE", nargs="*", default=["sm-profiler"],
+        help="folders of runs or profiles, s3:// URIs, training jobs, account:REGION; nothing else is read (default: ./sm-profiler)"
+    )  # fmt: skip
+    parser.add_argument("--source-lines", action="store_true", help="show agents the text of lines of your code")
+
+
+def run_mcp(options: Namespace) -> int:
+    from sm_profiler.exporters.mcp import Library, build_server, jobs_of, survey
+
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
+        library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))
+        server = build_server(library, source_lines=options.source_lines)
+        server.run("stdio")
     return DONE

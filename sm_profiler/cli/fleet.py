@@ -31,8 +31,13 @@ OUT = "fleet-report"
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
 
+FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
+_CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
+_SIGN = {"waste": ">", "cost": ">", "coverage": "<"}
+_WHOLE = 100.0  # percent
 
-def add_arguments(parser: ArgumentParser) -> None:
+
+def add_fleet(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "sources",
@@ -79,12 +84,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_fleet(options: Namespace) -> int:
     prices = read_json(options.prices)
     from sm_profiler.fleet.analysis import GROUP_BY
-    from sm_profiler.fleet.building import build_fleet
+    from sm_profiler.fleet.building import HTML, build_fleet, write_fleet
     from sm_profiler.fleet.wording import summary
-    from sm_profiler.fleet.writing import HTML, write_fleet
     from sm_profiler.storage import open_storage
 
     fleet = build_fleet(
@@ -135,12 +139,6 @@ def _keys(text: str) -> list[str]:
     if not all(keys):
         raise argparse.ArgumentTypeError(f"{text}: expected names separated by commas")
     return keys
-
-
-FORMS = "waste>20%, cost>500 (dollars) or coverage<80%, several separated by commas"
-_CONDITION = re.compile(r"(waste|cost|coverage)\s*([<>])\s*\$?\s*([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%?)")
-_SIGN = {"waste": ">", "cost": ">", "coverage": "<"}
-_WHOLE = 100.0  # percent
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""`sm-profiler local`: serve the local endpoint until stopped."""
+"""`sm-profiler local` and `demo`: a SageMaker endpoint on this machine, and a job's whole way on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
 from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
@@ -14,15 +15,15 @@ from sm_profiler.signals import SignalEvent
 
 PORT = 5127
 MAX_PORT = 65535
-EXAMPLE = """\
+LOCAL_EXAMPLE = """\
 example:
   sm-profiler local                        in one shell
   eval "$(sm-profiler local --env)"        in another: boto3 and the SageMaker SDK now use the endpoint
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = EXAMPLE
+def add_local(parser: ArgumentParser) -> None:
+    parser.epilog = LOCAL_EXAMPLE
     parser.add_argument(
         "--port",
         type=port,
@@ -45,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_local(options: Namespace) -> int:
     from sm_profiler.local.endpoint import environment_at, interrupt_at
     from sm_profiler.local.server import Endpoint
 
@@ -72,7 +73,6 @@ def run(options: Namespace) -> int:
 
 
 def port(text: str) -> int:
-    """Parse a port number."""
     number = int(text)
     if not 0 <= number <= MAX_PORT:
         raise ArgumentTypeError(f"{text} is not between 0 and {MAX_PORT}")
@@ -85,3 +85,28 @@ def _log(line: str) -> None:
 
 def _exports(environment: dict[str, str]) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
+
+
+def add_demo(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", default="out/demo", metavar="DIR", help="folder for the report (default: %(default)s)")
+    parser.add_argument(
+        "--framework", choices=("pytorch", "keras"), default="pytorch", help="what to train with (default: %(default)s)"
+    )
+
+
+def run_demo(options: Namespace) -> int:
+    print("sm-profiler demo: no AWS account needed, nothing leaves this machine", flush=True)
+    from sm_profiler.local import LocalSageMaker
+    from sm_profiler.local.demo_run import Demo, check_packages, launch_script
+
+    check_packages(options.framework)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with LocalSageMaker() as local:
+        try:
+            out, launch = Path(options.out).absolute(), launch_script(options.framework)
+            demo = Demo(local, out, lambda line: print(line, flush=True), launch)
+            print("\n" + "\n".join(demo.summary(demo.run())), flush=True)
+        except KeyboardInterrupt:
+            print("\nstopping the demo's jobs …", file=sys.stderr, flush=True)
+            raise
+    return DONE

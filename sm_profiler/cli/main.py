@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from sm_profiler._version import __version__
@@ -19,32 +18,31 @@ from sm_profiler.extras import install_hint
 from sm_profiler.printable import ASCII, printable, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Sequence
 
 STDERR = 2  # the number of the last standard stream
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
-# name → help; `sm_profiler.cli.<name>` has the functions `add_arguments` and `run`
+# name → module, help; the module has the functions `add_<name>`, which declares the arguments, and `run_<name>`
 COMMANDS = {
-    "run": "profile a training script on this machine, without changing it",
-    "report": "find out why a run was slow: verdict, rules, HTML report",
-    "try-loader": "try other settings of a script's own DataLoader, without training",
-    "serve": "show running jobs in the browser: the report, kept current",
-    "watch": "show a running job in the terminal",
-    "compare": "compare two runs, for people and for CI",
-    "fleet": "find out which of many jobs waste money, and on what",
-    "merge-timeline": "merge all traces of a job into a single file for Perfetto or chrome://tracing",
-    "compact": "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine",
-    "monitor": "sample this machine's metrics until stopped",
-    "upload": "upload a profile that was left behind on this machine",
-    "validate": "explain what a profiler configuration does, or what is wrong with it",
-    "settings": "list every setting with its present value and where it comes from",
-    "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",
-    "demo": "watch the whole loop on this machine: train, profile, evaluate, report",
-    "deploy": "build the rule image and push it to your registry",
-    "export": "send the verdict and metrics of a job to chat, SNS, EventBridge or CloudWatch",
-    "mcp": "answer coding agents about your jobs, over the Model Context Protocol",
-    "rules": "run the rules on a training job, finished or running",
+    "run": ("run", "profile a training script on this machine, without changing it"),
+    "report": ("report", "find out why a run was slow: verdict, rules, HTML report"),
+    "try-loader": ("try_loader", "try other settings of a script's own DataLoader, without training"),
+    "serve": ("serve", "show running jobs in the browser: the report, kept current"),
+    "watch": ("serve", "show a running job in the terminal"),
+    "compare": ("compare", "compare two runs, for people and for CI"),
+    "fleet": ("fleet", "find out which of many jobs waste money, and on what"),
+    "merge-timeline": ("profiles", "merge all traces of a job into a single file for Perfetto or chrome://tracing"),
+    "compact": ("profiles", "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine"),
+    "monitor": ("monitor", "sample this machine's metrics until stopped"),
+    "upload": ("profiles", "upload a profile that was left behind on this machine"),
+    "validate": ("settings", "explain what a profiler configuration does, or what is wrong with it"),
+    "settings": ("settings", "list every setting with its present value and where it comes from"),
+    "local": ("local", "start a SageMaker and S3 endpoint on this machine that really runs jobs"),
+    "demo": ("local", "watch the whole loop on this machine: train, profile, evaluate, report"),
+    "deploy": ("rules", "build the rule image and push it to your registry"),
+    "export": ("export", "send the verdict and metrics of a job to chat, SNS, EventBridge or CloudWatch"),
+    "mcp": ("export", "answer coding agents about your jobs, over the Model Context Protocol"),
+    "rules": ("rules", "run the rules on a training job, finished or running"),
 }
 EPILOG = """\
 start here:
@@ -72,18 +70,11 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def module_of(name: str) -> str:
-    """Return the module of a sub-command."""
-    return f"sm_profiler.cli.{name.replace('-', '_')}"
+def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Callable[[argparse.Namespace], int] | None]:
+    """Build the parser and that of the chosen sub-command, and return them with the function that runs it.
 
-
-def available() -> dict[str, str]:
-    """Return the sub-commands of this installation with their help."""
-    return {name: text for name, text in COMMANDS.items() if find_spec(module_of(name))}
-
-
-def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, ModuleType | None]:
-    """Build the parser and that of the chosen sub-command; only that module is imported, so that `--help` is instant."""
+    Only the module of that sub-command is imported, so that `--help` is instant.
+    """
     parser = Parser(
         prog="sm-profiler",
         description="Why is my training job slow, and what do I do about it?",
@@ -93,8 +84,8 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, ModuleType 
     parser.add_argument("--version", action="version", version=f"sm-profiler {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     chosen_parser: Parser | None = None
-    command: ModuleType | None = None
-    for name, text in available().items():
+    command = None
+    for name, (module, text) in COMMANDS.items():
         sub = commands.add_parser(
             name,
             help=text,
@@ -102,15 +93,15 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, ModuleType 
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
-            chosen_parser, command = sub, import_module(module_of(name))
-            command.add_arguments(sub)
+            loaded, function = import_module(f"sm_profiler.cli.{module}"), name.replace("-", "_")
+            getattr(loaded, f"add_{function}")(sub)
+            chosen_parser, command = sub, getattr(loaded, f"run_{function}")
     return parser, chosen_parser, command
 
 
 def unknown_command(name: str) -> str:
-    """Return the error for a sub-command that does not exist."""
-    near = difflib.get_close_matches(name, available(), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(available())}"
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
     return f"sm-profiler: no command {printable(name)}; {hint}"
 
 
@@ -156,7 +147,6 @@ def open_closed_streams() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Parse the words and run the sub-command."""
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser, chosen_parser, command = build_parser(chosen)
     if command is None and chosen is not None and words[0] == chosen:
@@ -165,8 +155,8 @@ def run(words: list[str]) -> int:
     if unknown:
         (chosen_parser or parser).unknown_arguments(unknown)
     if command is None:
-        parser.error(f"no command given; commands: {', '.join(available())}")
-    return int(command.run(options))
+        parser.error(f"no command given; commands: {', '.join(COMMANDS)}")
+    return command(options)
 
 
 def fail(message: str) -> int:

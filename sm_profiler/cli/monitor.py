@@ -23,7 +23,7 @@ FLUSH_SECONDS = 100.0  # a SageMaker container has 120 s after SIGTERM
 WATCH_SECONDS = 0.5
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_monitor(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="folder to write system/incremental/… to"
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
 
-def run(options: Namespace) -> int:
+def run_monitor(options: Namespace) -> int:
     from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
     from sm_profiler.monitor.board import Board, StepCounter, job_labels, name_of_folder
     from sm_profiler.monitor.node_state import NodeLock
@@ -111,7 +111,7 @@ def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]
     """Serve or push the board's values as the options ask for; return what ends that."""
     ends: list[Callable[[], object]] = []
     if options.otlp:
-        from sm_profiler.monitor.telemetry import start_telemetry
+        from sm_profiler.monitor.exposition import start_telemetry
 
         ends.append(start_telemetry(board).shutdown)
     if options.metrics_port is not None:

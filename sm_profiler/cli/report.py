@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sm_profiler.serve.reading import JobReader
     from sm_profiler.source import ProfileSource
 
-
 EXAMPLES = """\
 examples:
   sm-profiler report sm-profiler                      the newest local run
@@ -42,8 +41,14 @@ examples:
   sm-profiler report times.csv                        rank, step and seconds that you recorded yourself
 """
 
+SHOWN_OTHERS = 5
+LOCAL_POLL_S = 2.0  # listing a folder costs little
+REMOTE_POLL_S = 10.0
+PAUSE_S = 10.0  # after a report at least
+MAX_SHARE = 0.1  # of the time that reports take: a training on this machine needs the cores
 
-def add_arguments(parser: ArgumentParser) -> None:
+
+def add_report(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_source(parser)
     parser.add_argument(
@@ -76,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_job_arguments(away, needs_role=False)
 
 
-def run(options: Namespace) -> int:
+def run_report(options: Namespace) -> int:
     from sm_profiler.diagnosis import is_table
     from sm_profiler.report import terminal_summary, write_report
     from sm_profiler.report.recordings import holds_only_traces
@@ -196,7 +201,6 @@ def is_issue(report: Report) -> bool:
 
 
 def open_run(where: str, *, strict: bool) -> ProfileSource:
-    """Open a profile."""
     from sm_profiler.source import open_source
 
     try:
@@ -209,13 +213,6 @@ def open_run(where: str, *, strict: bool) -> ProfileSource:
         raise SourceError(f"{error}; {hint}") from None
 
 
-SHOWN_OTHERS = 5
-LOCAL_POLL_S = 2.0  # listing a folder costs little
-REMOTE_POLL_S = 10.0
-PAUSE_S = 10.0  # after a report at least
-MAX_SHARE = 0.1  # of the time that reports take: a training on this machine needs the cores
-
-
 def follow(
     reader: JobReader,
     out: str | None,
@@ -226,10 +223,7 @@ def follow(
     """Write a report while there is new data; return the last once the job is over.
 
     Args:
-        reader: reads the job.
         out: folder or URI of the reports.
-        sleep: for tests.
-        clock: for tests.
     """
     from sm_profiler.report import write_report
 
@@ -264,7 +258,6 @@ def follow(
 
 
 def default_folder(name: str) -> str:
-    """Return the folder of a job's report."""
     return os.path.join("profiler-report", name)  # as the user sees it, not normalized
 
 
@@ -274,7 +267,6 @@ def page_of(out: str) -> str:
 
 
 def write_speedscope(report: Report, path: Path) -> None:
-    """Write the sampled stacks of a job."""
     import json
 
     from sm_profiler.render.flame import to_speedscope

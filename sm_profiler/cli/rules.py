@@ -1,4 +1,4 @@
-"""`sm-profiler rules`: evaluate rules in the rule container, or start that container on a training job."""
+"""`sm-profiler rules` and `deploy`: rules in their container, on this machine and as a processing job, and its image."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from sm_profiler._version import __version__
 from sm_profiler.cli.command import DONE, read_json
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_rules(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
     run = actions.add_parser(
         "run",
@@ -50,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     start.add_argument("--dry-run", action="store_true", help="print the request, send nothing")
 
 
-def run(options: Namespace) -> int:
+def run_rules(options: Namespace) -> int:
     if options.action == "start":
         return start(options)
     from sm_profiler.report.rule_runner import run_rules_job
@@ -60,7 +61,6 @@ def run(options: Namespace) -> int:
 
 
 def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
-    """Declare the arguments of a processing job."""
     parser.add_argument("--image", metavar="URI", help="the rule image (default: $SM_PROFILER_RULE_IMAGE)")
     role = parser.add_mutually_exclusive_group(required=needs_role)
     role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
@@ -80,7 +80,6 @@ def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
 
 
 def rule_image(options: Namespace) -> str:
-    """Return the rule image's URI."""
     image = options.image or RULE_IMAGE.read()
     if not image:
         raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
@@ -112,4 +111,38 @@ def start(options: Namespace) -> int:
         role = started.request["RoleArn"]
         print(f"sm-profiler: started processing job {started.name} under {role}", file=sys.stderr)
         print(started.report_uri)
+    return DONE
+
+
+def add_deploy(parser: ArgumentParser) -> None:
+    parser.add_argument("--repository", required=True, metavar="NAME", help="ECR repository, created if missing")
+    parser.add_argument("--tag", default=__version__, help="tag of the image (default: %(default)s)")
+    parser.add_argument("--region", metavar="NAME", help="AWS region (default: that of your AWS settings)")
+    parser.add_argument(
+        "--context", type=Path, metavar="DIR", help="checkout of sm-profiler (default: the installation or .)"
+    )
+    parser.add_argument("--base-image", metavar="IMAGE", help="image to build on (default: public slim Python)")
+    parser.add_argument("--python-version", metavar="X.Y", help="Python version of the base image (default: 3.12)")
+    parser.add_argument("--dry-run", action="store_true", help="print every call and command, change nothing")
+
+
+def run_deploy(options: Namespace) -> int:
+    from sm_profiler.deploy import deploy_image
+
+    image = deploy_image(
+        options.repository,
+        tag=options.tag,
+        region=options.region,
+        context=options.context,
+        base_image=options.base_image,
+        python_version=options.python_version,
+        dry_run=options.dry_run,
+        on_step=lambda step: print(f"+ {step}", file=sys.stderr, flush=True),
+    )
+    print(f"export SM_PROFILER_RULE_IMAGE={image}")
+    print("ProfilerRule.custom(")
+    print(f'    name="ProfilerReport", image_uri="{image}",')
+    print('    instance_type="ml.t3.medium", volume_size_in_gb=30,')
+    print('    rule_parameters={"rule_to_invoke": "ProfilerReport"},')
+    print(")")
     return DONE

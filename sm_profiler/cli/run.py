@@ -35,7 +35,7 @@ examples:
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_run(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.usage = (
         "sm-profiler run [--out DIR | --config FILE] [--no-monitor] [--watch] [--open] "
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(options: Namespace) -> int:
+def run_run(options: Namespace) -> int:
     view = LiveView(options.watch, options.open)
     view.check()
     command, name = find_command(options)
@@ -68,7 +68,6 @@ def run(options: Namespace) -> int:
 
 
 def find_command(options: Namespace) -> tuple[list[str], str]:
-    """Return the command to run and a short name for it."""
     words: list[str] = options.words
     if words[:1] == ["--"] and not options.module:
         if len(words) == 1:
@@ -138,7 +137,6 @@ class LiveView:
                 raise ModuleNotFoundError(name, name=name)
 
     def start(self, root: Path) -> None:
-        """Show the run in a folder."""
         where = str(root.absolute())
         if self.open:
             self._start_page(where)

@@ -1,20 +1,21 @@
-"""`sm-profiler serve`: the live page of one or more jobs."""
+"""`sm-profiler serve` and `watch`: running jobs in the browser and in the terminal."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import secrets
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.command import DONE, add_source, has_colours, newest_run
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN
 
-EXAMPLES = """\
+SERVE_EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
   sm-profiler serve s3://bucket/training-jobs            all jobs under a prefix
@@ -22,9 +23,15 @@ examples:
   sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
 """
 
+WATCH_EXAMPLES = """\
+examples:
+  sm-profiler watch sm-profiler          the newest local run
+  sm-profiler watch my-training-job      a job of SageMaker while it runs
+"""
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
+
+def add_serve(parser: ArgumentParser) -> None:
+    parser.epilog = SERVE_EXAMPLES
     parser.add_argument(
         "sources",
         metavar="SOURCE",
@@ -41,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--allow-changes", action="store_true", help="let viewers change the windows of running jobs")
 
 
-def run(options: Namespace) -> int:
+def run_serve(options: Namespace) -> int:
     from sm_profiler.jobs.finding import is_job_name, is_remote
     from sm_profiler.serve.app import create_app
     from sm_profiler.serve.jobs import Jobs
@@ -106,3 +113,19 @@ def waiting_for(source: str) -> str:
     hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
     job = ", or for a training job of that name," if is_job_name(source) else ""
     return f"there is no folder {printable(source)}{hint}; waiting for it{job} until Ctrl-C"
+
+
+def add_watch(parser: ArgumentParser) -> None:
+    parser.epilog = WATCH_EXAMPLES
+    add_source(parser)
+
+
+def run_watch(options: Namespace) -> int:
+    from sm_profiler.report.build import job_name
+    from sm_profiler.serve.live import LiveJob
+    from sm_profiler.serve.terminal import watch
+
+    where = newest_run(options.source, running=True)
+    name = job_name(os.path.realpath(where) if os.path.isdir(where) else where)  # may be a URI
+    watch(LiveJob(where), name, out=sys.stdout, colour=has_colours(sys.stdout))
+    return DONE

@@ -1,23 +1,24 @@
-"""`sm-profiler settings`: every setting with its present value and where it comes from."""
+"""`sm-profiler settings` and `validate`: which settings apply, and what a profiler configuration does."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from sm_profiler import settings
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.command import BAD, DONE, read_json
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import one_line, printable
 from sm_profiler.settings import CONFIG, CONFIG_KEYS, PARAMETERS, RULE_IMAGE, TOP, VARIABLES, Setting
 
 DEFAULT, ENVIRONMENT = "default", "environment"
 HIDDEN = "(set)"
-EPILOG = """\
+SETTINGS_EPILOG = """\
 exit codes: 0 every value can be used; 1 one of them is wrong
 
 examples:
@@ -25,13 +26,19 @@ examples:
   SM_PROFILER_LOCAL_MAX=50 sm-profiler settings --json   what a job with this variable would use
 """
 
+_RULES = ("ProfilerRuleConfigurations", "profilerRuleConfigurations", "profiler_rule_configurations")
+VALIDATE_EPILOG = """\
+exit codes: 0 nothing is wrong; 1 something in it is wrong; 2 it cannot be read, or is not a JSON object
+
+example:
+  aws sagemaker describe-training-job --training-job-name my-job | sm-profiler validate -
+"""
+
 
 class Present(NamedTuple):
     """A setting as it is now.
 
     Attributes:
-        setting: the setting.
-        value: as text.
         origin: DEFAULT, ENVIRONMENT, or the file it is from.
         problem: why the value cannot be used, or "".
     """
@@ -42,7 +49,6 @@ class Present(NamedTuple):
     problem: str = ""
 
     def row(self) -> dict[str, str]:
-        """Return the row of the JSON list."""
         setting = self.setting
         return {
             "name": setting.name, "group": setting.group, "kind": setting.kind.name, "unit": setting.unit,
@@ -51,12 +57,12 @@ class Present(NamedTuple):
         }  # fmt: skip
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = EPILOG
+def add_settings(parser: ArgumentParser) -> None:
+    parser.epilog = SETTINGS_EPILOG
     parser.add_argument("--json", action="store_true", help="print a JSON object, with kinds, units and defaults")
 
 
-def run(options: Namespace) -> int:
+def run_settings(options: Namespace) -> int:
     found = [*variables(os.environ), *configuration(os.environ)]
     if options.json:
         print(json.dumps({"settings": [each.row() for each in found]}, indent=2))
@@ -140,3 +146,30 @@ def configuration(environment: Mapping[str, str]) -> Iterator[Present]:
                 f"{len(inner)} keys" if value is parameters else value if isinstance(value, str) else json.dumps(value)
             )
             yield Present(setting, shown, origin, problem)
+
+
+def add_validate(parser: ArgumentParser) -> None:
+    parser.epilog = VALIDATE_EPILOG
+    parser.add_argument(
+        "config",
+        metavar="CONFIG.json",
+        help="a profilerconfig.json, ProfilerConfig, CreateTrainingJob request or DescribeTrainingJob response;"
+        " - reads standard input",
+    )
+    parser.add_argument("--network-isolation", action="store_true", help="assume that the job has no network")
+    parser.add_argument("--checkpoints", action="store_true", help="assume that the job has a CheckpointConfig")
+
+
+def run_validate(options: Namespace) -> int:
+    from sm_profiler.config import explain
+
+    given = read_json(options.config)
+    job: dict[str, Any] = dict(given) if "ProfilerConfig" in given else {}
+    if options.network_isolation:
+        job["EnableNetworkIsolation"] = True
+    if options.checkpoints:
+        job.setdefault("CheckpointConfig", {})
+    rules: list[Any] = next((given[name] for name in _RULES if isinstance(given.get(name), list)), [])
+    explanation = explain(given, [rule for rule in rules if isinstance(rule, Mapping)], job=job, now=time.time())
+    print(explanation)
+    return BAD if explanation.wrong else DONE

@@ -34,8 +34,10 @@ examples:
   sm-profiler try-loader --workers 4,8,16 --seconds 10 train.py
 """
 
+HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
 
-def add_arguments(parser: ArgumentParser) -> None:
+
+def add_try_loader(parser: ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.usage = (
         "sm-profiler try-loader [--seconds S] [--workers N,N,…] [--prefetch N,N,…] [--loader N] [--profile SOURCE] "
@@ -58,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments")
 
 
-def run(options: Namespace) -> int:
+def run_try_loader(options: Namespace) -> int:
     command = find_script(options)
     if not 0 < options.seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
@@ -222,9 +224,6 @@ def batches_needed(where: str) -> float:
     if not seconds:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     return 1 / seconds
-
-
-HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
 
 
 def trial_table(outcome: Outcome, needed: float | None = None) -> str:

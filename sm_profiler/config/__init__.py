@@ -3,10 +3,8 @@
 from typing import TYPE_CHECKING
 
 from sm_profiler._lazy import lazy_exports
-from sm_profiler.config.api import config_from_environment, environment_for
-from sm_profiler.config.loading import load_profile
-from sm_profiler.config.notation import format_metrics, parse_metrics
-from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
+from sm_profiler.config.api import config_from_environment, environment_for, format_metrics, parse_metrics
+from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile, load_profile
 
 __all__ = [
     "COLLECTORS",

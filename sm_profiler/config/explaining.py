@@ -20,8 +20,15 @@ from sm_profiler.config.api import (
     rule_problems,
     shown,
 )
-from sm_profiler.config.loading import MAX_SUGGESTIONS, load_profile, suggestion
-from sm_profiler.config.profile import COLLECTORS, CollectorConfig, NamePattern, Profile
+from sm_profiler.config.profile import (
+    COLLECTORS,
+    MAX_SUGGESTIONS,
+    CollectorConfig,
+    NamePattern,
+    Profile,
+    load_profile,
+    suggestion,
+)
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA, path_problems
 from sm_profiler.printable import printable
 
@@ -60,6 +67,17 @@ _ALWAYS = {
     "rule_allow_stop_training", "rule_stop_grace_time_secs", "action_json", "opt_out_telemetry",
 }  # fmt: skip
 _MAX_LISTED = 10  # names of parameters in a message
+
+_LOADER_NAMES = (
+    "_SingleProcessDataLoaderIter.__init__",
+    "_MultiProcessingDataLoaderIter.__init__",
+    "_SingleProcessDataLoaderIter::GetNext",
+    "_MultiProcessingDataLoaderIter::GetNext",
+    "DataLoaderIter::GetNext",
+    "DataLoaderWorker",
+    "DataLoaderWorkerFetch",
+    "DataLoaderPinMemory",
+)
 
 
 @attrs.frozen
@@ -217,18 +235,6 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
         if name == "dataloader" and not any(map(NamePattern(collector.metrics_regex).matches, _LOADER_NAMES)):
             yield f"{wire}: MetricsRegex {collector.metrics_regex!r} matches none of PyTorch's data loader events"
-
-
-_LOADER_NAMES = (
-    "_SingleProcessDataLoaderIter.__init__",
-    "_MultiProcessingDataLoaderIter.__init__",
-    "_SingleProcessDataLoaderIter::GetNext",
-    "_MultiProcessingDataLoaderIter::GetNext",
-    "DataLoaderIter::GetNext",
-    "DataLoaderWorker",
-    "DataLoaderWorkerFetch",
-    "DataLoaderPinMemory",
-)
 
 
 def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from sm_profiler.debugger import rule_base, rule_configs
+from sm_profiler.debugger import rule_configs, sdk_compat
 from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
@@ -20,6 +20,11 @@ from sm_profiler.settings import RULE_IMAGE, read_file, settings_path
 DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
 DETAILED = "DetailedProfilerProcessingJobConfig"
 KEY = RULE_IMAGE.file_key
+
+detailed_framework_name = "detailed-profiler"
+# default for a rule with a registered image; AWS uses the same for its own
+_OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
+_NAME_LENGTH = 63
 
 
 def registered_image(region: str | None, image_uri: str | None = None) -> str | None:
@@ -55,11 +60,6 @@ __all__ = [
     "get_rule_container_image_uri",
     "rule_configs",
 ]
-
-detailed_framework_name = "detailed-profiler"
-# default for a rule with a registered image; AWS uses the same for its own
-_OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
-_NAME_LENGTH = 63
 
 
 class DetailedProfilerProcessingJobConfig:
@@ -118,7 +118,7 @@ def get_default_profiler_processing_job(
     return ProfilerRule.sagemaker(config, name=name, instance_type=instance_type, volume_size_in_gb=volume_size_in_gb)
 
 
-class ProfilerRule(rule_base.RuleBase):
+class ProfilerRule(sdk_compat.RuleBase):
     """A rule that evaluates a training job's profile, made by `ProfilerRule.sagemaker` or `ProfilerRule.custom`.
 
     Attributes:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from sm_profiler.config.api import METRICS_KEYS, canonical
-from sm_profiler.config.notation import parse_metrics
+from sm_profiler.config.api import METRICS_KEYS, canonical, parse_metrics
 from sm_profiler.config.profile import COLLECTORS, CollectorSpec
 from sm_profiler.debugger.profiler_constants import PROFILING_NUM_STEPS_DEFAULT, START_STEP_DEFAULT
 from sm_profiler.debugger.sdk_compat import SdkValue, is_kind
@@ -23,6 +22,18 @@ from sm_profiler.debugger.utils import (
     require,
 )
 from sm_profiler.errors import ConfigError
+
+_ARGUMENTS = {
+    "StartStep": "start_step",
+    "NumSteps": "num_steps",
+    "StartTimeInSecSinceEpoch": "start_unix_time",
+    "Duration": "duration",
+    "DurationInSeconds": "duration",
+    "MetricsRegex": "metrics_regex",
+    "ProfilerName": "python_profiler",
+    "cProfileTimer": "cprofile_timer",
+    "DefaultProfiling": "profile_default_steps",
+}
 
 
 @attrs.define(slots=False, init=False, unsafe_hash=False)
@@ -280,17 +291,6 @@ METRICS_CONFIGS: tuple[type[_Collected], ...] = (
     SMDataParallelProfilingConfig,
 )  # fmt: skip
 _BY_NAME = {kind.__name__.lower(): kind for kind in METRICS_CONFIGS}
-_ARGUMENTS = {
-    "StartStep": "start_step",
-    "NumSteps": "num_steps",
-    "StartTimeInSecSinceEpoch": "start_unix_time",
-    "Duration": "duration",
-    "DurationInSeconds": "duration",
-    "MetricsRegex": "metrics_regex",
-    "ProfilerName": "python_profiler",
-    "cProfileTimer": "cprofile_timer",
-    "DefaultProfiling": "profile_default_steps",
-}
 
 
 def metrics_configs(parameters: Mapping[str, str]) -> dict[str, MetricsConfigBase]:

@@ -87,7 +87,6 @@ class ProfilerConfig(SdkValue):
             drop_deprecation_warnings(everywhere=True)
 
     def _to_request_dict(self) -> dict[str, Any]:
-        """Return the request's `ProfilerConfig`."""
         request: dict[str, Any] = {}
         if self.s3_output_path is not None and self.disable_profiler is False:
             request["S3OutputPath"] = self.s3_output_path

@@ -13,6 +13,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
+
 if TYPE_CHECKING:
     import logging
 
@@ -20,6 +22,25 @@ _ROOTS = ("sagemaker.debugger", "sagemaker.core.debugger")  # SDK v2, SDK v3
 _PACKAGE = __name__.rpartition(".")[0]
 
 T = TypeVar("T")
+
+SDK_NAMES = (
+    "DEBUGGER_FLAG",
+    "CollectionConfig",
+    "DebuggerHookConfig",
+    "Rule",
+    "RuleBase",
+    "TensorBoardOutputConfig",
+    "framework_name",
+)
+_LOOKUP_FRAMES = 2  # from `sdk_name` over the package's `__getattr__` to its caller
+_loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
+
+_LOGGER = "sagemaker.deprecations"
+_MESSAGES = (
+    "Framework profiling will be deprecated from tensorflow 2.12 and pytorch 2.0",
+    "Framework profiling is deprecated from",
+)
+_MAX_FRAMES = 12  # the SDK's caller is 6 to 8 frames above the filter
 
 
 def sdk_class(cls: type) -> type | None:
@@ -88,18 +109,6 @@ def _restored(cls: type, state: dict[str, Any]) -> Any:
 
 
 # --- names outside profiling ---------------------------------------------------------------------------------------
-
-SDK_NAMES = (
-    "DEBUGGER_FLAG",
-    "CollectionConfig",
-    "DebuggerHookConfig",
-    "Rule",
-    "RuleBase",
-    "TensorBoardOutputConfig",
-    "framework_name",
-)
-_LOOKUP_FRAMES = 2  # from `sdk_name` over the package's `__getattr__` to its caller
-_loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
 
 
 def sdk_name(name: str, module: str) -> Any:
@@ -176,13 +185,6 @@ def _load_from_file(source: str) -> Any:
 
 # --- log messages that do not apply --------------------------------------------------------------------------------
 
-_LOGGER = "sagemaker.deprecations"
-_MESSAGES = (
-    "Framework profiling will be deprecated from tensorflow 2.12 and pytorch 2.0",
-    "Framework profiling is deprecated from",
-)
-_MAX_FRAMES = 12  # the SDK's caller is 6 to 8 frames above the filter
-
 
 class _DeprecationFilter:
     """Logging filter that drops the messages that framework profiling is deprecated and collects no metrics.
@@ -225,3 +227,33 @@ def drop_deprecation_warnings(*, everywhere: bool = False) -> None:
 
     _FILTER.everywhere |= everywhere
     logging.getLogger(_LOGGER).addFilter(_FILTER)  # has no effect the second time
+
+
+@attrs.define(slots=False, order=True, on_setattr=None)
+class RuleBase(SdkCompatible):
+    """Image, machine, output and parameters of a rule.
+
+    The class has the SDK's name, which is part of its error messages; in `debugger.py` that name is the SDK's own class.
+    """
+
+    name: Any
+    image_uri: Any
+    instance_type: Any
+    container_local_output_path: Any
+    s3_output_path: Any
+    volume_size_in_gb: Any
+    rule_parameters: Any
+
+    @staticmethod
+    def _set_rule_parameters(source: Any, rule_to_invoke: Any, rule_parameters: Any) -> dict[str, Any]:
+        """Return a custom rule's parameters: its source, the rule's name in it, and the user's.
+
+        Raises:
+            ValueError: a source without a rule, or a rule without a source.
+        """
+        if bool(source) ^ bool(rule_to_invoke):
+            raise ValueError("If you provide a source, you must also provide a rule to invoke (and vice versa).")
+        named = {"source_s3_uri": source, "rule_to_invoke": rule_to_invoke}
+        merged = {key: value for key, value in named.items() if value}
+        merged.update(rule_parameters or {})
+        return merged

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.config.notation import format_metrics
+from sm_profiler.config.api import format_metrics
 from sm_profiler.debugger.sdk_compat import SdkCompatible
 
 if TYPE_CHECKING:

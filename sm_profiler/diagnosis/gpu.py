@@ -18,7 +18,7 @@ from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
-from sm_profiler.gpu_traces.collectives import communication
+from sm_profiler.gpu_traces.device_time import communication
 from sm_profiler.gpu_traces.measure import CodeLine, RankTime
 from sm_profiler.gpu_traces.traces import GpuTraces
 

@@ -145,7 +145,7 @@ class Ledger:
         steps = [rank.steps for rank in self.ranks]
         common = steps[0] if steps else np.zeros(0, np.int64)
         for each in steps[1:]:
-            common = np.intersect1d(common, each)
+            common = common if np.array_equal(common, each) else np.intersect1d(common, each)
         return np.unique(common)
 
     def table(self, activity: str = "") -> Floats:

@@ -20,7 +20,7 @@ INTERVAL = 0.9  # probability that a gain lies in its interval
 ROUNDS = 400  # resamples; the ends of a 90 % interval then vary by a twentieth of its width
 SHUFFLES = 99  # orders by chance: a stretch that beats all of them is chance in one of 100 cases
 SEED = 20240229  # fixed, so that the same data always give the same verdict
-PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/diagnosis.md shows
+PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/benchmark.md shows
 CLOSE = 0.8  # of the other; which of two this close is larger is partly chance
 SEEN = 2 / 3  # of the time that must be known before a training is called healthy
 
@@ -30,7 +30,6 @@ MOST = 0.9  # nearly all: of a gain, of gaps that agree, of steps with a record
 SHOWN = 0.05  # of a whole; smaller parts are not shown
 REPEATS = 3  # occurrences before they are called regular
 TOGETHER = 0.8  # correlation from which two quantities have the same cause; it explains 64 % of the variance
-SAME_RANKS = 8  # most ranks that are named as slow; more are a property of the job
 
 # What a repair leaves. Triples are what is saved at least, usually and at most.
 MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred times as fast

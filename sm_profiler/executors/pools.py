@@ -28,6 +28,12 @@ ATTEMPTS = 3  # processes that a task is given to, one after another, if they ar
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 does not define
 _PIPE_BYTES = 1 << 20
 
+MAX_WORKERS = 4096
+CONNECT_S = 10.0
+START_S = 60.0
+STOP_S = 5.0
+_NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
+
 
 class LocalExecutor(Executor):
     """Runs functions of this package that take and return bytes, each in one of several processes.
@@ -40,7 +46,6 @@ class LocalExecutor(Executor):
         """Start no process yet: each starts with its first task.
 
         Args:
-            workers: their number.
             restarts: replace a process that is killed; otherwise, its task fails at once.
         """
         self.workers = workers
@@ -101,17 +106,8 @@ class LocalExecutor(Executor):
                     helper.close()
 
 
-MAX_WORKERS = 4096
-CONNECT_S = 10.0
-START_S = 60.0
-STOP_S = 5.0
-_NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
-
-
 @attrs.frozen
 class Pool:
-    """An executor and the number of its workers."""
-
     executor: Executor
     workers: int
 

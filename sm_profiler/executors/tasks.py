@@ -18,7 +18,7 @@ import numpy as np
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors.pools import Pool
-from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
+from sm_profiler.formats.bounds import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 from sm_profiler.printable import one_line
 
 TaskT = TypeVar("TaskT")
@@ -26,6 +26,10 @@ AnswerT = TypeVar("AnswerT")
 # The types of arrays; the number of each is that of its MessagePack extension.
 _KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
 _FAILED, _ANSWERED = b"\1", b"\0"
+
+AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
+REDRAWN_S = 1.0
+_LONGEST = 300  # characters of an error
 
 
 def _version() -> str:
@@ -44,7 +48,6 @@ class Remote(Generic[TaskT, AnswerT]):
         """Wrap a function.
 
         Args:
-            function: the function.
             version: returns what has to be the same where the command runs and on a worker.
         """
         update_wrapper(self, function)
@@ -58,7 +61,6 @@ class Remote(Generic[TaskT, AnswerT]):
         return first, second
 
     def __call__(self, data: bytes) -> bytes | bytearray:
-        """Call the function; a worker does."""
         try:
             theirs, begin = _version_in(data)
             if theirs != (here := self._version()):
@@ -128,11 +130,6 @@ def _array(kind: int, data: memoryview) -> Any:
 def _as_it_is(kind: Any, value: Any) -> Any:
     del kind  # an array: msgspec has no other type that it cannot make itself
     return value
-
-
-AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
-REDRAWN_S = 1.0
-_LONGEST = 300  # characters of an error
 
 
 @attrs.frozen
@@ -244,7 +241,6 @@ class Meter:
         Args:
             total: the number of things to do.
             workers: the number of workers.
-            noun: what the things are.
             show: draw; None: if standard error is a terminal.
         """
         self._total, self._workers, self._noun = total, workers, noun

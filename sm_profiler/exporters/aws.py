@@ -26,17 +26,30 @@ except ImportError as missing:
 
 REQUEST_S = 180.0  # with the attempts that botocore makes
 
+_ARN = re.compile(r"arn:[\w-]+:sns:(?P<region>[\w-]+):\d{12}:[\w-]+(\.fifo)?")
+_SUBJECT = 99  # characters, all ASCII: SNS takes fewer than 100
+
+SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
+_BUS = re.compile(r"[\w./:-]{1,256}", re.ASCII)
+
+NAMESPACE = "sm-profiler"
+DEFAULT_GROUP = "/sm-profiler"
+_GROUP = re.compile(r"[\w./#-]{1,512}", re.ASCII)
+_NAME = re.compile(r"[^\w./-]+", re.ASCII)
+_MAX_RANKS = 256
+_EVENTS = 500  # a request; its limits are 10,000 and a megabyte
+
+UNITS = {
+    "StepTime": "Milliseconds", "StepsPerSecond": "Count/Second", "LostTime": "Percent", "ProfilingCost": "Percent",
+    "GPUUtilization": "Percent", "CPUUtilization": "Percent",
+}  # fmt: skip
+
 
 def request(call: Callable[..., Any], **parameters: Any) -> Any:
-    """Send a request."""
     try:
         return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
         raise SourceError(f"{call.__name__}: {reason_of(error)}") from error
-
-
-_ARN = re.compile(r"arn:[\w-]+:sns:(?P<region>[\w-]+):\d{12}:[\w-]+(\.fifo)?")
-_SUBJECT = 99  # characters, all ASCII: SNS takes fewer than 100
 
 
 @attrs.define(eq=False)
@@ -48,7 +61,6 @@ class Topic:
     once: bool = True
 
     def send(self, report: Report) -> str:
-        """Publish the message."""
         message, main = message_of(report), report.verdict.main
         subject = message.title.encode("ascii", "replace").decode()[:_SUBJECT]
         values = {"class": main.kind.value, "confidence": main.confidence}
@@ -64,15 +76,10 @@ class Topic:
 
 
 def open_topic(place: str) -> Topic:
-    """Return the exporter."""
     found = _ARN.fullmatch(place)
     if not found:
         raise ConfigError(f"--to sns:{printable(place)[:100]}: expected sns:arn:aws:sns:REGION:ACCOUNT:TOPIC")
     return Topic(place, create_api_client("sns", region=found["region"]))
-
-
-SOURCE, DETAIL_TYPE = "sm-profiler", "Training Job Verdict"
-_BUS = re.compile(r"[\w./:-]{1,256}", re.ASCII)
 
 
 @attrs.define(eq=False)
@@ -84,7 +91,6 @@ class Bus:
     once: bool = True
 
     def send(self, report: Report) -> str:
-        """Put the event."""
         entry = {
             "Source": SOURCE, "DetailType": DETAIL_TYPE, "EventBusName": self.name,
             "Detail": json.dumps(message_of(report).detail, allow_nan=False),
@@ -97,24 +103,9 @@ class Bus:
 
 
 def open_bus(place: str) -> Bus:
-    """Return the exporter."""
     if not _BUS.fullmatch(place or "default"):
         raise ConfigError(f"--to eventbridge:{printable(place)[:100]}: expected the name or ARN of a bus")
     return Bus(place or "default", create_api_client("events"))
-
-
-NAMESPACE = "sm-profiler"
-DEFAULT_GROUP = "/sm-profiler"
-_GROUP = re.compile(r"[\w./#-]{1,512}", re.ASCII)
-_NAME = re.compile(r"[^\w./-]+", re.ASCII)
-_MAX_RANKS = 256
-_EVENTS = 500  # a request; its limits are 10,000 and a megabyte
-
-
-UNITS = {
-    "StepTime": "Milliseconds", "StepsPerSecond": "Count/Second", "LostTime": "Percent", "ProfilingCost": "Percent",
-    "GPUUtilization": "Percent", "CPUUtilization": "Percent",
-}  # fmt: skip
 
 
 @attrs.define(eq=False)
@@ -127,7 +118,6 @@ class Logs:
     once: bool = False
 
     def send(self, report: Report) -> str:
-        """Write the events."""
         stream = _NAME.sub("-", report.metrics.name)[:400] or "job"
         self._create(self.client.create_log_group, logGroupName=self.group)
         self._create(self.client.create_log_stream, logGroupName=self.group, logStreamName=stream)
@@ -184,7 +174,6 @@ def _document(
 
 
 def open_log_group(place: str) -> Logs:
-    """Return the exporter."""
     group = place or DEFAULT_GROUP
     if not _GROUP.fullmatch(group):
         raise ConfigError(f"--to cloudwatch:{printable(place)[:100]}: expected the name of a log group")

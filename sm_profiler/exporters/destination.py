@@ -33,6 +33,16 @@ KINDS = {
     "cloudwatch": ("aws:open_log_group", "log group of the metrics; default: /sm-profiler"),
 }
 
+ATTEMPT_S = 60.0
+_Answer = TypeVar("_Answer")
+
+FILE = "sent.json"
+MAX_BYTES = 4_000_000
+
+MAX_NAME = 200
+MAX_LINE = 600
+MAX_ALSO = 10
+
 
 class Exporter(Protocol):
     """Sends a report to a place."""
@@ -94,10 +104,6 @@ class _Guarded:
             raise SourceError(f"the extension {self.kind} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
-ATTEMPT_S = 60.0
-_Answer = TypeVar("_Answer")
-
-
 def within(seconds: float, action: Callable[[], _Answer]) -> _Answer:
     """Return the result of an action, or raise its error.
 
@@ -125,10 +131,6 @@ def within(seconds: float, action: Callable[[], _Answer]) -> _Answer:
     return results[0]
 
 
-FILE = "sent.json"
-MAX_BYTES = 4_000_000
-
-
 @attrs.define(eq=False)
 class SentList:
     """The list next to a job's report: keys of findings that were sent, so that each is sent once.
@@ -148,7 +150,6 @@ class SentList:
         self._write(self._keys())
 
     def record(self, report: Report, destination: str) -> None:
-        """Record that it was sent."""
         self._write(self._keys() | {key_of(report, destination)})
 
     def _write(self, keys: set[str]) -> None:
@@ -172,11 +173,6 @@ def key_of(report: Report, destination: str) -> str:
     """Return the key of a report's verdict at a destination; the destination's address, often a secret, stays out of it."""
     text = f"{destination}\0{place_of(report)}\0{report.metrics.name}\0{report.verdict.kind.value}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-MAX_NAME = 200
-MAX_LINE = 600
-MAX_ALSO = 10
 
 
 @attrs.frozen
@@ -206,7 +202,6 @@ def place_of(report: Report) -> str:
 
 
 def message_of(report: Report) -> Message:
-    """Return a report's verdict as a message."""
     main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
     place = main.where[0] if main.where else None
     ending, renamed = report.metrics.ending, readable_processes(report.metrics)

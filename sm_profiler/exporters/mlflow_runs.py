@@ -57,7 +57,6 @@ class Tracking:
     once: bool = False
 
     def send(self, report: Report) -> str:
-        """Write tags, metrics and artifacts."""
         try:
             named = os.environ.get(RUN_ID)
             run = named or self._run(report)
@@ -164,7 +163,6 @@ def _thinned(seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def open_exporter(place: str) -> Tracking:
-    """Return the exporter."""
     try:
         return Tracking(MlflowClient(tracking_uri=place or None))
     except MlflowException as error:

@@ -42,7 +42,6 @@ class Webhook:
 
     Attributes:
         url: the address.
-        sleep: for tests.
         attempt_s: the longest that one attempt may take.
     """
 
@@ -52,7 +51,6 @@ class Webhook:
     once: bool = True
 
     def send(self, report: Report) -> str:
-        """Post the message."""
         message = message_of(report)
         title, *lines = (line.translate(_ESCAPES) for line in (message.title, *message.lines))
         body = json.dumps({"text": "\n".join((f"*{title}*", *lines))}).encode()

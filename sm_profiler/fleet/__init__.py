@@ -13,10 +13,9 @@ from sm_profiler._lazy import lazy_exports
 __all__ = ["Fleet", "FleetJob", "build_fleet", "write_fleet"]
 
 if TYPE_CHECKING:
-    from sm_profiler.fleet.building import build_fleet
+    from sm_profiler.fleet.building import build_fleet, write_fleet
     from sm_profiler.fleet.model import Fleet, FleetJob
-    from sm_profiler.fleet.writing import write_fleet
 else:  # Arrow is loaded by what needs it
     __getattr__, __dir__ = lazy_exports(
-        __name__, {"building": ["build_fleet"], "model": ["Fleet", "FleetJob"], "writing": ["write_fleet"]}
+        __name__, {"building": ["build_fleet", "write_fleet"], "model": ["Fleet", "FleetJob"]}
     )

@@ -6,31 +6,45 @@ prices, under the location of its job, with a text that changes if one of its fi
 
 from __future__ import annotations
 
+import io
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import attrs
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
-from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
-from sm_profiler.fleet.description import as_json, described
-from sm_profiler.fleet.finding import DATASET, Candidate, Loaded, candidates_below, candidates_of
-from sm_profiler.fleet.model import Fleet, FleetJob
+from sm_profiler.fleet.finding import (
+    CUT,
+    DATASET,
+    Candidate,
+    Loaded,
+    as_json,
+    candidates_below,
+    candidates_of,
+    described,
+    safe_sentence,
+)
+from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
+from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.thresholds import Threshold
 from sm_profiler.printable import one_line, printable
 from sm_profiler.report.prices import Prices
+from sm_profiler.report.report_json import stored_end
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
 from sm_profiler.storage import MissingFileError, Storage, open_storage
 
@@ -43,6 +57,14 @@ BRIEF = Threshold(
 )
 LARGE = Threshold(0.5, "of all machine time; a single job that has more of it decides every share")
 LARGE_AMONG = Threshold(5, "jobs at least; of fewer, the largest often has most of the time")
+
+NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
+MAX_BYTES = 1 << 30  # of the file, and of its content
+
+TIMES = ("created", "started", "ended")
+_PLAIN = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+
+HTML, JSON, TABLE = "fleet.html", "fleet.json", "fleet.parquet"
 
 
 def build_fleet(
@@ -79,7 +101,7 @@ def build_fleet(
     shown = []
     try:
         for source in sources:
-            shown.append(sanitize.sentence(source))
+            shown.append(safe_sentence(source))
             run.read(source)
     except KeyboardInterrupt:
         run.save()
@@ -131,7 +153,7 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     kept: dict[str, FleetJob] = {}
     numbers: dict[tuple[object, ...], str] = {}  # → ARN
     for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
-        names = [name for name in (row.arn, row.source) if name and not name.endswith(sanitize.CUT)]
+        names = [name for name in (row.arn, row.source) if name and not name.endswith(CUT)]
         is_dataset = DATASET in row.source
         own = row.name, row.steps, row.steps_per_second, row.headline
         other = numbers.get((*own, not is_dataset))
@@ -172,8 +194,6 @@ def _some(names: set[str]) -> str:
 
 @attrs.define(eq=False)
 class _Run:
-    """One run over all sources."""
-
     since: float | None
     executor: str | Executor
     index: Storage | None
@@ -194,7 +214,6 @@ class _Run:
                 self._changed = True
 
     def read(self, source: str) -> None:
-        """Add the rows of a source."""
         missing = []
         found, notes = self._candidates(source)
         self.notes += notes
@@ -256,7 +275,7 @@ class _Run:
                     if known is not None and loaded.identity and (known.identity, known.modified) == now:
                         self._add(candidate, known.row, loaded.identity)
                     elif not self._from_report(candidate, loaded):
-                        judged.append((candidate, attrs.evolve(loaded, report=None)))
+                        judged.append((candidate, attrs.evolve(loaded, report=None, end=_stored_end(loaded))))
         return judged
 
     def _from_report(self, candidate: Candidate, loaded: Loaded) -> bool:
@@ -281,7 +300,6 @@ class _Run:
         return True
 
     def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
-        """Judge jobs from their profiles."""
         now = self.now()
         tasks = (judge_job.encode(_Task.of(loaded, now)) for _, loaded in jobs)
         saved = time.monotonic()
@@ -309,9 +327,9 @@ class _Run:
 
     def _failed(self, candidate: Candidate, error: str, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
-        place = loaded.place if loaded else FleetJob(candidate.name, source=sanitize.sentence(candidate.place))
+        place = loaded.place if loaded else FleetJob(candidate.name, source=safe_sentence(candidate.place))
         row = row_of(None, loaded.description if loaded else {}, place)
-        self.rows.append(attrs.evolve(row, error=sanitize.sentence(error)))
+        self.rows.append(attrs.evolve(row, error=safe_sentence(error)))
 
     def _meter(self, total: int, workers: int) -> Meter:
         return Meter(total, workers, noun="jobs", show=self.progress)
@@ -328,6 +346,14 @@ class _Run:
         """Keep the rows for the next time."""
         self._changed = self._changed or len(self._new) != len(self._old)
         self.save()
+
+
+def _stored_end(loaded: Loaded) -> StoredEnd | None:
+    """Return the end of a job in its report, which is outdated; None if that is not known, or it cannot be read."""
+    try:
+        return stored_end(read_report(loaded.report)) if loaded.report is not None else None
+    except ProfilerError:
+        return None
 
 
 def _loaded(candidate: Candidate) -> Loaded | str:
@@ -350,6 +376,7 @@ class _Task:
         instance_type: type of its instances; "" if unknown, or if there are several.
         description: parts of its description that a report uses.
         is_new: its profile changed just now, and may have no whole file yet.
+        end: its end in its report, which is outdated.
     """
 
     profile: str
@@ -357,14 +384,15 @@ class _Task:
     instance_type: str
     description: dict[str, Any]
     is_new: bool = False
+    end: StoredEnd | None = None
 
     @classmethod
     def of(cls, loaded: Loaded, now: float) -> _Task:
-        """Return the task for a job whose small files are read."""
         job = described(loaded.place, loaded.description)
         description = as_json(loaded.description) if loaded.description else {}
         kind = "" if job.types else job.instance_type
-        return cls(loaded.profile, loaded.place.name, kind, description, is_new=now - loaded.changed < SILENT_S)
+        is_new = now - loaded.changed < SILENT_S
+        return cls(loaded.profile, loaded.place.name, kind, description, is_new=is_new, end=loaded.end)
 
 
 @Remote
@@ -375,7 +403,9 @@ def judge_job(task: _Task) -> bytes:
     from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source
 
-    job = JobInfo(task.name or None, task.instance_type or None, description=task.description or None, finished=None)
+    job = JobInfo(
+        task.name or None, task.instance_type or None, description=task.description or None, stored_end=task.end
+    )
     try:
         source = open_source(task.profile, cache=False, progress=False, processes=1)
     except NoProfilerDataError:
@@ -383,10 +413,6 @@ def judge_job(task: _Task) -> bytes:
             return b""
         raise
     return to_json(build_report(source, job=job)).encode()
-
-
-NAME = "fleet-index.bin"  # compressed MessagePack: its checksum finds damage, and nothing in it names code
-MAX_BYTES = 1 << 30  # of the file, and of its content
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -440,3 +466,64 @@ def write_index(storage: Storage, entries: Mapping[str, Entry]) -> None:
 
 def _text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _arrow(kind: Any) -> pa.DataType:
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return pa.map_(_arrow(arguments[0]), _arrow(arguments[1]))
+    if origin is tuple:  # of any length
+        return pa.list_(_arrow(arguments[0]))
+    if arguments:  # or None
+        return _arrow(arguments[0])
+    return pa.struct([(name, _arrow(field)) for name, field in get_type_hints(kind).items()])
+
+
+SCHEMA = pa.schema(
+    [
+        (name, pa.timestamp("us", "UTC") if name in TIMES else _arrow(kind))
+        for name, kind in get_type_hints(FleetJob).items()
+    ],
+    metadata={"sm_profiler.fleet": SCHEMA_VERSION},
+)
+
+
+def to_parquet(jobs: Sequence[FleetJob]) -> bytes:
+    rows: list[dict[str, Any]] = msgspec.to_builtins(jobs)
+    for row in rows:
+        for name in TIMES:
+            row[name] = None if row[name] is None else round(row[name] * 1e6)
+    out = io.BytesIO()
+    columns = [
+        pa.array([_value(row[name], kind) for row in rows], kind)
+        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
+    ]
+    pq.write_table(pa.table(columns, schema=SCHEMA), out, compression="zstd")
+    return out.getvalue()
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    return list(value.items()) if pa.types.is_map(kind) else value
+
+
+def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[str]:
+    """Write the files of a fleet to a folder or a storage, each in one piece.
+
+    Args:
+        where: a folder, an s3:// URI, or a storage.
+
+    Returns:
+        Keys of the files, relative to `where`.
+
+    Raises:
+        SourceError: a file cannot be written.
+    """
+    storage: Storage = open_storage(where) if isinstance(where, (str, os.PathLike)) else where
+    storage.write(JSON, fleet.to_json())
+    storage.write(TABLE, to_parquet(fleet.jobs))
+    from sm_profiler.fleet.page import render_html  # templates take time to load
+
+    storage.write(HTML, render_html(fleet, storage.uri).encode())
+    return [HTML, JSON, TABLE]

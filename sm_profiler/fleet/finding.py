@@ -1,8 +1,11 @@
-"""The jobs of a fleet, before they are read: those in a folder or an S3 prefix, and the training jobs of an account."""
+"""The jobs of a fleet before they are read: where they are, and the service's description of each, with every type checked."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -10,19 +13,198 @@ from urllib.parse import quote
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import description as descriptions
-from sm_profiler.fleet import sanitize
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import claimed_name
 from sm_profiler.jobs.listing import PAGE, Place, find_places
-from sm_profiler.printable import one_line
+from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
+from sm_profiler.metrics.ends import StoredEnd
+from sm_profiler.metrics.startup import LONGEST_S, job_seconds
+from sm_profiler.printable import one_line, printable
 from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 if TYPE_CHECKING:
     from sm_profiler.jobs.account import Account
 
+NAME, SENTENCE = 200, 600  # characters
+MAX_TAGS = 60  # the service allows 50
+CUT = "\N{HORIZONTAL ELLIPSIS}"  # ends a shortened text
+# endings of names: times, dates, numbers and random letters after them
+_ENDING = re.compile(
+    r"(?:[-_.](?:[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-[0-9]{2}){0,3}(?:-[0-9]{1,6})?|[0-9]+|v[0-9]+|(?=[a-z0-9]*[0-9])(?=[0-9]*[a-z])[a-z0-9]{6,}))+$"
+)
+_LONGEST_STEM_OF = 256
+
+MAX_DESCRIPTION_BYTES = 4 << 20
+MAX_INSTANCES = 100_000
+STAGE_OF = {  # secondary status → stage
+    "Starting": "waiting", "Pending": "waiting", "LaunchingMLInstances": "waiting", "PreparingTrainingStack": "waiting",
+    "DownloadingTrainingImage": "image", "Downloading": "download", "Training": "training", "Interrupted": "waiting",
+    "Restarting": "waiting", "Uploading": "uploading",
+}  # fmt: skip
+_USER = ("user", "owner", "username", "created-by", "createdby", "sagemaker:user-profile-arn")
+_GIT = ("git", "git-commit", "git_commit", "commit", "git-sha", "revision")
+_SHORT_HASH = 12
+
 DATASET = "/job="  # in the location of a job in a dataset of Parquet files
+
+
+def safe_name(text: object) -> str:
+    """Return a name in one printable line."""
+    return _cut(text, NAME)
+
+
+def safe_sentence(text: object) -> str:
+    """Return a sentence in one printable line."""
+    return _cut(text, SENTENCE)
+
+
+def _cut(text: object, length: int) -> str:
+    raw = str(text)[: length + 1]
+    shown = printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw)
+    return shown if len(shown) <= length else shown[: length - 1] + CUT
+
+
+def safe_tags(found: Mapping[object, object]) -> dict[str, str]:
+    """Return tags in printable lines."""
+    return {safe_name(key): safe_name(value) for key, value in list(found.items())[:MAX_TAGS]}
+
+
+def stem_of(job: str) -> str:
+    """Return a job's name without the times, numbers and random letters at its end; the name if nothing is left."""
+    short = job[:_LONGEST_STEM_OF]
+    return _ENDING.sub("", short.lower()) or short
+
+
+def read_description(data: bytes) -> dict[str, Any]:
+    """Read a job.json: the response of DescribeTrainingJob, with the job's `Tags` if they are wanted.
+
+    Raises:
+        SourceError: it is damaged or too large.
+    """
+    if len(data) > MAX_DESCRIPTION_BYTES:
+        raise SourceError(f"its job.json is larger than {MAX_DESCRIPTION_BYTES >> 20} MB")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SourceError("its job.json is not a JSON object")
+    return found
+
+
+def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
+    """Return a row with the service's description of its job; what is missing or of another type is left out."""
+    resources, algorithm = _mapping(description, "ResourceConfig"), _mapping(description, "AlgorithmSpecification")
+    types = _types(resources)
+    tags = _tags(description.get("Tags"))
+    lower = {key.lower(): value for key, value in tags.items()}
+    hyper, environment = _mapping(description, "HyperParameters"), _mapping(description, "Environment")
+    git = next((lower[key] for key in _GIT if lower.get(key)), "") or next(
+        (str(found[key]) for found in (environment, hyper) for key in ("GIT_COMMIT", "git_commit") if found.get(key)),
+        "",
+    )
+    user = next((lower[key] for key in _USER if lower.get(key)), "")
+    stages, interruptions = _stages(description.get("SecondaryStatusTransitions"))
+    started, ended = _time(description.get("TrainingStartTime")), _time(description.get("TrainingEndTime"))
+    training = job_seconds(description.get("TrainingTimeInSeconds"))
+    if training is None and started is not None and ended is not None and ended > started:
+        training = job_seconds(ended - started)
+    billable = job_seconds(description.get("BillableTimeInSeconds"))
+    return attrs.evolve(
+        job,
+        name=_text(description, "TrainingJobName") or safe_name(job.name),
+        arn=_text(description, "TrainingJobArn"),
+        status=_text(description, "TrainingJobStatus"),
+        failure=safe_sentence(description.get("FailureReason") or ""),
+        created=_time(description.get("CreationTime")),
+        started=started,
+        ended=ended,
+        instance_type=safe_name(" + ".join(types)),
+        instances=max(sum(types.values()), 1),
+        types=types if len(types) > 1 else {},
+        spot=description.get("EnableManagedSpotTraining") is True,
+        billable_s=billable,
+        billed_by="" if billable is None else "billable time",
+        training_s=training,
+        stages=stages,
+        interruptions=interruptions,
+        user=safe_name(user.rpartition("/")[2] if user.startswith("arn:") else user),
+        image=_text(algorithm, "TrainingImage") or _text(algorithm, "AlgorithmName"),
+        git=safe_name(git)[: _SHORT_HASH if re.fullmatch(r"[0-9a-f]{40}", git) else None],
+        tuning_job=_text(description, "TuningJobArn").rpartition("/")[2],
+        tags=tags,
+    )
+
+
+def as_json(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a description that a report uses, as plain data: times become seconds."""
+    rows = description.get("SecondaryStatusTransitions")
+    shown = [
+        {
+            "Status": str(row.get("Status")),
+            "StartTime": _time(row.get("StartTime")),
+            "EndTime": _time(row.get("EndTime")),
+        }
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, Mapping)
+    ]
+    return {"SecondaryStatusTransitions": shown}
+
+
+def _types(resources: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of instances of each type, of which a heterogeneous cluster has several."""
+    groups = resources.get("InstanceGroups")
+    rows = [row for row in groups if isinstance(row, Mapping)] if isinstance(groups, list) and groups else [resources]
+    found: dict[str, int] = {}
+    for row in rows[:50]:
+        kind, count = row.get("InstanceType"), row.get("InstanceCount")
+        if isinstance(kind, str) and isinstance(count, int) and 0 < count <= MAX_INSTANCES:
+            found[safe_name(kind)] = found.get(safe_name(kind), 0) + count
+    return found
+
+
+def _stages(rows: object) -> tuple[dict[str, float], int]:
+    """Return the seconds of each stage, and how often the job was interrupted."""
+    found: dict[str, float] = {}
+    interruptions = 0
+    for row in rows if isinstance(rows, list) else []:
+        if not isinstance(row, Mapping):
+            continue
+        interruptions += row.get("Status") == "Interrupted"
+        stage = STAGE_OF.get(str(row.get("Status")))
+        start, end = _time(row.get("StartTime")), _time(row.get("EndTime"))
+        if stage is not None and start is not None and end is not None and 0 <= end - start <= LONGEST_S:
+            found[stage] = found.get(stage, 0.0) + end - start
+    return found, interruptions
+
+
+def _tags(found: object) -> dict[str, str]:
+    rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+    return safe_tags({row.get("Key", ""): row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)})
+
+
+def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = found.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(found: Mapping[str, Any], key: str) -> str:
+    value = found.get(key)
+    return safe_name(value) if isinstance(value, str) else ""
+
+
+def _time(value: object) -> float | None:
+    """Return a time as seconds since the epoch, from boto3's datetime or the CLI's text."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and MIN_SECONDS < value < MAX_SECONDS else None  # type: ignore[operator, arg-type]
 
 
 @attrs.frozen(eq=False)
@@ -38,6 +220,7 @@ class Loaded:
         reported: the same of its report.json.
         identity: text that changes if one of these files does; "" if the candidate has it already.
         error: why the others than the description cannot be read; "" if they can.
+        end: the job's end in a report that is outdated.
     """
 
     description: Mapping[str, Any]
@@ -48,6 +231,7 @@ class Loaded:
     reported: float = 0.0
     identity: str = ""
     error: str = ""
+    end: StoredEnd | None = None
 
 
 @attrs.frozen(eq=False)
@@ -89,7 +273,6 @@ def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]
 
 
 def _above(folder: str) -> list[str]:
-    """Return the folders around a job's folder."""
     parts = folder.split("/")
     return ["/".join(parts[:number]) for number in range(len(parts))] if folder else []
 
@@ -102,11 +285,10 @@ def _claimed(storage: Storage, place: Place, shared: Collection[str]) -> str:
 
 
 def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Candidate:
-    """Return the candidate of a place that was found."""
     name = _claimed(storage, place, shared) or place.name or storage.uri.rstrip("/").rpartition("/")[2]
     return Candidate(
         job=f"{storage.uri}\n{place.folder}\n{place.dataset}",
-        name=sanitize.name(name),
+        name=safe_name(name),
         load=partial(_load, storage, place, name),
         identity=place.identity,
         started=place.changed,
@@ -114,16 +296,15 @@ def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Ca
 
 
 def _load(storage: Storage, place: Place, name: str) -> Loaded:
-    """Read the small files of a job."""
     profile = ""
     if place.dataset:
         profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
     elif place.profile is not None:
         profile = _join(storage.uri, place.profile)
-    found = _read(storage, place.description, descriptions.MAX_BYTES)
-    description = descriptions.read_description(found) if found is not None else {}
+    found = _read(storage, place.description, MAX_DESCRIPTION_BYTES)
+    description = read_description(found) if found is not None else {}
     above = place.report.key.rpartition("/")[0] if place.report else ""
-    row = FleetJob(sanitize.name(name), source=sanitize.sentence(profile or _join(storage.uri, place.folder)))
+    row = FleetJob(safe_name(name), source=safe_sentence(profile or _join(storage.uri, place.folder)))
     try:
         has_page = place.report is not None and storage.exists(
             _join(above, PAGE) if above else PAGE
@@ -134,7 +315,7 @@ def _load(storage: Storage, place: Place, name: str) -> Loaded:
     return Loaded(
         description,
         report,
-        attrs.evolve(row, report=sanitize.sentence(_join(storage.uri, above)) if has_page else ""),
+        attrs.evolve(row, report=safe_sentence(_join(storage.uri, above)) if has_page else ""),
         profile,
         place.newest,
         place.report.mtime if place.report else 0.0,
@@ -159,7 +340,7 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
     for job in account.jobs(since):
         yield Candidate(
             job=job.arn or job.name,
-            name=sanitize.name(job.name),
+            name=safe_name(job.name),
             load=partial(_load_described, account, job.name, job.arn),
             modified=job.modified,
             started=job.created,
@@ -170,7 +351,7 @@ def candidates_of(account: Account, since: float | None = None) -> Iterator[Cand
 def _load_described(account: Account, name: str, arn: str) -> Loaded:
     """Describe a job, and read its report if there is one; what its description has is known even if its files are denied."""
     description = account.describe(name)
-    row = FleetJob(sanitize.name(name), source=sanitize.sentence(arn))
+    row = FleetJob(safe_name(name), source=safe_sentence(arn))
     try:
         description["Tags"] = account.tags(arn) if arn else []
         found = account.place(description, name)

@@ -49,11 +49,20 @@ STAGE_COLOURS = {
     "waiting": "grey", "image": "violet", "download": "teal", "starting": "amber", "training": "blue", "uploading": "moss",
 }  # fmt: skip
 
+_READ_ON = "Begin with the job that it costs most."
+
+WIDTH, HEIGHT = 1000.0, 230.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
+MAX_WEEKS = 53
+
+PLAIN_ROWS = 100  # rows that the page has without its script
+ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
+NAME = 90
+_HOLE = "\0"  # takes the place of the job's name in an address
+
 
 @attrs.frozen
 class Step:
-    """One thing to do, for the first screen and the ranking."""
-
     amount: float
     what: str
     next: str
@@ -85,7 +94,6 @@ def render_html(
     """Return the page of a fleet.
 
     Args:
-        fleet: the fleet.
         out: folder that the page is written to; links to the jobs' own reports are relative to it.
         links: other pages, where a server shows them.
         address: returns the address of a job's page, "" for none; default: that of its own report.
@@ -406,9 +414,6 @@ class _Page:
         return {"sentences": [origin, read], "table": table}
 
 
-_READ_ON = "Begin with the job that it costs most."
-
-
 def _worth_a_row(groups: Sequence[Group], jobs: int) -> Sequence[Group]:
     """Leave out values of a single job, such as commits, if most are."""
     several = [group for group in groups if group.sums.jobs > 1]
@@ -432,11 +437,6 @@ def _listed(names: Sequence[str]) -> str:
 def _state(status: str, interruptions: int) -> str:
     times = f"interrupted {plural(interruptions, 'time')}" if interruptions else ""
     return ", ".join(filter(None, (STATES.get(status, status), times)))
-
-
-WIDTH, HEIGHT = 1000.0, 230.0
-LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
-MAX_WEEKS = 53
 
 
 def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
@@ -525,12 +525,6 @@ def _bars(tall: Sequence[tuple[int, float]], wide: float) -> str:
     )
 
 
-PLAIN_ROWS = 100  # rows that the page has without its script
-ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
-NAME = 90
-_HOLE = "\0"  # takes the place of the job's name in an address
-
-
 @attrs.frozen
 class Column:
     """A column of the table: `kind` decides how the script writes, sorts and filters it."""
@@ -553,14 +547,12 @@ class Column:
 
     @property
     def css(self) -> str:
-        """Class of its cells."""
         return {"usd": "n", "hours": "n", "share": "n", "date": "when", "text": "t", "cause": "cause"}.get(
             self.kind, ""
         )
 
 
 def _columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
-    """Return the columns of a fleet's table."""
     kind = "usd" if amounts.priced else "hours"
     return [
         Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),

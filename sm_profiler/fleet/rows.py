@@ -14,8 +14,14 @@ from msgspec.structs import replace
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import sanitize
-from sm_profiler.fleet.description import MAX_INSTANCES, described
+from sm_profiler.fleet.finding import (
+    MAX_INSTANCES,
+    MAX_TAGS,
+    described,
+    safe_name,
+    safe_sentence,
+    stem_of,
+)
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.identity import LABEL
@@ -106,7 +112,7 @@ def row_of(report: StoredReport | None, description: Mapping[str, Any], place: F
     return attrs.evolve(
         row,
         losses=losses,
-        stem=sanitize.stem(row.name),
+        stem=stem_of(row.name),
         week=time.strftime("%G-W%V", time.gmtime(starting)) if starting else "",
         saved_s=max(training - (billed or 0.0), 0.0) if row.billed_by == "billable time" else 0.0,
         lost_s=lost,
@@ -130,7 +136,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
     known = row.billable_s if row.billable_s is not None else row.training_s
-    owner = {key: sanitize.name(value) for key, value in job.identity.items()}
+    owner = {key: safe_name(value) for key, value in job.identity.items()}
     labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
     status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
     stages = dict(row.stages) or _stages(report)
@@ -138,27 +144,27 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         stages |= _started(report, row)
     return attrs.evolve(
         row,
-        name=row.name or sanitize.name(job.name),
+        name=row.name or safe_name(job.name),
         status=status,
-        failure=sanitize.sentence(_reason(report, row.failure)) if status == "Failed" else row.failure,
+        failure=safe_sentence(_reason(report, row.failure)) if status == "Failed" else row.failure,
         user=row.user or owner.get("user", ""),
         account=owner.get("account", ""),
         namespace=owner.get("namespace", ""),
-        tags=dict(list((labels | row.tags).items())[: sanitize.MAX_TAGS]),
+        tags=dict(list((labels | row.tags).items())[: MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),
-        instance_type=row.instance_type or sanitize.name(job.instance_type or ""),
+        instance_type=row.instance_type or safe_name(job.instance_type or ""),
         instances=row.instances if row.instance_type else max(len(job.nodes), 1),
         types=row.types or _recorded_types(job.instance_types or {}),
         billable_s=known if known is not None else duration,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
         verdict=verdict.kind.value,
         label=verdict.kind.label,
-        confidence=sanitize.name(verdict.confidence),
-        headline=sanitize.sentence(verdict.headline),
-        next_step=sanitize.sentence(verdict.next_step),
+        confidence=safe_name(verdict.confidence),
+        headline=safe_sentence(verdict.headline),
+        next_step=safe_sentence(verdict.next_step),
         where=tuple(
-            Line(sanitize.name(line.file), min(max(line.line, 0), 10**9), sanitize.name(line.function), _share(line.share))
+            Line(safe_name(line.file), min(max(line.line, 0), 10**9), safe_name(line.function), _share(line.share))
             for line in verdict.where[:MOST_LINES]
         ),
         gain_s=_saved(verdict),
@@ -201,7 +207,7 @@ def _error(end: End) -> str:
 
 def _recorded_types(types: dict[str, int]) -> dict[str, int]:
     """Return those of a report without a description."""
-    found = {sanitize.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
+    found = {safe_name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
     return found if len(found) > 1 else {}
 
 
@@ -215,7 +221,7 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
         return ()
     if row.status == "Failed":
         found = _explanation(report) if report is not None else None
-        advice = sanitize.sentence(found.next_step) if found is not None else ADVICE[FAILURE]
+        advice = safe_sentence(found.next_step) if found is not None else ADVICE[FAILURE]
         return (Loss(FAILURE, billed, None, row.failure, advice, "high"),)
     if report is None:
         return ()
@@ -225,9 +231,9 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
             finding.kind.value,
             _lost_seconds(finding, report),
             None,
-            sanitize.sentence(finding.headline),
-            sanitize.sentence(finding.next_step),
-            sanitize.name(finding.confidence),
+            safe_sentence(finding.headline),
+            safe_sentence(finding.next_step),
+            safe_name(finding.confidence),
         )
         for finding in (report.verdict, *report.verdict.also)
     ]
@@ -292,7 +298,7 @@ def _nodes(report: StoredReport) -> tuple[Node, ...]:
     found = []
     for name in list(names)[:MOST_NODES]:
         relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
-        found.append(Node(sanitize.name(name), sanitize.name(hosts.get(name, "")), relative, name == slow_node))
+        found.append(Node(safe_name(name), safe_name(hosts.get(name, "")), relative, name == slow_node))
     return tuple(found)
 
 

@@ -34,6 +34,12 @@ STATES = {
     "Stopping": "Stopping",
 }
 
+LINES = 3  # of each list; the page has the others
+TOP = 5
+_NAME = 40  # characters
+_REASON = 100
+_BAR = 24
+
 
 def money(usd: float) -> str:
     """Format dollars: `$1,240`, `$12.40`."""
@@ -54,7 +60,6 @@ def hours(count: float) -> str:
 
 
 def label(cause: str) -> str:
-    """Return the name of a cause of waste."""
     return LABELS.get(cause, cause)
 
 
@@ -76,7 +81,6 @@ def advice(job: FleetJob) -> str:
 
 
 def group_name(key: str) -> str:
-    """Return the name of a key of groups."""
     return _KEYS.get(key, key)
 
 
@@ -129,7 +133,6 @@ class Amounts:
 
     @classmethod
     def of(cls, totals: Totals) -> Amounts:
-        """Return the amounts for a fleet with these sums."""
         return cls(totals.in_dollars)
 
     @property
@@ -150,23 +153,13 @@ class Amounts:
         return (usd or 0.0) if self.priced else instance_hours
 
     def spent(self, sums: Totals) -> float:
-        """Return what some jobs cost."""
         return self.amount(sums.bill_usd, sums.instance_hours)
 
     def lost(self, sums: Totals) -> float:
-        """Return what some jobs lost."""
         return self.amount(sums.lost_usd, sums.lost_instance_hours)
 
     def judged(self, sums: Totals) -> float:
-        """Return what of the cost was judged."""
         return self.amount(sums.judged_usd, sums.judged_instance_hours)
-
-
-LINES = 3  # of each list; the page has the others
-TOP = 5
-_NAME = 40  # characters
-_REASON = 100
-_BAR = 24
 
 
 def summary(fleet: Fleet) -> str:

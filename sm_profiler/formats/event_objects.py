@@ -23,6 +23,8 @@ FILE_TYPES = {
     layout.SMDATAPARALLEL_TIMELINE: "SMDataParallelMetrics",
 }
 
+_TIMELINES = {name: timeline for timeline, name in FILE_TYPES.items()} | {"": layout.HOROVOD_TIMELINE}
+
 
 @attrs.define
 class ProfilerSystemEvent:
@@ -47,12 +49,7 @@ class ProfilerSystemEvent:
 
 @attrs.define
 class ThreadInfo:
-    """A thread of a trace.
-
-    Attributes:
-        tid: its number.
-        thread_name: its name.
-    """
+    """A thread of a trace."""
 
     tid: Any
     thread_name: str
@@ -60,12 +57,7 @@ class ThreadInfo:
 
 @attrs.define
 class ProcessInfo:
-    """A process of a trace, which represents a phase.
-
-    Attributes:
-        id: its number in the trace.
-        name: the phase.
-    """
+    """A process of a trace, which represents a phase."""
 
     id: Any
     name: str
@@ -92,7 +84,6 @@ class TraceEvent:
         start_time, end_time: microseconds since the epoch.
         duration: microseconds.
         event_name: `Step:ModeKeys.TRAIN` …
-        event_phase: its phase.
         node_id: `algo-1-0`.
         pid, tid: process and thread of the operating system; -1 if unknown.
         phase_pid, phase_tid: numbers of process and thread in the trace.
@@ -137,7 +128,6 @@ class TraceEvent:
 
 
 def system_events(system: SystemColumns) -> list[ProfilerSystemEvent]:
-    """Convert each row to an object."""
     columns = (system.type, system.name, system.dimension, system.node)
     kinds, names, dimensions, nodes = ([category.values[code] for code in category.codes] for category in columns)
     rows = zip(kinds, names, dimensions, system.value.tolist(), nodes, system.timestamp.tolist(), strict=True)
@@ -211,9 +201,6 @@ def system_columns(events: Sequence[Any]) -> SystemColumns:
         Category.of(event.name or "" for event in events),
         Category.of(event.dimension or "" for event in events),
     )
-
-
-_TIMELINES = {name: timeline for timeline, name in FILE_TYPES.items()} | {"": layout.HOROVOD_TIMELINE}
 
 
 def event_columns(events: Sequence[Any]) -> EventColumns:

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sm_profiler.formats.bounds import check_json
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
-from sm_profiler.formats.elements import check_json
 from sm_profiler.formats.outcome import (
     BYTE_ORDER_MARK,
     MAX_FILE_BYTES,
@@ -47,6 +47,54 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENTS_BYTES = 1024  # length in which `_EVENTS` is sought again when more text arrives
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<=[:,\[\s])-?(?:nan|NaN|inf|Inf|Infinity)\b', re.DOTALL)
+
+_PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
+
+_TEXTS = {"collective", "group", "element_type"}
+_RAWS = {"shapes", "types", "values"}
+
+# Categories of events, by their number in `KinetoColumns.category`.
+KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
+PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on an extra thread
+_CATEGORIES = {
+    "kernel": KERNEL,
+    "concurrent_kernel": KERNEL,
+    "mtia_ccp_events": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "xpu_driver": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "runtime": RUNTIME,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "user_annotation": ANNOTATION,
+    "cpu_instant_event": OTHER,
+    "gpu_user_annotation": GPU_ANNOTATION,
+    "python_function": PYTHON,
+    "cuda_sync": SYNC,
+}
+
+_LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
+
+HEAD_BYTES = 1 << 16  # that show what a file is
+
+# Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
+_START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
+_HEAD = attrgetter("name", "cat", "pid", "tid")
+_NUMBERS: dict[str, type[np.signedinteger[Any]]] = {
+    "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
+    "forward_thread": np.int64,
+}  # fmt: skip
+_NUMBER_OF = {name: attrgetter(name) for name in _NUMBERS}
+_SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
 
 
 class Arguments(msgspec.Struct, gc=False, frozen=True):
@@ -99,11 +147,7 @@ class _LooseEvent(msgspec.Struct, gc=False):
 
 
 _ARRAY, _LOOSE = msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(_LooseEvent)
-_PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments)}
-_TEXTS = {"collective", "group", "element_type"}
-_RAWS = {"shapes", "types", "values"}
 
 
 class Records:
@@ -260,37 +304,6 @@ def _real(value: Any) -> float:
         return float("nan")
 
 
-# Categories of events, by their number in `KinetoColumns.category`.
-KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
-PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on an extra thread
-_CATEGORIES = {
-    "kernel": KERNEL,
-    "concurrent_kernel": KERNEL,
-    "mtia_ccp_events": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "runtime": RUNTIME,
-    "cpu_op": OPERATOR,
-    "operator": OPERATOR,
-    "user_annotation": ANNOTATION,
-    "cpu_instant_event": OTHER,
-    "gpu_user_annotation": GPU_ANNOTATION,
-    "python_function": PYTHON,
-    "cuda_sync": SYNC,
-}
-
-_LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
-
-
 @attrs.frozen
 class Collective:
     """Arguments of a collective's kernel; -1 or "" if not recorded."""
@@ -330,7 +343,6 @@ class KinetoColumns:
     Attributes:
         start_us: since `KinetoTrace.origin_us`.
         duration_us: microseconds.
-        name: names.
         category: int8; KERNEL, MEMCPY, …
         thread: number of the host thread or of the device's row; equal for events that nest.
         stream, device: int32; -1 if the event has none.
@@ -384,7 +396,6 @@ class KinetoColumns:
 
     @cached_property
     def device_events(self) -> KinetoColumns:
-        """The rows of `on_device`."""
         return self[self.on_device]
 
 
@@ -411,7 +422,6 @@ class KinetoTrace:
     threads: tuple[tuple[int | str, int | str], ...] = ()
 
     def select(self, keep: Mask) -> KinetoTrace:
-        """Return the trace with the chosen events only."""
         return attrs.evolve(self, events=self.events[keep])
 
     @property
@@ -458,9 +468,6 @@ def is_kineto(head: bytes) -> bool:
         return False
     markers = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b'"cpu_op"')
     return any(marker in text for marker in markers)
-
-
-HEAD_BYTES = 1 << 16  # that show what a file is
 
 
 def unpacked_head(data: bytes) -> bytes:
@@ -526,28 +533,13 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
         tally.mend("compressed data cut off")
 
 
-# Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
-_START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
-_HEAD = attrgetter("name", "cat", "pid", "tid")
-_NUMBERS: dict[str, type[np.signedinteger[Any]]] = {
-    "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
-    "forward_thread": np.int64,
-}  # fmt: skip
-_NUMBER_OF = {name: attrgetter(name) for name in _NUMBERS}
-_SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
-
-
 class _Categories(dict[str, int]):
-    """Numbers of categories by their texts."""
-
     def __missing__(self, text: str) -> int:
         number = self[text] = _CATEGORIES.get(text.lower(), OTHER)
         return number
 
 
 class _Columns:
-    """The columns so far."""
-
     def __init__(self, tally: Tally) -> None:
         self.count = 0
         self._tally = tally

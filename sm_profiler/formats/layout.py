@@ -26,6 +26,8 @@ TEMPORARY = ".tmp"
 IGNORED_FOLDER = ".sagemaker-ignore"
 EXIT_FOLDER = f"{IGNORED_FOLDER}/exits"  # `<source>_<pid>_<time>`: the record of a process, a line end, and its exit code as a byte
 
+STOP_FOLDER = f"{IGNORED_FOLDER}/stops"  # `<source>_<pid>`: not empty once a signal has asked the process to stop
+
 PYTHON_TIMELINE = "pythontimeline"
 MODEL_TIMELINE = "model_timeline"
 HOROVOD_TIMELINE = "horovod_timeline"
@@ -109,7 +111,6 @@ class SystemFile:
 
     @property
     def path(self) -> str:
-        """Its path."""
         return f"{SYSTEM_FOLDER}/{hour_folder(self.minute_s * SECOND_US)}/{self.minute_s}.{self.node}.json"
 
     @property
@@ -134,7 +135,6 @@ class TraceFile:
 
     @property
     def path(self) -> str:
-        """Its path."""
         return f"{TRACE_FOLDER}/{hour_folder(self.end_us)}/{self.end_us}_{self.source}_{self.kind}.json"
 
     @property
@@ -153,7 +153,6 @@ class DetailedTrace:
     """A trace of TensorFlow's or PyTorch's own profiler.
 
     Attributes:
-        path: its path.
         framework: pytorch or tensorflow.
         folder: `YYYYMMDDHH/<step>`, shared with its metadata file.
         hour: `YYYYMMDDHH`.
@@ -202,7 +201,6 @@ class StatsWindow:
 
     @property
     def folder(self) -> str:
-        """Name of the window's folder."""
         points = (
             (self.start_mode, self.start_step, self.start_phase, self.start_us),
             (self.end_mode, self.end_step, self.end_phase, self.end_us),
@@ -212,8 +210,6 @@ class StatsWindow:
 
 @attrs.frozen
 class PythonStats:
-    """A file of Python statistics."""
-
     path: str
     framework: str
     profiler: str

@@ -28,6 +28,17 @@ _LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
 _FREE_OBJECTS, _BYTES_AN_OBJECT = 1000, 16  # an event has at least as many bytes
 _MAX_RESCANS = 4  # lengths of the text that failed attempts may read in total
 
+READ, REPAIRED, REFUSED = "read", "repaired", "refused"
+LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times before 1970, are damage
+MAX_FILE_BYTES = 4 << 30  # larger files, unpacked or not, are not read to their end
+CHUNK_BYTES = 4 << 20  # records of so many bytes exist as Python objects at the same time
+MAX_RECORD_BYTES = 64 << 20  # of a file larger than a chunk: what is longer is damage (a sparse file, for example)
+# A compressed file may unpack to so much, or to so many times its own size: traces of profilers compress 10 to 30 times.
+UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64
+# Events of a file, and different names and arguments, by its size as it is stored: each takes more memory than bytes.
+FREE_EVENTS, BYTES_AN_EVENT = 1 << 19, 4
+FREE_TEXTS, BYTES_A_TEXT = 1 << 17, 8
+
 
 def clean(data: bytes | bytearray, tally: Tally) -> str:
     """Return text with invalid UTF-8 and raw control characters replaced, which costs no record."""
@@ -109,18 +120,6 @@ def _object_end(text: str, at: int) -> tuple[int | None, int]:
         size *= 4
 
 
-READ, REPAIRED, REFUSED = "read", "repaired", "refused"
-LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times before 1970, are damage
-MAX_FILE_BYTES = 4 << 30  # larger files, unpacked or not, are not read to their end
-CHUNK_BYTES = 4 << 20  # records of so many bytes exist as Python objects at the same time
-MAX_RECORD_BYTES = 64 << 20  # of a file larger than a chunk: what is longer is damage (a sparse file, for example)
-# A compressed file may unpack to so much, or to so many times its own size: traces of profilers compress 10 to 30 times.
-UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64
-# Events of a file, and different names and arguments, by its size as it is stored: each takes more memory than bytes.
-FREE_EVENTS, BYTES_AN_EVENT = 1 << 19, 4
-FREE_TEXTS, BYTES_A_TEXT = 1 << 17, 8
-
-
 def most_events(stored: int) -> int:
     """Return how many events are read of a file of so many bytes."""
     return FREE_EVENTS + stored // BYTES_AN_EVENT
@@ -139,7 +138,6 @@ class Tally:
     mended: list[str] = attrs.field(factory=list)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count lost records."""
         if count:
             self.dropped[reason] += count
 

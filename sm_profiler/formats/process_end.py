@@ -38,7 +38,6 @@ def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
     """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print.
 
     Args:
-        error: the exception.
         mask: what hides secrets in the line before it is cut.
     """
     kind = type(error)
@@ -60,4 +59,4 @@ def bounded_line(text: str) -> str:
 def signal_name(code: int | None) -> str:
     """Return the signal of an exit code; "" for none."""
     number = (code or 0) - 128
-    return signal.Signals(number).name if number in {one.value for one in signal.Signals} else ""
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else ""

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = tuple[str, int, str]  # file, line, function
 
+_names: dict[type[Fields], tuple[str, ...]] = {}
+_PLAIN = {str, int, float, bool, dict}
+
 
 @attrs.frozen(kw_only=True)
 class Fields:
     """A JSON object of known fields."""
 
     def args(self) -> dict[str, Any]:
-        """Return the object as it is written."""
         return {
             name: value if type(value) in _PLAIN else _plain(value)
             for name in names(type(self))
@@ -32,14 +34,9 @@ class Fields:
 
 
 def names(kind: type[Fields]) -> tuple[str, ...]:
-    """Return the names of the fields of a class."""
     if kind not in _names:
         _names[kind] = tuple(field.name for field in attrs.fields(kind))
     return _names[kind]
-
-
-_names: dict[type[Fields], tuple[str, ...]] = {}
-_PLAIN = {str, int, float, bool, dict}
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +90,6 @@ class Profiling(Recorded):
     slower: float | None = None
 
     def args(self) -> dict[str, Any]:
-        """Return the object as it is written."""
         found = super().args()
         return found if self.window is None else found | {"slower": self.slower}
 
@@ -251,7 +247,6 @@ class DeadThread(Fields):
     """A thread that ended with an exception.
 
     Attributes:
-        name: its name.
         error: the exception's type and the first line of its message.
         where: the innermost line of the script that the exception passed, as `train.py:12`; "" if there is none.
         ago: seconds since then.
@@ -275,8 +270,8 @@ class Hang(Recorded):
         same: its training thread was at one place all the time.
         error: the exception with which the process exits.
         threads: stacks of all threads, that of the training first.
-        children: child processes.
         dead: threads that ended with an exception, the latest first.
+        steps: training steps that were complete.
     """
 
     phase: ClassVar[str] = event_names.HANG
@@ -289,6 +284,7 @@ class Hang(Recorded):
     threads: tuple[ThreadStack, ...] | None = None
     children: tuple[ChildProcess, ...] | None = None
     dead: tuple[DeadThread, ...] | None = None
+    steps: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -21,6 +21,9 @@ FAR_S = 86_400.0  # a clock that was not set yet is years away; a job with such 
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
 
+_HEAD = attrgetter("type", "name", "dimension", "node")
+_TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
+
 
 @attrs.frozen(eq=False)
 class SystemRows:
@@ -48,15 +51,12 @@ class _Record(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Record)
-_HEAD = attrgetter("type", "name", "dimension", "node")
-_TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
 
 
 def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[SystemRows, Outcome]:
     """Read a file of system metrics.
 
     Args:
-        data: the file.
         node: the node in the file's name, for records that name none.
         of_us: the minute in the file's name, microseconds since the epoch; rows far from it have a wrong time.
 
@@ -72,11 +72,10 @@ def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[Sys
     parts = [_part(records, heads) for records in _records(data, tally)]
     timestamp, value, head = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
-    return account(SystemRows(timestamp, value, head, table), tally, of_us)
+    return _within_limits(SystemRows(timestamp, value, head, table), tally, of_us)
 
 
 def _records(data: bytes, tally: Tally) -> Iterator[list[_Record]]:
-    """Yield the records of a file, those of about CHUNK_BYTES at a time."""
     at = 0
     while at < len(data):
         end = len(data)
@@ -117,12 +116,11 @@ def _part(records: list[_Record], heads: Numbering) -> tuple[Floats, Floats, NDA
     return timestamp, np.fromiter(map(_VALUE, records), np.float64, count), head
 
 
-def account(rows: SystemRows, tally: Tally | None = None, of_us: float | None = None) -> tuple[SystemRows, Outcome]:
+def _within_limits(rows: SystemRows, tally: Tally, of_us: float | None) -> tuple[SystemRows, Outcome]:
     """Return the rows whose time and value are in range, up to the limits of a file, and the file's outcome.
 
     Times are in range if they are within a day of the minute in the file's name, `of_us`.
     """
-    tally = tally or Tally()
     kept = _heads_within_limits(rows.heads)
     if not kept.all():
         chosen = kept[rows.head]
@@ -134,10 +132,7 @@ def account(rows: SystemRows, tally: Tally | None = None, of_us: float | None = 
     if not good.all():
         tally.drop("time or value out of range", int((~good).sum()))
         rows = SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)
-    near = (
-        np.abs(rows.timestamp - of_us / 1e6) <= FAR_S if of_us is not None else np.ones(len(rows.timestamp), np.bool_)
-    )
-    if not near.all():
+    if of_us is not None and not (near := np.abs(rows.timestamp - of_us / 1e6) <= FAR_S).all():
         tally.drop("time far from that of the file", int((~near).sum()))
         rows = SystemRows(rows.timestamp[near], rows.value[near], rows.head[near], rows.heads)
     return rows, tally.close(len(rows.timestamp))

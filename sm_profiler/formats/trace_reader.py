@@ -52,17 +52,19 @@ _INPUT_BYTES = 1 << 16
 _FEW = 200  # up to so many metadata records are deleted from a list one by one
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b')
 
+_ARRAY = msgspec.json.Decoder(list[TraceRecord])
+
+_ONE = msgspec.json.Decoder(TraceRecord)
+_HEAD = attrgetter("ph", "name", "pid", "tid")
+_ARGS, _TS, _DUR = attrgetter("args"), attrgetter("ts"), attrgetter("dur")
+
 
 class _Document(msgspec.Struct, gc=False):
     events: list[TraceRecord] = msgspec.field(name="traceEvents")
     base_ns: float = msgspec.field(name="baseTimeNanoseconds", default=0)
 
 
-_ARRAY = msgspec.json.Decoder(list[TraceRecord])
 _DOCUMENT = msgspec.json.Decoder(_Document)
-_ONE = msgspec.json.Decoder(TraceRecord)
-_HEAD = attrgetter("ph", "name", "pid", "tid")
-_ARGS, _TS, _DUR = attrgetter("args"), attrgetter("ts"), attrgetter("dur")
 
 
 def read_trace(
@@ -71,7 +73,6 @@ def read_trace(
     """Read a trace: an array of events or an object with `traceEvents`, plain or compressed with gzip.
 
     Args:
-        data: the file.
         node: node and process in the readers' notation.
         kind: which timeline it is.
         start_us: origin of the times, microseconds since the epoch, for a file that does not name one.
@@ -105,8 +106,7 @@ class _Records:
     """The records of a file in lists, each of about CHUNK_BYTES of it.
 
     Attributes:
-        count: records of the lists so far.
-        seen: the same, with those beyond the limit.
+        seen: records so far, with those beyond the limit.
         base_ns: origin of the times that PyTorch's profiler noted, nanoseconds since the epoch; 0 if it noted none.
         absolute: the times count from the epoch in spite of it.
     """

@@ -38,6 +38,16 @@ TEXTS = frozenset({"end", "end_error", "framework", "host", "instance_type", "no
 COLLECTORS, IDENTITY = "collectors", "identity"
 _LARGEST = 2**63
 
+UNKNOWN_PHASE = "Unknown"
+START_KEY = "start_time_since_epoch_in_micros"
+BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
+ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
+MAX_METADATA = 1000  # own metadata records of a file
+MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
+
+# Numbers of 64 bits at most: hashes of longer ones can be chosen to be equal, which makes dictionaries quadratic.
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 
 def validated(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the expected type, so that readers need not check them.
@@ -58,18 +68,6 @@ def _value(name: str, given: Any) -> Any:
     if name in TEXTS:
         return given if isinstance(given, str) else None
     return given if is_number or isinstance(given, (str, bool)) else None
-
-
-UNKNOWN_PHASE = "Unknown"
-START_KEY = "start_time_since_epoch_in_micros"
-BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
-ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
-MAX_METADATA = 1000  # own metadata records of a file
-MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
-
-
-# Numbers of 64 bits at most: hashes of longer ones can be chosen to be equal, which makes dictionaries quadratic.
-_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class TraceRecord(msgspec.Struct, gc=False):
@@ -105,8 +103,6 @@ class Announcements:
         """Take one record.
 
         Args:
-            record: the record.
-            node: the node of the file.
             may_change: accept a record that contradicts an earlier one.
             may_start: accept an origin of the times.
 
@@ -147,7 +143,6 @@ class Announcements:
 
 
 def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
-    """Return the head of a record."""
     track, thread = whole(pid), whole(tid)
     return name or "", phase, -1 if track is None else track, -1 if thread is None else thread
 
@@ -194,7 +189,6 @@ class RecordConverter:
                     self._later.take(record, self.node)
 
     def add(self, records: Sequence[TraceRecord]) -> None:
-        """Convert the next records of the file."""
         take = {"X": self._whole, "M": self._announce, "B": self._begin, "E": self._end}
         take["i"] = take["I"] = self._instant
         for record in records:
@@ -211,13 +205,11 @@ class RecordConverter:
             self._ends_without_phase = not records[-1].ph
 
     def close(self) -> None:
-        """Count what was lost in the file as a whole."""
         # TensorFlow ends its traces with an empty object.
         self.tally.drop("no event of a known form", self._without_phase - self._ends_without_phase)
         self.tally.drop(f"more than {MAX_METADATA} metadata records", self.announcements.lost)
 
     def rows(self) -> TraceRows:
-        """Return all rows."""
         left = [event for stack in self._open.values() for event in stack]
         numbers, others = tables_of(self._arguments)
         return TraceRows(

@@ -15,7 +15,7 @@ from typing import Any
 
 from sm_profiler._version import __version__
 from sm_profiler.formats import event_names
-from sm_profiler.formats.layout import EXIT_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
+from sm_profiler.formats.layout import EXIT_FOLDER, STOP_FOLDER, TEMPORARY, TRACE_FOLDER, source_name
 from sm_profiler.formats.process_end import (
     CRASHED,
     END,
@@ -62,7 +62,8 @@ def recover_traces(
     kills, count = oom_kills() if stopped is False and count_kills else None, 0
     for path, source, kind in _left_open(Path(root), node):
         with contextlib.suppress(Exception), _claimed(path) as fd:  # a damaged file stays as it is
-            publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
+            asked = stopped if stopped is None else stopped or _was_asked_to_stop(Path(root), path, source)
+            publish(Path(root), path, _close_array(path, fd, stopped=asked, kills=kills), source, kind)
             count += 1
     return count + _recover_exits(Path(root), node, stopped=bool(stopped), exiting=exiting)
 
@@ -72,9 +73,6 @@ def record_vanished(root: Path, node: str, pid: int, state: str, at: float) -> N
 
     Args:
         root: the `profiler-output` folder.
-        node: its node.
-        pid: the process.
-        state: how it ended.
         at: when, seconds since the epoch.
 
     Raises:
@@ -89,7 +87,6 @@ def recover_killed(root: Path, node: str, host: str) -> int:
 
     Args:
         root: the `profiler-output` folder.
-        node: the node.
         host: identity of this machine; only of processes that ran on it is it certain that they were killed.
     """
     left = list(_left_open(root, node))
@@ -102,7 +99,6 @@ def was_killed_here(path: Path, host: str) -> bool:
     """Return whether the process that left a trace file open ran on this machine, and has ended.
 
     Args:
-        path: the open file.
         host: identity of this machine.
     """
     ending = f".json{TEMPORARY}"
@@ -150,6 +146,15 @@ def _left_open(root: Path, node: str | None) -> Iterator[tuple[Path, str, str]]:
             yield path, source, kind
 
 
+def _was_asked_to_stop(root: Path, path: Path, source: str) -> bool:
+    """Return whether a signal asked the process of an open file to stop (`hook.process_end`)."""
+    pid = path.name.rsplit("_", 3)[1]
+    try:
+        return (root / STOP_FOLDER / f"{source}_{pid}").stat().st_size > 0
+    except OSError:
+        return False
+
+
 def _recover_exits(root: Path, node: str | None, *, stopped: bool, exiting: Collection[int]) -> int:
     """Make trace files of the records whose processes left with another exit code than 0; return their number."""
     count = 0
@@ -176,7 +181,6 @@ def _claimed(path: Path, *, held: bool = False) -> Iterator[int]:
     """Open a file that no other process is finishing.
 
     Args:
-        path: the file.
         held: its own process has its lock, and leaves it to this one.
 
     Raises:

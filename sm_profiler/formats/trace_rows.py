@@ -13,6 +13,19 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
 from sm_profiler.formats.system_reader import SystemRows
 
+Key = tuple[str, int | str]  # phase and thread, which a begin and its end share
+Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
+# step, pid, thread, worker, workers, pin_memory, the others as JSON
+Arguments = tuple[int, int, int, int, int, int, str]
+
+NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
+_INT64, _INT32 = 1 << 63, 1 << 31
+_Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
+_Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
+_LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
+
+_KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
+
 
 class _Column:
     """A column filled file by file."""
@@ -21,7 +34,6 @@ class _Column:
         self._rows: NDArray[Any] = np.empty(capacity, kind)
 
     def part(self, span: slice, capacity: int) -> NDArray[Any]:
-        """Return the rows of a span, to be filled."""
         if span.stop > len(self._rows):
             grown = np.empty(capacity, self._rows.dtype)
             grown[: span.start] = self._rows[: span.start]
@@ -47,11 +59,9 @@ class _Texts(_Column):
             np.take(numbers, rows, out=codes, mode="clip")
 
     def fill_one(self, codes: NDArray[Any], text: str) -> None:
-        """Set one text for all rows of a part."""
         codes[:] = self._numbers[text]
 
     def category(self, count: int) -> Category:
-        """Return the column."""
         return Category(self.rows(count), tuple(self._numbers))
 
 
@@ -80,7 +90,6 @@ class SystemAssembler(_Assembler):
         self._texts = [_Texts(capacity) for _ in range(4)]
 
     def add(self, rows: SystemRows) -> None:
-        """Append a file's rows."""
         span = self._span(len(rows.head))
         for column, values in zip(self._numbers, (rows.timestamp, rows.value), strict=True):
             column.part(span, self._capacity)[:] = values
@@ -88,7 +97,6 @@ class SystemAssembler(_Assembler):
             text.fill(text.part(span, self._capacity), (head[place] for head in rows.heads), rows.head)
 
     def columns(self) -> SystemColumns:
-        """Return all rows."""
         timestamp, value = (column.rows(self._count) for column in self._numbers)
         kind, name, dimension, node = (text.category(self._count) for text in self._texts)
         return SystemColumns(timestamp, value, node, kind, name, dimension)
@@ -106,7 +114,6 @@ class EventAssembler(_Assembler):
         self._track = _Column(np.int64, capacity)
 
     def add(self, rows: TraceRows) -> None:
-        """Append a file's events."""
         head, argument = rows.head, rows.argument
         span = self._span(len(head))
         for column, values in zip(self._times, (rows.start_us, rows.duration_us), strict=True):
@@ -132,7 +139,6 @@ class EventAssembler(_Assembler):
             np.copyto(numbers[2], own, where=numbers[2] < 0)
 
     def columns(self) -> EventColumns:
-        """Return all events."""
         count = self._count
         start, duration = (column.rows(count) for column in self._times)
         texts = (self._name, self._phase, self._node, self._kind, self._args)
@@ -143,7 +149,6 @@ class EventAssembler(_Assembler):
 
 
 def event_columns(parts: Iterable[TraceRows]) -> EventColumns:
-    """Concatenate the events of all parts."""
     assembler = EventAssembler()
     for part in parts:
         assembler.add(part)
@@ -155,22 +160,8 @@ def _look_up(column: NDArray[Any], values: Any, rows: NDArray[np.int32]) -> None
         np.take(np.array(values, column.dtype), rows, out=column, mode="clip")
 
 
-Key = tuple[str, int | str]  # phase and thread, which a begin and its end share
-Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
-# step, pid, thread, worker, workers, pin_memory, the others as JSON
-Arguments = tuple[int, int, int, int, int, int, str]
-
-NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
-_INT64, _INT32 = 1 << 63, 1 << 31
-_Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
-_Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
-_LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
-
-
 @attrs.frozen
 class OpenEvent:
-    """An event without an end in its file."""
-
     key: Key
     head: Head
     start_us: float
@@ -228,7 +219,6 @@ class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _KNOWN = msgspec.json.Decoder(_Known)
 _ALL_KNOWN = msgspec.json.Decoder(list[_Known])
-_KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
 
 
 def argument_tables(texts: Collection[bytes]) -> tuple[Ints, tuple[str, ...]]:
@@ -323,7 +313,6 @@ def join_loose(rows: TraceRows, stacks: dict[Key, list[OpenEvent]]) -> tuple[Tra
     """Join the ends of a file with the open events of its stream's earlier files.
 
     Args:
-        rows: the file's events.
         stacks: the open events; changed in place.
 
     Returns:

@@ -33,6 +33,10 @@ _MAX_CACHED = 10_000
 _MAX_CACHED_CHARACTERS = 1_000_000
 _MAX_PHASES = 1000
 
+# A span as the hook appends it on the training thread: phase, name, start and end (`perf_counter_ns`), number of the step
+# within its mode or -1, further arguments or None.  A plain tuple, because six are created per step.
+Span: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
+
 
 class TraceEvent(NamedTuple):
     """One event to write.
@@ -52,11 +56,6 @@ class TraceEvent(NamedTuple):
     duration_us: int
     args: str = ""
     kind: str = "X"
-
-
-# A span as the hook appends it on the training thread: phase, name, start and end (`perf_counter_ns`), number of the step
-# within its mode or -1, further arguments or None.  A plain tuple, because six are created per step.
-Span: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 
 def span_args(pid: int, step: int, more: Mapping[str, Any] | None) -> str:
@@ -372,7 +371,7 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        keys = ("collectors", "uses_gpu", "dropped", "left_out", "phases_elsewhere", END)
+        keys = ("collectors", "uses_gpu", "dropped", "left_out", "events_cut", "phases_elsewhere", END)
         changing = [metadata.get(key) for key in keys]
         if again and changing == self._described:
             return ""

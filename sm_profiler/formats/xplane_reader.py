@@ -24,12 +24,50 @@ _MAX_VARINT = 10  # bytes
 _MASK64 = (1 << 64) - 1
 _MAX_NUMBER = (1 << 29) - 1  # of a field
 
+HLO_OP, HLO_MODULE, TF_OP, PROGRAM = "hlo_op", "hlo_module", "tf_op", "program_id"
+STATS = (HLO_OP, HLO_MODULE, TF_OP, PROGRAM)  # the arguments of events that are read
+# Columns of events: offset in their line and duration (nanoseconds), number of the name, of the line, and STATS.
+Part: TypeAlias = tuple[NDArray[Any], ...]
+KINDS = (np.float64, np.float64, np.int32, np.int32, np.int32, np.int32, np.int32, np.int64)
+
+_CHUNK = 1 << 16  # events decoded together
+_MIN_EVENT = 2  # bytes: it refers to its name
+_MAX_FIELDS = 64  # of an event; further ones are not read
+_FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
+_EVENT_TAG = 0x22  # a line's events
+_MORE = 0x80  # a byte that another one follows
+# Field numbers of events and their arguments.
+_EVENTS = 4
+_EVENT_ID, _OFFSET, _DURATION, _EVENT_STATS = 1, 2, 3, 4
+_STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
+
+_PATH_TO_NAME = (1, 1)  # HloProto.hlo_module, HloModuleProto.name
+_PATH_TO_INSTRUCTIONS = (1, 3, 2)  # HloProto.hlo_module, HloModuleProto.computations, HloComputationProto.instructions
+_INSTRUCTION_NAME, _METADATA = 1, 7  # of an instruction
+_OP_NAME = 2  # of OpMetadata
+
+HOST = -1  # `Line.device` of a thread
+_EPOCH_NS = 10**17  # later times are since the epoch, earlier ones since the start of the trace
+_LAST_NS = float(1 << 62)
+MAX_PARTS = 10_000_000  # planes, lines, texts and their parts; the largest traces of TPUs have some millions
+FREE_PARTS, BYTES_A_PART = 100_000, 4  # parts of a file: so many, and one for so many bytes
+_LEAST = 2  # bytes of a line or an argument with anything in it
+MAX_ERRORS = 100
+_MAX_ERROR = 300  # bytes
+
+# Field numbers of the file, its planes and their lines.
+_PLANES, _ERRORS = 1, 2
+_PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = 2, 3, 4, 5, 6
+_LINE_ID, _LINE_NAME, _LINE_TIME, _LINE_SHOWN = 1, 2, 3, 11
+_KEY, _VALUE = 1, 2  # of an entry of a map
+_NAME, _METADATA_STATS = 2, 5
+_BYTES = 6
+
 
 class Field(NamedTuple):
     """One field of a message.
 
     Attributes:
-        number: its number.
         wire: VARINT, FIXED64, LENGTH or FIXED32.
         value: the number of a VARINT; else where the content starts.
         end: where the content ends.
@@ -124,33 +162,13 @@ def varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
     return value, after
 
 
-HLO_OP, HLO_MODULE, TF_OP, PROGRAM = "hlo_op", "hlo_module", "tf_op", "program_id"
-STATS = (HLO_OP, HLO_MODULE, TF_OP, PROGRAM)  # the arguments of events that are read
-# Columns of events: offset in their line and duration (nanoseconds), number of the name, of the line, and STATS.
-Part: TypeAlias = tuple[NDArray[Any], ...]
-KINDS = (np.float64, np.float64, np.int32, np.int32, np.int32, np.int32, np.int32, np.int64)
-
-_CHUNK = 1 << 16  # events decoded together
-_MIN_EVENT = 2  # bytes: it refers to its name
-_MAX_FIELDS = 64  # of an event; further ones are not read
-_FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
-_EVENT_TAG = 0x22  # a line's events
-_MORE = 0x80  # a byte that another one follows
-# Field numbers of the messages.
-_EVENTS = 4
-_EVENT_ID, _OFFSET, _DURATION, _EVENT_STATS = 1, 2, 3, 4
-_STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
-
-
 class Shared:
     """State that the events of all planes share: the file, its texts, and the columns so far.
 
     Attributes:
-        view, data: the file.
         tally: what was lost.
         names: texts of names → their numbers.
         texts: texts of arguments → their numbers.
-        parts: the columns.
     """
 
     def __init__(self, view: memoryview, tally: Tally) -> None:
@@ -172,7 +190,6 @@ class _Lookup:
         self._unknown = numbers[""]
 
     def __call__(self, ids: Ints) -> NDArray[np.int32]:
-        """Return the numbers of ids; unknown ones have an empty text."""
         if not len(self._order):
             return np.full(len(ids), self._unknown, np.int32)
         place = np.minimum(np.searchsorted(self._order, ids), len(self._order) - 1)
@@ -330,12 +347,6 @@ class PlaneEvents:
                 target[rows[place]] = shared.texts[content.decode(errors="replace")]
 
 
-_PATH_TO_NAME = (1, 1)  # HloProto.hlo_module, HloModuleProto.name
-_PATH_TO_INSTRUCTIONS = (1, 3, 2)  # HloProto.hlo_module, HloModuleProto.computations, HloComputationProto.instructions
-_INSTRUCTION_NAME, _METADATA = 1, 7  # of an instruction
-_OP_NAME = 2  # of OpMetadata
-
-
 def op_names(program: bytes) -> dict[str, str]:
     """Return the framework's name of each instruction, `jit(step)/transpose(jvp())/dot_general`.
 
@@ -385,31 +396,12 @@ def _sound(view: memoryview, message: Field) -> Iterator[Field]:
         return
 
 
-HOST = -1  # `Line.device` of a thread
-_EPOCH_NS = 10**17  # later times are since the epoch, earlier ones since the start of the trace
-_LAST_NS = float(1 << 62)
-MAX_PARTS = 10_000_000  # planes, lines, texts and their parts; the largest traces of TPUs have some millions
-FREE_PARTS, BYTES_A_PART = 100_000, 4  # parts of a file: so many, and one for so many bytes
-_LEAST = 2  # bytes of a line or an argument with anything in it
-MAX_ERRORS = 100
-_MAX_ERROR = 300  # bytes
-
-# Field numbers of the messages.
-_PLANES, _ERRORS = 1, 2
-_PLANE_NAME, _LINES, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = 2, 3, 4, 5, 6
-_LINE_ID, _LINE_NAME, _LINE_TIME, _LINE_SHOWN = 1, 2, 3, 11
-_KEY, _VALUE = 1, 2  # of an entry of a map
-_NAME, _METADATA_STATS = 2, 5
-_BYTES = 6
-
-
 @attrs.frozen
 class Line:
     """A thread of the host or a row of a device.
 
     Attributes:
         plane: name of the host or device: `/host:CPU`, `/device:GPU:0`.
-        name: its name.
         number: its id in the file.
         device: number of the device; HOST for a thread.
     """
@@ -427,7 +419,6 @@ class XplaneEvents:
     Attributes:
         start_ns: since `XplaneTrace.base_ns`.
         duration_ns: nanoseconds.
-        name: names.
         line: int32; number in `XplaneTrace.lines`.
         hlo_op, hlo_module: the operation of XLA and its module; "" for other events.
         tf_op: the framework's name of what a device ran; "" if unknown.
@@ -455,7 +446,6 @@ class XplaneTrace:
     """One trace.
 
     Attributes:
-        events: its events.
         lines: the lines that have events.
         base_ns: origin of times, nanoseconds since the epoch; 0 if unknown.
         programs: number of a compiled program → its HloProto.
@@ -610,7 +600,6 @@ class _Plane:
         self._stats: list[Field] = []
 
     def read(self) -> None:
-        """Read the texts, then the lines."""
         view, lines = self._view, []
         for field in self._reader.fields(*self._span):
             if field.wire != LENGTH:

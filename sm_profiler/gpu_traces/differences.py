@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sm_profiler.gpu_traces.callers import operators_alone
+from sm_profiler.gpu_traces.callers import launch_rows, operators_alone, step_rows
 from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
     COMPUTATION,
@@ -23,7 +23,6 @@ from sm_profiler.gpu_traces.kernels import (
     kinds,
     uses_tensor_cores,
 )
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 
 if TYPE_CHECKING:
     from sm_profiler.formats.kineto_reader import KinetoTrace
@@ -54,14 +53,14 @@ def kernel_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
         `less often`, `unchanged`), count_before, count_after, us_before, us_after, mean_us_before, mean_us_after, difference_us.
     """
     unit = per(before, after)
-    one, two = (_kernels(gpu, unit) for gpu in (before, after))
-    renamed = _renamed(one.index.difference(two.index), two.index.difference(one.index))
-    one = one.rename(index=dict(renamed))
-    one = one[~one.index.duplicated()]
-    table = _joined(one, two)
-    old = {new: name for name, new in renamed}
-    table.insert(1, "name_before", [old.get(name, "") for name in table["name"]])
-    table.insert(0, "kind", [_kind(one, two, name) for name in table["name"]])
+    old, new = (_kernels(gpu, unit) for gpu in (before, after))
+    renamed = _renamed(old.index.difference(new.index), new.index.difference(old.index))
+    old = old.rename(index=dict(renamed))
+    old = old[~old.index.duplicated()]
+    table = _joined(old, new)
+    former = {now: name for name, now in renamed}
+    table.insert(1, "name_before", [former.get(name, "") for name in table["name"]])
+    table.insert(0, "kind", [_kind(old, new, name) for name in table["name"]])
     return table
 
 
@@ -77,9 +76,9 @@ def operator_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
     """
     unit = per(before, after)
     on_host = not any(trace.events.on_device.any() for gpu in (before, after) for trace in gpu.ranks.values())
-    one, two = (_operators(gpu, unit, on_host=on_host) for gpu in (before, after))
-    table = _joined(one, two)
-    for label, frame in (("before", one), ("after", two)):
+    old, new = (_operators(gpu, unit, on_host=on_host) for gpu in (before, after))
+    table = _joined(old, new)
+    for label, frame in (("before", old), ("after", new)):
         table[f"host_us_{label}"] = frame["host_us"].reindex(table["name"]).fillna(0.0).to_numpy()
     if on_host:
         table[["us_before", "us_after"]] = 0.0
@@ -190,13 +189,13 @@ def _renamed(gone: pd.Index[str], new: pd.Index[str]) -> list[tuple[str, str]]:
     return [(name, sides[1][base]) for base, name in sides[0].items() if base in sides[1]]
 
 
-def _kind(one: pd.DataFrame, two: pd.DataFrame, name: str) -> str:
-    return str((two if name in two.index else one).loc[name, "kind"] or COMPUTATION)
+def _kind(old: pd.DataFrame, new: pd.DataFrame, name: str) -> str:
+    return str((new if name in new.index else old).loc[name, "kind"] or COMPUTATION)
 
 
-def _joined(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:
+def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     columns = ["count", "us", "mean", "error"]
-    both = _beside(one[columns], two[columns])
+    both = _beside(old[columns], new[columns])
     both["change"] = _changes(both)
     both = both.rename(columns={"mean_before": "mean_us_before", "mean_after": "mean_us_after"})
     both.index.name = "name"
@@ -204,8 +203,8 @@ def _joined(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:
     return _ordered(both[order].reset_index())
 
 
-def _beside(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:
-    both = one.merge(two, how="outer", left_index=True, right_index=True, suffixes=("_before", "_after"))
+def _beside(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    both = old.merge(new, how="outer", left_index=True, right_index=True, suffixes=("_before", "_after"))
     return both.fillna(0.0)
 
 

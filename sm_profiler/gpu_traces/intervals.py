@@ -27,10 +27,10 @@ def total(start: Floats, end: Floats) -> float:
     return float((ends - starts).sum())
 
 
-def intersection(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float:
+def intersection(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> float:
     """Return the length that two unions have in common."""
-    length = sum(float((ends - starts).sum()) for starts, ends in (one, other))
-    return length - total(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
+    length = sum(float((ends - starts).sum()) for starts, ends in (first, second))
+    return length - total(np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]]))
 
 
 def covered(start: Floats, end: Floats, by: tuple[Floats, Floats]) -> Floats:
@@ -54,7 +54,6 @@ def parents(start: Floats, end: Floats) -> Numbers:
 
     Args:
         start: ascending; of equal ones the longest first.
-        end: their ends.
     """
     number = np.arange(len(start))
     parent = number - 1
@@ -70,9 +69,7 @@ def enclosing(start: Floats, end: Floats, parent: Numbers, moment: Floats) -> Nu
 
     Args:
         start: of the intervals, as for `parents`.
-        end: their ends.
         parent: what `parents` returned for them.
-        moment: the moments.
     """
     found = np.searchsorted(start, moment, "right") - 1
     while True:

@@ -14,6 +14,36 @@ from numpy.typing import NDArray
 from sm_profiler.formats.kineto_reader import MEMCPY, MEMSET, KinetoColumns
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 
+COMPUTATION, COMMUNICATION, MEMORY = "computation", "communication", "memory"
+KINDS = (COMPUTATION, COMMUNICATION, MEMORY)
+
+_COMMUNICATION = re.compile(
+    r"^(void )?(nccl|rccl|msccl|oneccl|hccl|nvshmem)|(ncclDevKernel|ncclKernel|oneshot_all_?reduce)", re.IGNORECASE
+)
+_MEMORY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|__amd_rocclr_(copy|fill)Buffer)")
+_MATMUL = re.compile(
+    r"gemm|matmul|cutlass|cublas|xmma|(?<![a-z])wgrad|(?<![a-z])dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|Cijk_|mma_",
+    re.IGNORECASE,
+)
+# Names of kernels that use tensor cores (NVIDIA) or matrix cores (AMD): instruction shapes and the half precisions of the
+# libraries, which have no other kernels in those precisions.
+_TENSOR = re.compile(
+    r"tensorop|(?<![a-z])(h|i|s)?(16816|1688|884|8816|16832|64x\d+x16)(gemm|fprop|dgrad|wgrad)?(?![0-9])|[hs]\d+gemm_(bf16|fp16)|"
+    r"wgmma|hmma|imma|hgemm|bf16_s\d+gemm|f16_s\d+gemm|s16816|s1688|tf32|tensor\d+x\d+x\d+|_MI\d+x\d+x\d+|"
+    r"sm(80|86|89|90|100)_xmma.*(f16|bf16|tf32|i8|e4m3)|flash_fwd|flash_bwd|fmha_cutlass|bf16bf16|e4m3",
+    re.IGNORECASE,
+)
+# Documented names of kernels that multiply in single or double precision on the ordinary cores: BLAS's sgemm and dgemm,
+# CUTLASS's SIMT kernels, cuBLAS's fused multiply-adds, Tensile's types S and D without a matrix instruction.  A kernel
+# that is in neither list (Triton's, a user's) may use tensor cores or not.
+_PLAIN = re.compile(
+    r"(?<![a-z0-9])(volta_|ampere_|turing_|maxwell_|pascal_|hopper_)?[sd]gemm(?!_(bf16|fp16))(?=_|$)|_simt_|(?<![a-z])ffma|scudnn|"
+    r"convolve_[sd]gemm|^Cijk_(?=.*_[SD]B_)(?!.*_MI\d)",
+)
+_ELEMENTWISE = re.compile(
+    r"elementwise|vectorized|unrolled|_poi_|fill|copy_|cat_|index|scatter|gather|dropout", re.IGNORECASE
+)
+
 
 @attrs.frozen
 class Peaks:
@@ -91,40 +121,8 @@ def memory_bandwidth(events: KinetoColumns) -> Table:
     })  # fmt: skip
 
 
-COMPUTATION, COMMUNICATION, MEMORY = "computation", "communication", "memory"
-KINDS = (COMPUTATION, COMMUNICATION, MEMORY)
-
-_COMMUNICATION = re.compile(
-    r"^(void )?(nccl|rccl|msccl|oneccl|hccl|nvshmem)|(ncclDevKernel|ncclKernel|oneshot_all_?reduce)", re.IGNORECASE
-)
-_MEMORY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|__amd_rocclr_(copy|fill)Buffer)")
-_MATMUL = re.compile(
-    r"gemm|matmul|cutlass|cublas|xmma|(?<![a-z])wgrad|(?<![a-z])dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|Cijk_|mma_",
-    re.IGNORECASE,
-)
-# Names of kernels that use tensor cores (NVIDIA) or matrix cores (AMD): instruction shapes and the half precisions of the
-# libraries, which have no other kernels in those precisions.
-_TENSOR = re.compile(
-    r"tensorop|(?<![a-z])(h|i|s)?(16816|1688|884|8816|16832|64x\d+x16)(gemm|fprop|dgrad|wgrad)?(?![0-9])|[hs]\d+gemm_(bf16|fp16)|"
-    r"wgmma|hmma|imma|hgemm|bf16_s\d+gemm|f16_s\d+gemm|s16816|s1688|tf32|tensor\d+x\d+x\d+|_MI\d+x\d+x\d+|"
-    r"sm(80|86|89|90|100)_xmma.*(f16|bf16|tf32|i8|e4m3)|flash_fwd|flash_bwd|fmha_cutlass|bf16bf16|e4m3",
-    re.IGNORECASE,
-)
-# Documented names of kernels that multiply in single or double precision on the ordinary cores: BLAS's sgemm and dgemm,
-# CUTLASS's SIMT kernels, cuBLAS's fused multiply-adds, Tensile's types S and D without a matrix instruction.  A kernel
-# that is in neither list (Triton's, a user's) may use tensor cores or not.
-_PLAIN = re.compile(
-    r"(?<![a-z0-9])(volta_|ampere_|turing_|maxwell_|pascal_|hopper_)?[sd]gemm(?!_(bf16|fp16))(?=_|$)|_simt_|(?<![a-z])ffma|scudnn|"
-    r"convolve_[sd]gemm|^Cijk_(?=.*_[SD]B_)(?!.*_MI\d)",
-)
-_ELEMENTWISE = re.compile(
-    r"elementwise|vectorized|unrolled|_poi_|fill|copy_|cat_|index|scatter|gather|dropout", re.IGNORECASE
-)
-
-
 @lru_cache(maxsize=1 << 14)
 def kind_of(name: str) -> str:
-    """Return the kind of a kernel."""
     if _MEMORY.search(name):
         return MEMORY
     return COMMUNICATION if _COMMUNICATION.search(name) else COMPUTATION

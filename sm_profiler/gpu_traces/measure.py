@@ -22,8 +22,8 @@ from sm_profiler.formats.kineto_reader import (
     KinetoTrace,
 )
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code
-from sm_profiler.gpu_traces.critical_path import of_kind
+from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code, launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.device_time import of_kind
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import (
     COMMUNICATION,
@@ -38,7 +38,6 @@ from sm_profiler.gpu_traces.kernels import (
     kinds,
     name_of,
 )
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.table import Groups
 from sm_profiler.gpu_traces.traces import GpuTraces
 
@@ -46,6 +45,16 @@ MAX_LINES = 5
 OUTSIDE = "outside"  # the sampler's name of the time between steps
 # Phase → the lines in which the host was seen in it, with their shares of its samples.
 SampledLines: TypeAlias = Mapping[str, tuple[tuple[Frame, float], ...]]
+
+TOP = 10  # kernels, operators and lines listed of each rank
+# A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
+ONCE_SHARE, ONCE_TIMES = 0.2, 100
+ONCE_MOST = 3
+# Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
+ELSEWHERE_US = 1000.0
+LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
+_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
+_TF32_SINCE = 8
 
 
 @attrs.frozen
@@ -116,23 +125,11 @@ class Lines:
         return np.where(rows >= 0, self.callers.events.name.codes[rows], -1)
 
 
-TOP = 10  # kernels, operators and lines listed of each rank
-# A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
-ONCE_SHARE, ONCE_TIMES = 0.2, 100
-ONCE_MOST = 3
-# Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
-ELSEWHERE_US = 1000.0
-LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
-_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
-_TF32_SINCE = 8
-
-
 @attrs.frozen(eq=False)
 class RankTime:
     """The recorded time of one rank, in microseconds.
 
     Attributes:
-        rank: its rank.
         device: name of the GPU; "" if unknown.
         total: from the first kernel to the last.
         compute: a computation ran.
@@ -188,7 +185,6 @@ class RankTime:
 
     @property
     def idle(self) -> float:
-        """Time in which nothing ran on the device."""
         return self.idle_input + self.idle_sync + self.idle_once + self.idle_launch + self.idle_queued
 
     def share(self, value: float) -> float:
@@ -196,7 +192,6 @@ class RankTime:
         return value / self.total if self.total > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object of report.json."""
         found: dict[str, Any] = {"rank": self.rank, "device": self.device}
         names = (
             "total", "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch",
@@ -212,7 +207,6 @@ def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -
     """Measure every rank whose trace holds kernels.
 
     Args:
-        gpu: the traces.
         sampled: rank → the lines of each phase, for traces without Python stacks.
     """
     return tuple(
@@ -223,7 +217,6 @@ def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -
 
 
 def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
-    """Measure one rank."""
     events = trace.events
     rows = np.flatnonzero(events.on_device)
     device = events[rows]

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from sm_profiler.formats.kineto_reader import KERNEL, Inputs, KinetoTrace
-from sm_profiler.gpu_traces.callers import Callers
-from sm_profiler.gpu_traces.critical_path import temporal
+from sm_profiler.gpu_traces.callers import Callers, launch_rows
+from sm_profiler.gpu_traces.device_time import temporal
 from sm_profiler.gpu_traces.kernels import COMPUTATION, KINDS, Peaks, kinds, name_of, peaks_of
-from sm_profiler.gpu_traces.launches import launch_rows
 from sm_profiler.gpu_traces.table import Groups, Table
 
 _HALF = re.compile(r"half|bfloat16", re.IGNORECASE)
@@ -22,9 +21,20 @@ _DECODE = msgspec.json.decode
 _Shapes = Sequence[Any]
 _BACKWARD_OF_ATTENTION = 2.5  # five products instead of two
 
+COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
+_BYTES = {"double": 8, "long": 8, "long int": 8, "c10::complex<float>": 8, "c10::Half": 2, "c10::BFloat16": 2, "short": 2,
+          "bool": 1, "signed char": 1, "unsigned char": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1}  # fmt: skip
+_DEFAULT_BYTES = 4
+_LOOKUP = re.compile(r"index|embedding|gather|select|scatter|slice|narrow|masked")
+_LONGEST = 300  # characters of the shapes
+_MOSTLY = 0.5  # share of kernels shorter than their launch from which the launches set the pace
+COLUMNS = (
+    "operator", "shapes", "calls", "kernels", "device_us", "share", "flops", "bytes", "tflops", "gbps", "intensity", "bound",
+    "share_of_peak",
+)  # fmt: skip
+
 
 def is_half(inputs: Inputs) -> bool:
-    """Return whether inputs are in half precision."""
     return _HALF.search(inputs.types) is not None
 
 
@@ -64,8 +74,8 @@ def _convolution(shapes: _Shapes, inputs: Inputs) -> float:
         return float(2.0 * math.prod(image) * math.prod(weight[1:]))
     out = 1
     for at, (size, kernel) in enumerate(zip(image[2:], weight[2:], strict=True)):
-        one, pad, wide = (values[min(at, len(values) - 1)] for values in (stride, padding, dilation))
-        out *= (size + 2 * pad - wide * (kernel - 1) - 1) // one + 1
+        step, pad, wide = (values[min(at, len(values) - 1)] for values in (stride, padding, dilation))
+        out *= (size + 2 * pad - wide * (kernel - 1) - 1) // step + 1
     return float(2.0 * image[0] * out * math.prod(weight))
 
 
@@ -121,19 +131,6 @@ def flops(trace: KinetoTrace) -> Table:
     return Table.of(columns, [(total, share, rate, device, peak, rate / peak)])
 
 
-COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
-_BYTES = {"double": 8, "long": 8, "long int": 8, "c10::complex<float>": 8, "c10::Half": 2, "c10::BFloat16": 2, "short": 2,
-          "bool": 1, "signed char": 1, "unsigned char": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1}  # fmt: skip
-_DEFAULT_BYTES = 4
-_LOOKUP = re.compile(r"index|embedding|gather|select|scatter|slice|narrow|masked")
-_LONGEST = 300  # characters of the shapes
-_MOSTLY = 0.5  # share of kernels shorter than their launch from which the launches set the pace
-COLUMNS = (
-    "operator", "shapes", "calls", "kernels", "device_us", "share", "flops", "bytes", "tflops", "gbps", "intensity", "bound",
-    "share_of_peak",
-)  # fmt: skip
-
-
 def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
     """Return the operators with recorded shapes and what limits them, the most expensive first.
 
@@ -170,14 +167,14 @@ def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
     for (name, at), kernels, count, us, launched in zip(
         firsts, groups.count.tolist(), calls.tolist(), groups.sum(time).tolist(), shorts.tolist(), strict=True
     ):
-        one = trace.inputs[at]
+        inputs = trace.inputs[at]
         text = events.name.values[name]
-        work, moved = flops_of(text, one) * count, bytes_of(text, one) * count
+        work, moved = flops_of(text, inputs) * count, bytes_of(text, inputs) * count
         tflops, gbps = (amount / us if us > 0 else math.nan for amount in (work / 1e6, moved / 1e3))
-        bound, peak = _bound(work, moved, one, peaks, is_short=launched >= _MOSTLY)
+        bound, peak = _bound(work, moved, inputs, peaks, is_short=launched >= _MOSTLY)
         rate = {COMPUTE: tflops, MEMORY: gbps}.get(bound, math.nan)
         found.append((
-            text, one.shapes[:_LONGEST], count, kernels, us, us / whole if whole else 0.0, work, moved, tflops, gbps,
+            text, inputs.shapes[:_LONGEST], count, kernels, us, us / whole if whole else 0.0, work, moved, tflops, gbps,
             work / moved if moved else math.nan, bound, rate / peak,
         ))  # fmt: skip
     return Table.of(COLUMNS, sorted(found, key=lambda row: -row[4]))

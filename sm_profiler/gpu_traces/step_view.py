@@ -13,38 +13,42 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, RUNTIME, KinetoColumns, KinetoTrace
-from sm_profiler.gpu_traces import callers, collectives, critical_path, intervals, kernels, launches, roofline
-from sm_profiler.gpu_traces.callers import Callers, frame_of, names_of
+from sm_profiler.gpu_traces import callers, device_time, intervals, kernels, roofline
+from sm_profiler.gpu_traces.callers import Callers, frame_of, launch_rows, names_of, step_rows, wait_rows
 from sm_profiler.gpu_traces.kernels import KINDS, kinds
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows, wait_rows
 from sm_profiler.gpu_traces.measure import LOADING, TOP, RankTime
 from sm_profiler.gpu_traces.table import Groups, Table, array_of
 from sm_profiler.gpu_traces.traces import GpuTraces
+
+COLUMNS = 240
+MAX_STREAMS = 6  # drawn; the others are counted
+LOADING_KIND, WAITING_KIND, WORKING_KIND = "loading data", "waiting for the GPU", "working"
+_ROUNDS_TO_NOTHING = 0.5  # percent
 
 
 def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     """Return the object of one rank: its time by cause, and the most expensive rows of each table."""
     trace = gpu.ranks[time.rank]
     events, calling = trace.events, gpu.callers(time.rank)
-    path = critical_path.critical_path(events)
+    path = device_time.critical_path(events)
     kinds = path.category("kind")
     spent = np.bincount(kinds.codes, path["duration_us"], len(kinds.values))
     found = time.as_dict()
     found["critical_path_us"] = {kind: round(float(us), 3) for kind, us in zip(kinds.values, spent, strict=True)}
     tables = {
-        "idle": critical_path.idle(events),
-        "kernels": critical_path.kernels(events).head(TOP),
+        "idle": device_time.idle(events),
+        "kernels": device_time.kernels(events).head(TOP),
         "operators": callers.operators(events, calling).head(TOP),
         "synchronizations": callers.synchronizations(events, calling).head(TOP),
-        "communication": collectives.communication(trace).head(TOP),
+        "communication": device_time.communication(trace).head(TOP),
         "copies": kernels.memory_bandwidth(events),
-        "queues": launches.queue_summary(events),
+        "queues": callers.queue_summary(events),
         "flops": roofline.flops(trace),
         "roofline": roofline.roofline(trace, calling).head(TOP),
     }
     longest = longest_step(trace, calling)
     found["longest_step"] = _plain_object(longest) if longest else None
-    found |= {key: _plain(value) for key, value in critical_path.overlap(events).items()}
+    found |= {key: _plain(value) for key, value in device_time.overlap(events).items()}
     found["phases"] = _phases(events, calling)
     return found | {name: _rows(table) for name, table in tables.items()}
 
@@ -52,7 +56,7 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
 def _phases(events: KinetoColumns, calling: callers.Callers) -> list[dict[str, Any]]:
     """Return the device's time by the phase of the hook that launched it; none without a recording of phases."""
     device = events.device_events
-    phase = calling.phases(launches.launch_rows(events, device))
+    phase = calling.phases(callers.launch_rows(events, device))
     if not (phase >= 0).any():
         return []
     codes = np.where(phase >= 0, events.name.codes[phase], -1)
@@ -72,17 +76,10 @@ def _plain_object(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, floats rounded to six digits."""
     if isinstance(value, str | bool):
         return value
     number = float(value)
     return int(number) if number.is_integer() else float(f"{number:.6g}")
-
-
-COLUMNS = 240
-MAX_STREAMS = 6  # drawn; the others are counted
-LOADING_KIND, WAITING_KIND, WORKING_KIND = "loading data", "waiting for the GPU", "working"
-_ROUNDS_TO_NOTHING = 0.5  # percent
 
 
 def longest_step(trace: KinetoTrace, callers: Callers) -> dict[str, Any] | None:
@@ -186,12 +183,12 @@ def _gap(
     device = events[events.on_device]
     following = int(np.searchsorted(device.start_us, edges[1][at] - 1e-6, "left"))
     if following < len(device) and at < len(busy[0]):
-        one = device[np.array([following])]
-        launch = launch_rows(events, one)
+        next_event = device[np.array([following])]
+        launch = launch_rows(events, next_event)
         (name,) = names_of(events, callers.operators(launch))
         (frame,) = names_of(events, callers.frames(launch))
         line = frame_of(frame)
-        found["gap_before"] = name or one.name.values[int(one.name.codes[0])]
+        found["gap_before"] = name or next_event.name.values[int(next_event.name.codes[0])]
         if line:
             found |= {"gap_file": line.file, "gap_line": line.line}
     return found

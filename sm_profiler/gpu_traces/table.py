@@ -124,7 +124,6 @@ class Groups:
         return self._order[self._starts]
 
     def first(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the value of each group's first row."""
         return values[self.rows]
 
     def sum(self, values: Floats) -> Floats:

@@ -29,13 +29,13 @@ from sm_profiler.formats.kineto_reader import (
 )
 from sm_profiler.formats.outcome import REFUSED
 from sm_profiler.formatting import shorten
-from sm_profiler.gpu_traces.collectives import collectives
+from sm_profiler.gpu_traces.callers import launch_rows, step_rows
+from sm_profiler.gpu_traces.device_time import collectives
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import copy_direction
-from sm_profiler.gpu_traces.launches import launch_rows, step_rows
 from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
 from sm_profiler.storage import Storage
-from sm_profiler.timeline.writer import Export, TimelineWriter, timeline_file
+from sm_profiler.timeline import Export, TimelineWriter, timeline_file
 
 CATEGORIES = {
     KERNEL: "kernel", MEMCPY: "copy", MEMSET: "memset", RUNTIME: "runtime", OPERATOR: "operator", ANNOTATION: "annotation",
@@ -87,10 +87,6 @@ class Window:
 
 def add_windows(writer: TimelineWriter, storage: Storage) -> list[Window]:
     """Write the traces of a profile's detailed windows to the processes that they belong to.
-
-    Args:
-        writer: the timeline.
-        storage: the profile's.
 
     Returns:
         The windows written.
@@ -194,9 +190,6 @@ def add_trace(
     """Write a trace's events and counters to a process of a timeline.
 
     Args:
-        writer: the timeline.
-        process: name of the process.
-        trace: the trace.
         shift_us: added to its times.
         flows: flows that the timeline holds already.
 

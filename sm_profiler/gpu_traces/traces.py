@@ -23,7 +23,7 @@ from sm_profiler.formats.kineto_reader import (
     unpacked_head,
 )
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.gpu_traces import callers, collectives, critical_path, kernels, launches, roofline
+from sm_profiler.gpu_traces import callers, device_time, kernels, roofline
 from sm_profiler.gpu_traces.table import Table
 from sm_profiler.storage import FileInfo, Storage, open_storage
 
@@ -122,7 +122,7 @@ class GpuTraces:
     def _take(
         self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile], *, last_step: bool
     ) -> None:
-        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda item: item) if last_step else launches.without_last_step
+        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda item: item) if last_step else callers.without_last_step
         self.files = tuple(files)
         self.ranks: Mapping[int, KinetoTrace] = {
             rank: _joined([prepare(trace) for trace in of_rank]) for rank, of_rank in sorted(traces.items())
@@ -136,7 +136,7 @@ class GpuTraces:
             table: name of one of the methods below, such as `kernels`.
         """
         if table == "stragglers":
-            return collectives.stragglers(self.ranks)
+            return device_time.stragglers(self.ranks)
         make = _TABLES[table]
         return Table.by_rank({rank: make(self, rank) for rank in self.ranks})
 
@@ -148,7 +148,7 @@ class GpuTraces:
         """
         return self.columns("temporal_breakdown").frame()
 
-    def idle_breakdown(self, delay_us: float = critical_path.CONSECUTIVE_US) -> pd.DataFrame:
+    def idle_breakdown(self, delay_us: float = device_time.CONSECUTIVE_US) -> pd.DataFrame:
         """Return the idle time of each stream by reason.
 
         Args:
@@ -158,7 +158,7 @@ class GpuTraces:
             Columns rank, stream, category (`host_wait`: not launched yet; `kernel_wait`; `other`: waiting for another
             stream), idle_us, share.
         """
-        idle = {rank: critical_path.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
+        idle = {rank: device_time.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
         return Table.by_rank(idle).frame()
 
     def kernels(self, n: int | None = None) -> pd.DataFrame:
@@ -183,11 +183,11 @@ class GpuTraces:
         return self.columns("communication_overlap").frame()
 
     def communication(self) -> pd.DataFrame:
-        """Return the collectives by operation and group; see `collectives.communication`."""
+        """Return the collectives by operation and group; see `device_time.communication`."""
         return self.columns("communication").frame()
 
     def stragglers(self) -> pd.DataFrame:
-        """Return how long each rank keeps the others waiting in collectives; see `collectives.stragglers`."""
+        """Return how long each rank keeps the others waiting in collectives; see `device_time.stragglers`."""
         return self.columns("stragglers").frame()
 
     def launch_statistics(self) -> pd.DataFrame:
@@ -262,22 +262,22 @@ def _row(values: Callable[[KinetoColumns], dict[str, float]]) -> Callable[[GpuTr
 
 
 _TABLES: dict[str, Callable[[GpuTraces, int], Table]] = {
-    "temporal_breakdown": _row(critical_path.temporal),
-    "idle_breakdown": _of_events(critical_path.idle),
-    "kernels": _of_events(critical_path.kernels),
-    "kinds": _of_events(critical_path.by_kind),
-    "communication_overlap": _row(critical_path.overlap),
-    "communication": _of_trace(collectives.communication),
-    "launch_statistics": _of_events(launches.launch_statistics),
-    "queue_length": _of_events(launches.queue_summary),
-    "queue_length_series": _of_events(launches.queue_lengths),
+    "temporal_breakdown": _row(device_time.temporal),
+    "idle_breakdown": _of_events(device_time.idle),
+    "kernels": _of_events(device_time.kernels),
+    "kinds": _of_events(device_time.by_kind),
+    "communication_overlap": _row(device_time.overlap),
+    "communication": _of_trace(device_time.communication),
+    "launch_statistics": _of_events(callers.launch_statistics),
+    "queue_length": _of_events(callers.queue_summary),
+    "queue_length_series": _of_events(callers.queue_lengths),
     "memory_bandwidth": _of_events(kernels.memory_bandwidth),
     "operators": _of_callers(callers.operators),
     "synchronizations": _of_callers(callers.synchronizations),
-    "critical_path": _of_events(critical_path.critical_path),
+    "critical_path": _of_events(device_time.critical_path),
     "flops": _of_trace(roofline.flops),
     "roofline": lambda gpu, rank: roofline.roofline(gpu.ranks[rank], gpu.callers(rank)),
-    "steps": _of_events(launches.steps),
+    "steps": _of_events(callers.steps),
 }
 
 
@@ -287,7 +287,6 @@ def _blocks(storage: Storage, info: FileInfo) -> Iterator[bytes]:
 
 
 def read_trace(storage: Storage, info: FileInfo) -> tuple[KinetoTrace, Outcome]:
-    """Read one file."""
     return read_kineto(_blocks(storage, info))
 
 
@@ -306,23 +305,22 @@ class Ranks:
 
 
 def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
-    """Join the traces of one rank end to end."""
     whole = traces[0]
     for trace in traces[1:]:
-        one, two = whole.events, trace.events
-        at = float(one.end_us.max()) if len(one) else 0.0
+        before, after = whole.events, trace.events
+        at = float(before.end_us.max()) if len(before) else 0.0
         moved = attrs.evolve(
-            two,
-            start_us=two.start_us + at,
-            thread=two.thread + len(whole.threads),
-            correlation=_after(two.correlation, int(one.correlation.max(initial=-1)) + 1),
-            sequence=_after(two.sequence, int(one.sequence.max(initial=-1)) + 1),
-            inputs=_after(two.inputs, len(whole.inputs)),
-            collective=_after(two.collective, len(whole.collectives)),
+            after,
+            start_us=after.start_us + at,
+            thread=after.thread + len(whole.threads),
+            correlation=_after(after.correlation, int(before.correlation.max(initial=-1)) + 1),
+            sequence=_after(after.sequence, int(before.sequence.max(initial=-1)) + 1),
+            inputs=_after(after.inputs, len(whole.inputs)),
+            collective=_after(after.collective, len(whole.collectives)),
         )
         whole = attrs.evolve(
             whole,
-            events=KinetoColumns.concat([one, moved]),
+            events=KinetoColumns.concat([before, moved]),
             collectives=whole.collectives + trace.collectives,
             inputs=whole.inputs + trace.inputs,
             threads=whole.threads + trace.threads,

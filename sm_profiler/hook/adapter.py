@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import ClassVar
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from sm_profiler.config import Profile
 from sm_profiler.formats.trace_writer import Span
+from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import rank_from
+
+_FIELDS = 6  # of a `Span`
 
 
 class Collector:
@@ -165,3 +171,79 @@ class NoFramework(FrameworkAdapter):
 
     def remove(self) -> None:
         """Restore nothing."""
+
+
+# Kinds of what the methods of an adapter return; `install` and `remove`, the session guards itself.
+_ANSWERS: dict[str, tuple[type, ...]] = {
+    "detailed": (Collector, type(None)),
+    "rank": (int, type(None)),
+    "training_thread": (int, type(None)),
+    "is_helper": (bool,),
+    "is_set_up": (bool,),
+    "uses_gpu": (bool, type(None)),
+    "step_ending": (object,),
+    "complete": (list,),
+    "loader_began": (object,),
+    "batches_unused": (object,),
+}
+
+
+def confined(
+    kind: Any, failed: Callable[[FrameworkAdapter, Exception], object], release: Callable[[str], object]
+) -> type[FrameworkAdapter]:
+    """Return the adapter of another package as a class in which an error of any method costs this adapter alone.
+
+    From then on, its methods answer as those of `FrameworkAdapter` do, since it may still lead the session.
+
+    Args:
+        kind: the class that the package declares.
+        failed: switches an adapter off.
+        release: finds the steps again that a framework has marked.
+
+    Raises:
+        TypeError: it is no class derived from `FrameworkAdapter`, or its framework has no name.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, FrameworkAdapter)):
+        raise TypeError("an adapter is a class derived from sm_profiler.hook.adapter.FrameworkAdapter")
+    framework = getattr(kind, "framework", None)
+    if not (isinstance(framework, str) and framework):
+        raise TypeError("an adapter has the name of its framework in the attribute framework")
+    is_off = False
+
+    def confine(name: str, answers: tuple[type, ...]) -> Any:
+        original, otherwise = getattr(kind, name), getattr(FrameworkAdapter, name)
+
+        @functools.wraps(original)
+        def method(self: FrameworkAdapter, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_off
+            if is_off:
+                return otherwise(self, *args, **kwargs)
+            try:
+                found = original(self, *args, **kwargs)
+                if not isinstance(found, answers) or (name == "complete" and not all(map(_is_span, found))):
+                    raise TypeError(f"{name} returned {type(found).__name__}")
+            except Exception as error:  # fail open
+                pass_on(error)
+                is_off = True
+                failed(self, error)
+                return otherwise(self, *args, **kwargs)
+            return found
+
+        return method
+
+    def remove(self: FrameworkAdapter) -> None:
+        try:
+            kind.remove(self)
+        finally:
+            release(framework)
+
+    methods: dict[str, Any] = {
+        name: confine(name, answers)
+        for name, answers in _ANSWERS.items()
+        if getattr(kind, name) is not getattr(FrameworkAdapter, name)
+    }
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda names: names.update(methods | {"remove": remove}))
+
+
+def _is_span(record: object) -> bool:
+    return isinstance(record, tuple) and len(record) == _FIELDS

@@ -13,7 +13,7 @@ from functools import partial
 
 from sm_profiler.hook.frameworks import Framework, frameworks
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.monitor.run_id import run_id
+from sm_profiler.settings import run_id
 
 
 def arm() -> None:

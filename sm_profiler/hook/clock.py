@@ -12,8 +12,7 @@ import attrs
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.hook.guard import attempt
-from sm_profiler.identity import identity
-from sm_profiler.monitor.host import host_id, shared_mounts
+from sm_profiler.identity import host_id, identity
 from sm_profiler.processes import PROC, start_time
 
 JUMP_NS = 100_000_000  # more than slewing moves a clock between two checks
@@ -147,3 +146,38 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
         return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
 
     return attempt(read) or Birth()  # the report does without
+
+
+MAX_MOUNTS = 16
+SHARED_TYPES = frozenset((
+    "afs", "beegfs", "ceph", "cifs", "fhgfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
+    "smb3", "smbfs", "wekafs",
+))  # fmt: skip
+REMOTE_FUSE = (
+    "s3", "gcs", "goofys", "rclone", "sshfs", "juicefs", "alluxio", "blobfuse", "sagemaker", "ceph", "gluster",
+)  # fmt: skip
+
+
+def shared_mounts(proc: Path = Path("/proc")) -> dict[str, str]:
+    """Map each mount point of a shared file system to its type, from mountinfo; empty if it cannot be read."""
+    try:
+        text = (proc / "self/mountinfo").read_text(errors="replace")
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        place, kind = before.split(), after.split()
+        if len(place) > 4 and kind and is_shared(kind[0], kind[1] if len(kind) > 1 else ""):  # the mount point
+            found[place[4].replace("\\040", " ")] = kind[0]
+        if len(found) >= MAX_MOUNTS:
+            break
+    return found
+
+
+def is_shared(kind: str, device: str) -> bool:
+    """Return whether a file system of this type, on this device, is reached over the network."""
+    if kind in SHARED_TYPES:
+        return True
+    name = f"{kind} {device}".lower()
+    return kind.startswith("fuse") and any(word in name for word in REMOTE_FUSE)

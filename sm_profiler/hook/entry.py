@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -18,14 +19,14 @@ from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
-from sm_profiler.hook.adapter import Collector
-from sm_profiler.hook.frameworks import WINDOWS, Framework, frameworks
+from sm_profiler.hook.adapter import Collector, FrameworkAdapter, confined
+from sm_profiler.hook.frameworks import FRAMEWORKS, WINDOWS, Framework, frameworks
 from sm_profiler.hook.guard import attempt, pass_on, told
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.hook.process_end import Leaving
+from sm_profiler.hook.process_end import Leaving, StopSignals, record_failed_start
 from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.scheduling import Threads
@@ -110,10 +111,12 @@ class Hook:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record a span under this name in the timeline."""
-        text = attempt(partial(_text, "name", name), partial(self._leave_out, "phase"))
+        room = Room()
+        text = attempt(lambda: room.text(_text("name", name), MAX_NAME), partial(self._leave_out, "phase"))
         if text is None:
             yield
             return
+        self.session.events_cut += room.cut
         start = time.perf_counter_ns()
         declared = self.session.sampler.declared if self.session.sampler else []
         declared.append(text)
@@ -137,6 +140,9 @@ class Hook:
     ) -> None:
         """Record an event, as in smdebug; one with arguments of another kind is left out, and the report counts it.
 
+        Names have at most 200 characters, and the further arguments of an event together about 4,000: longer ones are cut,
+        which an ellipsis marks, and the report counts such events.
+
         Args:
             training_phase: row of the timeline.
             op_name: name of the event.
@@ -146,9 +152,13 @@ class Hook:
             args: further arguments of the event.
         """
         session = self.session
-        make = partial(_event, session.timebase.now_us(), training_phase, op_name, phase, timestamp, duration, args)
+        room = Room()
+        make = partial(
+            _event, session.timebase.now_us(), training_phase, op_name, phase, timestamp, duration, args, room
+        )
         event = attempt(make, partial(self._leave_out, "record_trace_events"))
         if event is not None:
+            session.events_cut += room.cut
             with session.guarded("user events"):
                 session.append_event(event)
 
@@ -163,18 +173,87 @@ class Hook:
 
 
 KINDS = ("X", "B", "E", "i")  # of events of the script
+MAX_NAME, MAX_ARGUMENTS = 200, 4000  # characters
+CUT = "\N{HORIZONTAL ELLIPSIS}"
 EARLIEST_S, LATEST_S = 31 * 86_400.0, 3600.0  # before and after now: a job takes 28 days at most
 
 
+class Room:
+    """Copies names and arguments of an event until they fill its room, so that no event becomes megabytes.
+
+    Attributes:
+        cut: something was left out.
+    """
+
+    def __init__(self) -> None:
+        self.cut = False
+        self._left = MAX_ARGUMENTS
+
+    def text(self, value: str, most: int) -> str:
+        """Return the first characters of a text; an ellipsis replaces the rest."""
+        if len(value) <= most:
+            return value
+        self.cut = True
+        return value[: max(most, 0)] + CUT
+
+    def copy(self, value: Any) -> Any:
+        """Return an argument in the types of JSON; others become texts."""
+        if isinstance(value, dict):
+            return self._copy_object(value)
+        if isinstance(value, (list, tuple)):
+            found = []
+            for item in value:
+                if self._is_full(value, found):
+                    found.append(CUT)
+                    break
+                found.append(self.copy(item))
+            return found
+        if value is None or isinstance(value, (bool, float)):
+            self._left -= 8
+            return value
+        if isinstance(value, int):
+            self._left -= value.bit_length() // 3 + 2
+            return value
+        return self._copy_text(str.__str__(value) if isinstance(value, str) else str(value))
+
+    def _copy_object(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, item in value.items():
+            if self._is_full(value, found):
+                found[CUT] = CUT
+                break
+            found[self._copy_text(str.__str__(key)) if isinstance(key, str) else key] = self.copy(item)
+        return found
+
+    def _copy_text(self, value: str) -> str:
+        kept = self.text(value, self._left)
+        self._left -= len(kept) + 2
+        return kept
+
+    def _is_full(self, whole: Sized, found: Sized) -> bool:
+        full = self._left <= 0 and len(found) < len(whole)
+        self.cut = self.cut or full
+        self._left -= 2
+        return full
+
+
 def _event(
-    now_us: int, training_phase: Any, op_name: Any, kind: Any, timestamp: Any, duration: Any, args: dict[str, Any]
+    now_us: int,
+    training_phase: Any,
+    op_name: Any,
+    kind: Any,
+    timestamp: Any,
+    duration: Any,
+    args: dict[str, Any],
+    room: Room,
 ) -> TraceEvent:
     """Return an event of the script.
 
     Raises:
         Exception: an argument is of another kind, or an object in it raises.
     """
-    row, name, kind = _text("training_phase", training_phase), _text("op_name", op_name), _text("phase", kind)
+    row = room.text(_text("training_phase", training_phase), MAX_NAME)
+    name, kind = room.text(_text("op_name", op_name), MAX_NAME), _text("phase", kind)
     if kind not in KINDS:
         raise ValueError(f"phase is none of {', '.join(KINDS)}")
     start_us = now_us if timestamp is None else _microseconds("timestamp", timestamp)
@@ -186,7 +265,7 @@ def _event(
         raise ValueError(
             f"duration is in seconds, at least 0; {length_us / 1e6:.6g} s from its start on are not over yet"
         )
-    return TraceEvent(row, name, start_us, length_us, _json(args) if args else "", kind)
+    return TraceEvent(row, name, start_us, length_us, _json(room.copy(args)) if args else "", kind)
 
 
 def _text(name: str, value: Any) -> str:
@@ -205,9 +284,9 @@ def _microseconds(name: str, value: Any) -> int:
 def _json(args: dict[str, Any]) -> str:
     """Return arguments as JSON, which has no NaN and no infinity: they become texts."""
     try:
-        return json.dumps(args, default=str, allow_nan=False)
+        return json.dumps(args, allow_nan=False)
     except ValueError:
-        return json.dumps(json.loads(json.dumps(args, default=str), parse_constant=str))
+        return json.dumps(json.loads(json.dumps(args), parse_constant=str))
 
 
 def get_hook(*, create: bool = True) -> Hook | None:
@@ -280,8 +359,18 @@ def _arm(session: Session, framework: Framework) -> None:
         earlier = [one.module for one in known[: known.index(framework)]]
         first = not any(module in session.armed for module in earlier)
         session.armed.append(framework.module)
-        module, _, name = framework.adapter.partition(":")
-        session.arm(getattr(import_module(module), name)(session), first=first)
+        session.arm(_adapter_class(session, framework)(session), first=first)
+
+
+def _adapter_class(session: Session, framework: Framework) -> type[FrameworkAdapter]:
+    module, _, name = framework.adapter.partition(":")
+    if framework in FRAMEWORKS:
+        found: type[FrameworkAdapter] = getattr(import_module(module), name)
+        return found
+    try:
+        return confined(getattr(import_module(module), name), session.adapter_failed, session.tracker.release)
+    except SystemExit as error:  # of another package's module
+        raise ImportError(f"SystemExit: {error}") from error
 
 
 def uninstall() -> None:
@@ -385,6 +474,9 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     leaving = Leaving(partial(_leave, session), session.guard.failed)
     session.add(leaving)
     session.run(leaving, leaving.install)
+    stops = StopSignals(lambda: (session.root, session.source), session.later, session.guard.failed)
+    session.add(stops)
+    atexit.register(_record_failed_start, session, os.getpid())
     watch = HangWatch(session)
     session.add(watch)
     try:
@@ -397,6 +489,21 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.run(starter, partial(starter.add, before_loop=True))
     session.run(watch, watch.watch_start)
     return session
+
+
+def _record_failed_start(session: Session, pid: int) -> None:
+    """Record how a rank ends that fails before its first step: nothing else of it is in the profile.
+
+    Other processes are not recorded, since launchers and tools import frameworks, too.
+    """
+    if session.is_recording or session.closed or os.getpid() != pid or parent_process() is not None:
+        return
+    with session.guarded("end of the process"):
+        found = [rank for adapter in session.adapters if (rank := adapter.rank()) is not None]
+        session.rank = found[0] if found else settings.rank_from()
+        if session.rank is None or session.is_helper():
+            return
+        record_failed_start(session.root, session.source, session.describe(), session.timebase.now_us())
 
 
 def _leave(session: Session, code: int) -> None:

@@ -34,8 +34,10 @@ from sm_profiler.formats.recorded import ChildProcess, DeadThread, ThreadStack
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, Stack, current_frames, is_library, shown, stack_of
+from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.process_end import place_of
+from sm_profiler.hook.rest import CallRest, MarkedRest
 from sm_profiler.hook.secrets import masked
 from sm_profiler.settings import HANG_SECONDS
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.steps import StepTracker
 
 
 TIMES_USUAL = 10.0  # the usual time from step to step
@@ -231,6 +234,7 @@ class HangWatch(Collector):
             threads=stacks(session.adapter.training_thread()) if hangs else None,
             children=children() if hangs else None,
             dead=self._dead.latest() if hangs else None,
+            steps=complete_steps(session.tracker),
         )
         start, args = (
             session.timebase.now_us() - int(waited * 1e6),
@@ -245,6 +249,17 @@ class HangWatch(Collector):
             )
             session.guard.warn(f"{wait}; the stacks of all threads are in the profile")
             session.later(session.recorder.writer.finish)  # a finished file is uploaded
+
+
+def complete_steps(tracker: StepTracker) -> int:
+    """Return the training steps that are complete; one that waits after its optimizer's step is."""
+    rest, steps = tracker.rest, tracker.train_number + 1
+    if isinstance(rest, MarkedRest):
+        return steps - int(rest.is_open)
+    if rest is not None:
+        return steps - int(isinstance(rest, CallRest))
+    is_open = tracker.is_open and tracker.mode is ModeKeys.TRAIN and not tracker.after_last_phase
+    return steps - (tracker.batches if is_open else 0)
 
 
 class Work(NamedTuple):

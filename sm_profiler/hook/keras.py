@@ -11,7 +11,9 @@ import inspect
 import multiprocessing
 import os
 import threading
+from collections import deque
 from importlib import import_module
+from statistics import median_low
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -32,11 +34,11 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import Begin, End, Patches, timed
 from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes
 from sm_profiler.hook.steps import METER_MAX_NS
-from sm_profiler.hook.timed_calls import CallbackTimes, CallSum
+from sm_profiler.hook.timed_calls import LONG_NS, CallbackTimes, CallSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from sm_profiler.config import Profile
     from sm_profiler.hook.rest import MarkedRest
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 
 PHASE = "callback"  # of the samples taken during a callback
+BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end")
 CACHE = "_sm_profiler_timed"
 
 
@@ -81,7 +84,12 @@ class TimedList(list[Any]):
 class Callbacks(Collector):
     """Times callbacks on the training thread.
 
-    The list of callbacks is replaced while it calls them, so that the callbacks stay as they are.
+    The list of callbacks is replaced while it calls them, so that the callbacks stay as they are.  In the steps of a rest
+    it is not: there, calls take as long as in those that are timed, and what the loop takes longer between two steps
+    counts as a call of its only callback.
+
+    Attributes:
+        code: of the functions around the list's methods.
     """
 
     name = "callbacks"
@@ -91,6 +99,11 @@ class Callbacks(Collector):
         self._base: Any = None
         self._methods: dict[str, CallSum] = {}
         self._times = CallbackTimes(session.append)
+        self._batches: dict[
+            CallSum, list[int]
+        ] = {}  # called with each batch → timed calls, and nanoseconds of the short ones
+        self._rested: deque[tuple[list[int], list[int], int]] = deque()  # starts and ends of steps; number of the first
+        self.code: CodeType | None = None
 
     def install(self, patches: Patches, owner: Any) -> None:
         """Patch the list of callbacks."""
@@ -101,10 +114,13 @@ class Callbacks(Collector):
             patches.replace(owner, inner, functools.partial(self._wrap, name))
 
     def _wrap(self, name: str, original: Any) -> Any:
-        session = self._session
+        session, tracker = self._session, self._session.tracker
+        in_rests = name in BATCH_METHODS
 
         @functools.wraps(original)
         def method(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
+            if in_rests and tracker.rest is not None:
+                return original(callbacks, *args, **kwargs)
             cache = callbacks.__dict__.get(CACHE)
             if cache and cache.get(name, cache) is None and len(callbacks.callbacks) == cache.get("count"):
                 return original(callbacks, *args, **kwargs)  # the usual case: none defines this method
@@ -123,6 +139,7 @@ class Callbacks(Collector):
                 if callbacks.callbacks is timed:
                     callbacks.callbacks = timed.original
 
+        self.code = method.__code__  # type: ignore[attr-defined]  # of a function
         return method
 
     def _timed(self, callbacks: Any, name: str) -> TimedList | None:
@@ -154,6 +171,8 @@ class Callbacks(Collector):
         else:
             name_of = name
         method = self._method(f"{type(callback).__name__}.{name_of}", function)
+        if name in BATCH_METHODS:
+            self._batches.setdefault(method, [0, 0])
         return Proxy(callback, name, self._time(own, method))
 
     def _method(self, name: str, function: Any) -> CallSum:
@@ -163,7 +182,7 @@ class Callbacks(Collector):
         return known
 
     def _time(self, original: Any, method: CallSum) -> Any:
-        session = self._session
+        session, batches = self._session, self._batches.get(method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             declared = session.sampler.declared if session.sampler else []
@@ -180,11 +199,38 @@ class Callbacks(Collector):
                 if aside is not None:
                     aside.leave(end - start)
                 self._times.ended(method, start, end, session.tracker.train_number)
+                if batches is not None and end - start < LONG_NS:
+                    batches[0] += 1
+                    batches[1] += end - start
 
         return timed
 
+    def rested(self, starts: list[int], ends: list[int], number: int) -> None:
+        """Count the calls of a rest later; the last step may have no end."""
+        self._rested.append((starts, ends, number))
+
+    def in_callback(self, stack: Sequence[FrameType]) -> bool:
+        """Return whether a list calls one of its callbacks."""
+        depth = next((depth for depth, frame in enumerate(stack) if frame.f_code is self.code), 0)
+        return depth > 1  # behind the list's own method
+
+    def _count_rested(self, starts: list[int], ends: list[int], number: int) -> None:
+        for method, (count, length_ns) in self._batches.items():
+            if count:
+                method.count += len(ends)
+                method.total_ns += len(ends) * length_ns // count
+        between = [after - before for before, after in zip(ends, starts[1:], strict=False)]
+        if len(self._batches) != 1 or not between:
+            return
+        (method,), usual = self._batches, median_low(between)
+        for at, length_ns in enumerate(between):
+            if length_ns - usual >= LONG_NS:
+                self._times.ended(method, ends[at], ends[at] + length_ns - usual, number + at)
+
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
+        while self._rested:
+            self._count_rested(*self._rested.popleft())
         self._times.beat(perf_counter_ns())
 
     def close(self) -> None:
@@ -194,6 +240,8 @@ class Callbacks(Collector):
     def forked(self) -> None:
         """Forget the parent's calls."""
         self._methods, self._times = {}, CallbackTimes(self._session.append)
+        self._batches.clear()
+        self._rested.clear()
 
 
 # The input of a loop.
@@ -684,10 +732,14 @@ class KerasAdapter(FrameworkAdapter):
         return self._rest is not None
 
     def _awake(self) -> None:
-        self._rest = None
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self.callbacks.rested(rest.ends, rest.finished, self.session.tracker.number + 1 - len(rest.ends))
 
-    def _phase_of(self, _stack: Sequence[FrameType]) -> str:
-        return "compiled" if self.session.tracker.in_compiled else ""
+    def _phase_of(self, stack: Sequence[FrameType]) -> str:
+        if self.session.tracker.in_compiled:
+            return "compiled"
+        return PHASE if self.callbacks.in_callback(stack) else ""
 
     def _begin(self, mode: ModeKeys, _result: Any, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
         session, tracker = self.session, self.session.tracker

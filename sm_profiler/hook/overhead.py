@@ -1,4 +1,4 @@
-"""The hook's overhead budget: measure the hook's own time and output while it runs, and record less if they are too large."""
+"""The hook's overhead budget: measure what the hook costs and writes while it runs, and record less if that is too much."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
-TIME_SHARE = 0.005  # of a step without its waits for a core: the clock of the callbacks does not see all that they cost
-MIN_US = 30.0  # a step, which are allowed while windows are open
+TIME_SHARE = 0.008  # of a step without its waits for a core; what else the hook's threads delay is not seen
+UNSEEN = 3.0  # times what their own clock sees is what callbacks cost, with cold caches; until steps have been compared
+ENOUGH = 16  # comparisons
+DOUBT = 4.0  # if callbacks are within their budget even at so many times their cost, no steps are compared
+REST_US = 1.5  # what a step of a rest costs
+MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser
 OVER_IN_WINDOW = 5  # before a window is shed
-UNDER = 60  # times in a row under half the time budget before phases become denser again
-MAX_EVERY = 256  # of steps of half a millisecond, which then cost less than the threads
+UNDER = 20  # times in a row under half the time budget before phases become denser again
+MAX_EVERY = 1024
 BYTES_PER_MINUTE = 2_000_000
+MIN_SECONDS = 0.9  # over which bytes are counted
 MAX_EVERY_FOR_BYTES = 16  # beyond that the files hold mostly steps, which are always written
 SHED_ORDER = ("python", "detailed", "dataloader")
 
@@ -25,9 +30,12 @@ SHED_ORDER = ("python", "detailed", "dataloader")
 class OverheadController:
     """Decides how sparsely phases are recorded, and which windows are shed.
 
-    Two budgets hold: the hook's own time per step, and the bytes it writes per minute.  Each asks for phases of every
+    Two budgets hold: what the hook costs per step, and the bytes it writes per minute.  Each asks for phases of every
     n-th step, n a power of two, and the larger n wins.  Over its time budget the hook first sheds open windows, one
     at a time.  Belongs to the recorder's thread.
+
+    Costs are the CPU time of the hook's threads, and that of the training thread by which observed steps exceed those
+    of rests.  Without rests, they are those that the clock of the callbacks sees, times a factor.
 
     Attributes:
         shed: collectors whose windows are over because the hook cost too much.
@@ -63,10 +71,12 @@ class OverheadController:
 
     def reset(self) -> None:
         """Forget all measurements, in a forked child: it writes files of its own."""
-        self._last: tuple[float, float, int, int, int, int] | None = None
+        self._last: tuple[float, float, int, int, int, int, int] | None = None
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
-        self._unjudged = [0.0, 0.0, 0.0]  # steps, what they cost and took, in microseconds
+        self._observed_us: float | None = None
+        self._estimated = (0, 0.0)  # steps that were observed before any were compared, and what they seemed to cost
+        self._unjudged = [0.0] * 4  # steps, their cost on the training thread and on others, their length; microseconds
         self._every_for_time = self._every_for_bytes = 1
 
     def begin(self) -> None:
@@ -75,7 +85,7 @@ class OverheadController:
         What the training has waited for so far counts, too: recording begins inside the first step.
         """
         others = sum(other() for other in self.others)
-        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0, self._waited())
+        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0, self._waited(), 0)
 
     def beat(self, written: int) -> dict[str, Any] | None:
         """Measure the time since the last call, and record more or less from now on.  Called once a second.
@@ -89,7 +99,9 @@ class OverheadController:
         now = self._clock()
         self._limit_bytes(now, written)
         measured = self._limit_time(now)
-        self._tracker.every = self.every
+        if self._tracker.every != self.every:  # with longer rests, a step costs more
+            self._tracker.every = self.every
+            self._tracker.compared.ns.clear()
         return measured
 
     def end(self) -> dict[str, Any] | None:
@@ -97,10 +109,11 @@ class OverheadController:
         return self._limit_time(self._clock(), ended=True)
 
     def _limit_time(self, now: float, *, ended: bool = False) -> dict[str, Any] | None:
-        """Compare the own time with its budget, scaled from the metered steps to all."""
+        """Compare what the steps since the last time cost with the budget."""
         tracker = self._tracker
         cpu = self._own_cpu() + sum(other() for other in self.others)
-        current = (now, cpu, tracker.global_step, tracker.own_ns, self._work.stalled_ns, self._waited())
+        stalled_ns, waited_ns = self._work.stalled_ns, self._waited()
+        current = (now, cpu, tracker.global_step, tracker.own_ns, stalled_ns, waited_ns, tracker.rested)
         last = self._last
         if last is None:
             self._last = current
@@ -110,35 +123,59 @@ class OverheadController:
             return None
         self._last = current
         steps = max(current[2] - last[2], 0)
-        training_us = (current[3] - last[3]) / 1000 * METER_EVERY
-        background_us = max(current[1] - last[1], 0.0) * 1e6
+        rested = min(current[6] - last[6], steps)
+        observed, own_us = steps - rested, (current[3] - last[3]) / 1000 * METER_EVERY * UNSEEN
+        background_us, each_us = max(current[1] - last[1], 0.0) * 1e6, self.observed_us
+        training_us = self._spent(observed, own_us, each_us) + rested * REST_US
         if steps:
             length_us = (current[0] - last[0]) * 1e6 - (current[5] - last[5]) / 1000  # while it had a core, or waited
-            self._judge(steps, training_us + background_us, max(length_us, 0.0))
+            cost_us = (own_us if each_us is None else each_us * observed) + rested * REST_US
+            self._judge(steps, cost_us, background_us, max(length_us, 0.0))
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
             "background_us": round(background_us, 1),
             "windows_us": round((current[4] - last[4]) / 1000, 1),
+            **({} if each_us is None else {"observed_us": round(each_us, 1)}),
         }
 
-    def _judge(self, steps: int, cost_us: float, length_us: float) -> None:
+    def _spent(self, observed: int, own_us: float, each_us: float | None) -> float:
+        """Return what observed steps cost, with what earlier ones turn out to have cost more than they seemed to."""
+        earlier, seemed_us = self._estimated
+        if each_us is None:
+            self._estimated = earlier + observed, seemed_us + own_us
+            return own_us
+        self._estimated = 0, 0.0
+        return each_us * observed + max(each_us * earlier - seemed_us, 0.0)
+
+    @property
+    def observed_us(self) -> float | None:
+        """What an observed step costs, once enough were compared: the mean of the middle half."""
+        found = sorted(self._tracker.compared.ns)
+        if len(found) >= ENOUGH:
+            middle = found[len(found) // 4 : -(len(found) // 4)]
+            self._observed_us = max(sum(middle) / len(middle) / 1000, 0.0)
+        return self._observed_us
+
+    def _judge(self, steps: int, training_us: float, background_us: float, length_us: float) -> None:
         """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps."""
         unjudged = self._unjudged
-        for index, more in enumerate((steps, cost_us, length_us)):
+        for index, more in enumerate((steps, training_us, background_us, length_us)):
             unjudged[index] += more
-        if unjudged[0] < METER_EVERY * self.every:
+        if unjudged[0] < METER_EVERY * (self.every if self.observed_us is None else 1):
             return
-        count, cost_us, length_us = unjudged
-        self._unjudged = [0.0, 0.0, 0.0]
+        count, training_us, background_us, length_us = unjudged
+        self._unjudged = [0.0] * 4
         budget_us, window = TIME_SHARE * length_us, self._open_window()
         if window is not None:
             budget_us = max(budget_us, MIN_US * count)
-        self._over = self._over + 1 if cost_us > budget_us else 0
-        self._under = self._under + 1 if cost_us < budget_us / 2 else 0
+        factor = training_us / max(budget_us - background_us, budget_us / 2, 1e-9)  # threads take the same in any case
+        self._tracker.compares = window is None and factor * DOUBT > 1
+        self._over = self._over + 1 if factor > 1 else 0
+        self._under = self._under + 1 if factor < 0.5 else 0
         if self._over >= (OVER if window is None else OVER_IN_WINDOW):
             self._over = 0
-            self._reduce(cost_us / max(budget_us, 1e-9))
+            self._reduce(factor)
         elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
             self._under = 0
             self._every_for_time = max(self._every_for_time // 2, 1)
@@ -163,7 +200,10 @@ class OverheadController:
         self._every_for_time = every
 
     def _limit_bytes(self, now: float, written: int) -> None:
-        last, self._bytes_at = self._bytes_at, (now, written)
+        last = self._bytes_at
+        if last is not None and now - last[0] < MIN_SECONDS:
+            return
+        self._bytes_at = now, written
         if last is None:
             return
         per_minute = (written - last[1]) / max(now - last[0], 0.1) * 60

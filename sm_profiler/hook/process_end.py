@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import json
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from sm_profiler.descriptors import moved_up
-from sm_profiler.formats.layout import EXIT_FOLDER
+from sm_profiler.formats.layout import EXIT_FOLDER, STOP_FOLDER
 from sm_profiler.formats.process_end import (
     COMPLETED,
     CRASHED,
@@ -30,12 +32,15 @@ from sm_profiler.formats.process_end import (
     END_CODE,
     END_ERROR,
     END_PLACE,
+    END_STEP,
+    END_US,
     EXITED,
     STOP_SIGNALS,
     STOPPED,
     error_line,
 )
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.formats.trace_writer import write_record
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import is_library, shown
 from sm_profiler.hook.patches import Patches
@@ -73,6 +78,20 @@ def how_it_leaves(code: int) -> dict[str, Any]:
     state = STOPPED if code - 128 in STOP_SIGNALS else CRASHED
     found = how_it_ends() if sys.exc_info()[1] is not None else {}
     return {**found, END: found.get(END) if found.get(END) == STOPPED else state, END_CODE: code}
+
+
+def record_failed_start(root: Path, source: str, process: Mapping[str, Any], now_us: int) -> None:
+    """Write how this process ends before its first step, for an exit function; nothing of one that does not fail.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    ended = how_it_ends()
+    record = {**process, "start_us": process["loaded_us"], **ended, END_US: now_us, END_STEP: 0}
+    if ended[END] == CRASHED:
+        write_record(root, source, record)
+    elif ended[END] == EXITED:
+        record_exit_code(root, source, record)
 
 
 def place_of(error: BaseException) -> str:
@@ -131,6 +150,108 @@ class Leaving(Collector):
     def exit(self) -> None:
         """Restore the function."""
         self._patches.remove()
+
+
+# Signals that ask a process to stop.
+
+
+class StopSignals(Collector):
+    """Marks that SIGTERM or SIGHUP ends this process, which no Python code sees: for its record, it was not just killed.
+
+    The signals keep their default action. Before it, a handler of faulthandler, which is C's, writes where the process is
+    to a file; only that the file is not empty counts (`formats.trace_recovery`). A handler of the script replaces it.
+
+    Args:
+        place: returns the profile's folder and the name of this process in it.
+        later: runs an action on the recorder's thread, since a slow disk must not stall the training.
+        failed: takes the name of this collector and an error.
+    """
+
+    name = "stop signals"
+    follows_steps = False
+
+    def __init__(
+        self,
+        place: Callable[[], tuple[Path, str]],
+        later: Callable[[Callable[[], None]], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._place, self._later, self._failed = place, later, failed
+        self._file: IO[bytes] | None = None
+        self._path = Path()
+        self._handlers: dict[int, int] = {}
+        self._paused: tuple[int, ...] = ()
+        self._at_fork = False
+
+    def start(self) -> None:
+        """Open the file."""
+        self._later(self._begin)
+
+    def _begin(self) -> None:
+        try:
+            self._install()
+        except Exception as error:  # fail open
+            self._failed(self.name, error)
+            self._remove()
+
+    def _install(self) -> None:
+        root, source = self._place()
+        self._path = root / STOP_FOLDER / f"{source}_{os.getpid()}"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.fdopen(moved_up(os.open(self._path, flags, 0o644)), "wb", buffering=0)
+        self._register((signal.SIGTERM, signal.SIGHUP))
+        if not self._at_fork:
+            # A child that is ended at once must not leave the mark: a loader's worker is, as a matter of course.
+            os.register_at_fork(before=self._pause, after_in_parent=self._resume)
+            self._at_fork = True
+
+    def _register(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._file is not None and _handler_of(number) == 0:
+                faulthandler.register(number, self._file, all_threads=False, chain=True)
+                self._handlers[number] = _handler_of(number)
+
+    def _pause(self) -> None:
+        self._paused = tuple(self._handlers)
+        self._unregister()
+
+    def _resume(self) -> None:
+        self._register(self._paused)
+
+    def _unregister(self) -> None:
+        for number, handler in self._handlers.items():
+            if _handler_of(number) == handler:  # otherwise, the script's would be lost
+                faulthandler.unregister(number)
+        self._handlers.clear()
+
+    def _remove(self) -> None:
+        self._unregister()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def forked(self) -> None:
+        """Forget the file in a child, in which the signals are as without the hook."""
+        self._remove()
+
+    def failed(self) -> None:
+        """Restore the signals."""
+        self._remove()
+
+    def exit(self) -> None:
+        """Restore the signals, and remove the file."""
+        if self._file is not None:
+            self._remove()
+            self._path.unlink(missing_ok=True)
+
+
+def _handler_of(number: int) -> int:
+    """Return the address of a signal's handler, with which C's `struct sigaction` begins; 0 for the default action."""
+    action = ctypes.create_string_buffer(1024)
+    if ctypes.CDLL(None).sigaction(number, None, action) != 0:
+        return -1
+    return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
 
 
 # The exit code.

@@ -27,6 +27,7 @@ from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.scheduling import waited_ns
 
 FLUSH_SECONDS = 1.0  # between two beats, without the training's waits for a core
+FIRST_SECONDS = 0.1  # until the first beat; then twice as many each time, so that short steps soon cost less
 MAX_STRETCH = 2.5  # times as long with them: the watch for hangs takes twice that for the pause of a suspended process
 QUEUE_RECORDS = 100_000  # about 20 MB; beyond that the oldest records are dropped and counted
 DISK_SECONDS = 10.0  # close() abandons a disk that does not answer for so long
@@ -75,6 +76,7 @@ class Recorder:
         self._own = work
         self._on_beat = on_beat
         self._flush_seconds = flush_seconds
+        self._pause = FIRST_SECONDS
         self._overflow = 0
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -155,7 +157,8 @@ class Recorder:
             self._guarded(self._finish)
 
     def _stopped(self) -> bool:
-        self._wake.wait(self._flush_seconds * self._stretch())
+        self._wake.wait(min(self._pause, self._flush_seconds) * self._stretch())
+        self._pause *= 2
         self._wake.clear()
         return self._stop.is_set()
 

@@ -5,17 +5,46 @@ Code that runs once a step runs with cold caches: a few lines at each phase cost
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise, zip_longest
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import TypeAlias
 
 import attrs
 
 REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages are live, and a job may be killed
+COMPARED, FEW = 256, 8  # comparisons that are kept; steps of one
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
+
+
+class Comparison:
+    """What steps cost that are observed: the CPU time of the training thread in one, less that in one of the rest before.
+
+    Both run in turn and with the caches as the training leaves them, which the clock of a callback itself does not see.
+
+    Attributes:
+        ns: of the latest such steps.
+    """
+
+    def __init__(self, clock: Callable[[], int] = thread_time_ns) -> None:
+        self.ns: deque[float] = deque(maxlen=COMPARED)
+        self.clock = clock
+        self._since = 0  # when the rest began
+        self._before: tuple[int, int, float] | None = None  # a rest: its last step, its end, what a step of it took
+
+    def rest_begins(self, step: int) -> None:
+        """Compare the steps since the last rest, unless they are many; `step` is the last of them."""
+        self._since = now = self.clock()
+        before, self._before = self._before, None
+        if before is not None and 0 < step - before[0] <= FEW:
+            self.ns.append((now - before[1]) / (step - before[0]) - before[2])
+
+    def rest_ended(self, step: int, count: int, at: int) -> None:
+        """Remember a rest of so many steps, which ended by this thread's CPU time."""
+        self._before = (step, at, (at - self._since) / count) if count else None
 
 
 @attrs.define(eq=False)
@@ -95,13 +124,15 @@ class CallRest(Rest):
 
     def turns(self, now_ns: int) -> list[tuple[int, int, list[Wait]]]:
         """Return start and end of each step, the running one included, and its waits."""
-        found, at = [], 0
+        found, waits, at, count = [], self.waits, 0, len(self.waits)
         for start, limit in pairwise([*self.ends, now_ns]):
-            first = at
-            while at < len(self.waits) and self.waits[at][1] < limit:
+            end, kept = limit, []
+            while at < count and waits[at][1] < limit:
+                end = waits[at][2]
+                if end - waits[at][1] >= MIN_WAIT_NS:
+                    kept.append(waits[at])
                 at += 1
-            waits = [wait for wait in self.waits[first:at] if wait[2] - wait[1] >= MIN_WAIT_NS]
-            found.append((start, self.waits[at - 1][2] if at > first else limit, waits))
+            found.append((start, end, kept))
         return found
 
 

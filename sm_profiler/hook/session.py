@@ -64,6 +64,7 @@ class Session(StepObserver):
         sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
         left_out: events of the script whose arguments cannot be recorded.
+        events_cut: events and phases of the script whose names or arguments were too long.
         elsewhere: phases on other threads than the training's, which are no part of the loop.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
         on_retired: called once a changed configuration has switched the hook off, with that configuration.
@@ -82,7 +83,7 @@ class Session(StepObserver):
         self.node = read_resources().node
         self.rank: int | None = None
         self.notes: dict[str, str] = {}
-        self.left_out = self.elsewhere = 0
+        self.left_out = self.elsewhere = self.events_cut = 0
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
         self.work = OwnWork(self.append)
@@ -650,6 +651,7 @@ class Session(StepObserver):
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
             "left_out": self.left_out,
+            "events_cut": self.events_cut,
             "phases_elsewhere": self.elsewhere,
             "disk_error": recorder.writer.error if recorder else "",
             "phases_every": self.tracker.every,

@@ -14,7 +14,7 @@ from typing import Any
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.rest import REST_NS, CallRest, MarkedRest, Rest
+from sm_profiler.hook.rest import FEW, REST_NS, CallRest, Comparison, MarkedRest, Rest
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
@@ -90,8 +90,10 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
+        compares: if phases are those of each step, there are still rests now and then, with which they are compared.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
+        compared: what the other steps between rests cost.
         rests: the observer needs no more of the steps of the settled mode.
     """
 
@@ -117,11 +119,12 @@ class StepTracker:
         """Start over, in a forked child."""
         if self.rest is not None:
             self.rest.awake()
-        self.rest, self.rested = None, 0
+        self.rest, self.rested, self.compared = None, 0, Comparison()
         self.append = append
         self.settled: ModeKeys | None = None
         self.every = 1
         self.keep_phases = True
+        self.compares = False
         self.rests = True
         self.metering = False
         self.own_ns = 0
@@ -514,7 +517,7 @@ class StepTracker:
     def may_rest(self) -> bool:
         """Return whether nothing of the next steps must be reported; called at the end of an optimizer's step."""
         return (
-            (self.global_step + 1) % self.every != 0
+            self._until_observed() > 0
             and self._regular >= REGULAR
             and self._updates == 1
             and not (self.streams and self.streams[-1].burst)  # several batches in a step
@@ -532,6 +535,7 @@ class StepTracker:
         self.rest = rest = Rest(
             self._updater, self._until_observed(), self._stream(), awake, phase_of, self._gap_ns, ends
         )
+        self.compared.rest_begins(self.global_step)
         return rest
 
     def begin_call_rest(
@@ -544,6 +548,7 @@ class StepTracker:
         self.end_step()
         steps, until = self._until_observed(), start_ns + REST_NS
         self.rest = rest = CallRest(0, steps, None, awake, phase_of, 0, [start_ns], until=until)
+        self.compared.rest_begins(self.global_step)
         return rest
 
     def begin_marked_rest(
@@ -561,10 +566,13 @@ class StepTracker:
         self.keep_phases = self.metering = False
         steps, until = self._until_observed(), start_ns + REST_NS
         self.rest = rest = MarkedRest(0, steps, None, awake, phase_of, 0, [start_ns], until=until)
+        self.compared.rest_begins(self.global_step)
         return rest
 
     def _until_observed(self) -> int:
         """Return the number of steps before the next one whose phases are recorded."""
+        if self.compares and self.every == 1:
+            return int((self.global_step + 1) % FEW == 0)
         return self.every - 1 - self.global_step % self.every
 
     def end_rest(self, *, regular: bool = False) -> None:
@@ -576,7 +584,7 @@ class StepTracker:
         rest = self.rest
         if rest is None:
             return
-        began_ns, self.rest = perf_counter_ns(), None
+        began_ns, cpu_ns, rested, self.rest = perf_counter_ns(), self.compared.clock(), self.rested, None
         try:
             if isinstance(rest, CallRest):
                 self._record_calls(rest, began_ns)
@@ -586,6 +594,7 @@ class StepTracker:
                     self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
             rest.awake()
+        self.compared.rest_ended(self.global_step, self.rested - rested, cpu_ns)
         self.own_ns += min(perf_counter_ns() - began_ns, METER_MAX_NS) // METER_EVERY
 
     def _record_rest(self, rest: Rest) -> None:

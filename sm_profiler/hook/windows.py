@@ -15,6 +15,7 @@ from sm_profiler.config import CollectorConfig
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import WINDOW, OwnWork
+from sm_profiler.hook.scheduling import waited_ns
 
 if TYPE_CHECKING:
     from sm_profiler.hook.steps import StepTracker
@@ -273,19 +274,24 @@ class OpenWindow:
 
 
 class Slowdown:
-    """Times steps while windows are open or expected, from the start of one step to the start of the next."""
+    """Times steps while windows are open or expected, from the start of one step to the start of the next.
 
-    def __init__(self, work: OwnWork, is_open: Callable[[], list[str]]) -> None:
+    Waits for a core are left out: a median of some steps has fewer of them than a sum.
+    """
+
+    def __init__(self, work: OwnWork, is_open: Callable[[], list[str]], waited: Callable[[], int] = waited_ns) -> None:
         """Start without any steps.
 
         Args:
             work: records the windows.
             is_open: returns the names of the windows that are open.
+            waited: returns how long the main thread has waited for a core, in ns.
         """
+        self._waited = waited
         self._work = work
         self._is_open = is_open
         self._usual: dict[ModeKeys, deque[int]] = {}
-        self._last: tuple[int, int, ModeKeys] | None = None  # step, start, mode
+        self._last: tuple[int, int, ModeKeys] | None = None  # step, start less waits, mode
         self._windows: dict[str, OpenWindow] = {}
 
     def reset(self) -> None:
@@ -301,6 +307,7 @@ class Slowdown:
 
     def step_begins(self, step: int, mode: ModeKeys, now_ns: int) -> list[str]:
         """Account the step that ended, and return the windows that are to be closed because they cost too much."""
+        now_ns -= self._waited()
         last, self._last = self._last, (step, now_ns, mode)
         if last is None or step != last[0] + 1:  # steps in between were not reported
             return []

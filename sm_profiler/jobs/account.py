@@ -73,7 +73,6 @@ class Account:
 
     Attributes:
         sagemaker, s3: boto3 clients.
-        region: the region's name.
     """
 
     sagemaker: Any
@@ -95,7 +94,6 @@ class Account:
         yield from map(TrainingJob.of, summaries)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return the description of a job."""
         try:
             described = self.sagemaker.describe_training_job(TrainingJobName=name)
         except ClientError as error:
@@ -115,13 +113,11 @@ class Account:
         return (storage, places[0]) if places else None
 
     def tags(self, arn: str) -> list[dict[str, str]]:
-        """Return the tags of a job."""
         return list(self._items("list_tags", "Tags", MAX_TAGS, ResourceArn=arn))
 
     def _items(
         self, operation: str, key: str, limit: int, page: int | None = None, **request: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield the items of all pages of an answer."""
         pagination = {"MaxItems": limit, "PageSize": page}
         try:
             for answer in self.sagemaker.get_paginator(operation).paginate(PaginationConfig=pagination, **request):

@@ -18,9 +18,9 @@ import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formatting import plural
-from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.services import download, s3_keys
+from sm_profiler.local.supervisor import JobProcess, describe_exit
 from sm_profiler.render.words import factors
 from sm_profiler.report.report_json import ReportJson
 from sm_profiler.settings import LOCAL_PYTHON

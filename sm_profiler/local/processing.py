@@ -28,7 +28,6 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import create_overlay
 from sm_profiler.local.host import free_port, host_names
 from sm_profiler.local.output import PROCESSING_GROUP, LogStream
-from sm_profiler.local.process import GRACE_S, JobProcess, describe_exit
 from sm_profiler.local.records import (
     FINAL_RULE_STATUSES,
     MAX_REASON,
@@ -39,6 +38,7 @@ from sm_profiler.local.records import (
     now,
 )
 from sm_profiler.local.services import Services, download, open_uploader
+from sm_profiler.local.supervisor import GRACE_S, JobProcess, describe_exit
 from sm_profiler.monitor.uploader import Uploader
 from sm_profiler.rules.settings import STATUS_FILE
 from sm_profiler.settings import POLL_S as RULE_POLL

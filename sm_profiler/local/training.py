@@ -38,10 +38,10 @@ from sm_profiler.local.host import (
     toolkit_environment,
 )
 from sm_profiler.local.output import TRAINING_GROUP, ErrorLines, LogStream, MetricMatcher
-from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.local.processing import DEFAULT_MAX_RUNTIME_S, RuleRun
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services, download, open_uploader, pack, s3_keys, upload_file
+from sm_profiler.local.supervisor import SIGNALLED, JobProcess, describe_exit
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.settings import AUTO, INTERVAL, ROOT
 

@@ -27,8 +27,10 @@ from sm_profiler.formats.process_end import (
     bounded_line,
     signal_name,
 )
+from sm_profiler.formats.recorded import Hang
 from sm_profiler.formatting import duration, plural
 from sm_profiler.metrics.attempts import process_name
+from sm_profiler.metrics.record_fold import Record
 from sm_profiler.source.job import Launched, lost_in_open_file
 
 FAILED = frozenset({CRASHED, KILLED, OUT_OF_MEMORY})
@@ -106,6 +108,25 @@ class RankEnd:
 
 
 @attrs.frozen
+class StoredEnd:
+    """End of a job in an earlier report: what it was judged by may be gone, as a hidden file is after a copy.
+
+    Attributes:
+        state: a state of `formats.process_end`.
+        exit_code: exit code of the script or its launcher, if known.
+        error: the exception that ended it.
+        place: the innermost line of the script that the exception passed.
+        last: time of the last record of that report, seconds since the epoch.
+    """
+
+    state: str
+    exit_code: int | None
+    error: str
+    place: str
+    last: float
+
+
+@attrs.frozen
 class EndFacts:
     """Facts about a job's end besides the records of its processes.
 
@@ -119,6 +140,7 @@ class EndFacts:
         left_open: processes that are gone left files open: they were killed, and the monitor with them.
         silent_s: seconds from the last record to the report; None if no process recorded how it ends, as in old profiles.
         unrecorded: ranks of which there is no record, although others have one.
+        stored: its end in an earlier report of the same data.
     """
 
     run: str = ""
@@ -130,6 +152,7 @@ class EndFacts:
     left_open: bool = False
     silent_s: float | None = None
     unrecorded: tuple[int, ...] = ()
+    stored: StoredEnd | None = None
 
 
 @attrs.frozen
@@ -276,6 +299,18 @@ def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[i
     return tuple(found)
 
 
+def with_hangs(ranks: Sequence[RankEnd], hangs: Sequence[Record[Hang]]) -> tuple[RankEnd, ...]:
+    """Return the ends with the steps that processes had completed when they stopped: the one they stopped in is none."""
+    latest: dict[str, Record[Hang]] = {}
+    for one in sorted(hangs, key=lambda record: record.end):
+        latest[one.process] = one
+    stopped = {name: one.args.steps for name, one in latest.items() if one.args.state != "resumed"}
+    return tuple(
+        one if (steps := stopped.get(one.name)) is None else attrs.evolve(one, step=max(steps, 0), counted=True)
+        for one in ranks
+    )
+
+
 def unrecorded_ranks(metadata: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """Return the ranks of which there is no record, if the others agree on how many there are."""
     sizes = {one.get("world_size") for one in metadata if _whole(one.get("rank")) is not None}
@@ -303,6 +338,11 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
             error = error or reason
         if code is None and first is not None:
             code = first.exit_code
+        if facts.stored is not None and facts.stored.state == state:
+            code = facts.stored.exit_code if code is None else code
+            error, place = (
+                (error, place) if error else (bounded_line(facts.stored.error), bounded_line(facts.stored.place))
+            )
     elif state == STOPPED:
         secondary = _text(facts.description.get("SecondaryStatus"))
         error = (
@@ -314,12 +354,14 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
         ranks = [attrs.evolve(ranks[0], state=state, exit_code=code)]
     peers = [one for one in ranks if one.is_rank]
     dead = short = None
-    if len(peers) > 1 and state in {*FAILED, RUNNING, UNKNOWN}:
+    if len(peers) + len(facts.unrecorded) > 1 and state in {*FAILED, RUNNING, UNKNOWN}:
         short = _short(peers)
         dead = first if short is None and first in peers and not _left_together(peers) else None
     unrecorded = facts.unrecorded if state in {*FAILED, UNKNOWN} else ()
     if unrecorded and dead is not None and dead.state == CRASHED and (not dead.error or _OF_A_PEER.search(dead.error)):
         dead = None  # a rank without a record may have been the first
+    if dead is not None and not dead.step:
+        unrecorded = ()  # the launcher ended them before they began
     most = max(ranks, key=lambda one: (one.step, one.counted), default=None)
     return JobEnd(
         state,
@@ -370,6 +412,8 @@ def _state(facts: EndFacts, ranks: Sequence[RankEnd], first: RankEnd | None) -> 
         state = first.state if first is not None else state
     elif facts.finished:
         state = COMPLETED
+    elif facts.stored is not None:
+        state = facts.stored.state
     elif facts.is_fresh and not facts.run:
         state = RUNNING
     else:

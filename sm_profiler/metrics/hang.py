@@ -79,6 +79,7 @@ class Stopped:
     Attributes:
         name: `algo-1-0`.
         record: its latest record with stacks; `seconds` is how long it has not moved, up to the end of its recording.
+        steps: training steps that it had completed.
         stacks: of its threads, that of the training first.
         waits_for: what its training thread waits for, "" if the stack does not show it.
         dead: its threads that ended with an exception, the latest first.
@@ -86,6 +87,7 @@ class Stopped:
 
     name: str
     record: Record[recorded.Hang]
+    steps: int
     stacks: tuple[Stack, ...]
     waits_for: str
     dead: tuple[DeadThread, ...] = ()
@@ -139,6 +141,12 @@ class Hang:
     def seconds(self) -> float:
         """Time without a step, of the process that has not moved for longest."""
         return max(one.record.seconds for one in self.stopped)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The fewest and the most training steps that one of them had completed."""
+        found = [one.steps for one in self.stopped]
+        return min(found), max(found)
 
     @property
     def disagree(self) -> bool:
@@ -253,10 +261,9 @@ def _stopped(
     if state == "ended" and not last.args.error and not never_stepped and not idle:
         return None  # work after the loop
     end = last.end if state == "ended" else _end_of(name, last, metrics)
-    seconds = max(end - record.start, 0.0)
-    return Stopped(
-        name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record.args, record.seconds))
-    )
+    moved = attrs.evolve(record, seconds=max(end - record.start, 0.0))
+    steps = next((one.step for one in metrics.ending.ranks if one.name == name), max(record.step + 1, 0))
+    return Stopped(name, moved, steps, stacks, waits_for, tuple(_dead(record.args, record.seconds)))
 
 
 def _end_of(name: str, last: Record[recorded.Hang], metrics: JobMetrics) -> float:

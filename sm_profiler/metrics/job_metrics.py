@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import EvalMode, Profiling
+from sm_profiler.formats.recorded import EvalMode, Hang, Profiling
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -24,7 +24,7 @@ from sm_profiler.metrics.attempts import (
     join_successors,
     process_name,
 )
-from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, rename_processes
 from sm_profiler.metrics.sample_fold import Samples
@@ -231,6 +231,11 @@ class JobMetrics:
     def duration(self) -> float:
         """Seconds from start to end; 0 for a job without data."""
         return max(self.end - self.start, 0.0) if np.isfinite(self.end - self.start) else 0.0
+
+    @property
+    def on_device(self) -> bool:
+        """True if a GPU timed the phases of all ranks."""
+        return bool(self.ranks) and all(rank.on_device for rank in self.ranks)
 
     @property
     def loop(self) -> tuple[float, float] | None:
@@ -573,13 +578,15 @@ def measure_job(  # most are optional parts
     summary, processes = join_successors(
         summary.by_role({process: count * times for process, count in switches.items()}), metadata
     )
-    facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
-    facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
-    ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
-    if ending.aftermath_s is not None:
-        summary = summary.until(ending.aftermath_s * 1e6)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records, names)
+    facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
+    facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
+    ends = rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps})
+    hangs: Records[Hang] = records.get(Hang.phase, Records())
+    ending = end_of(facts, with_hangs(ends, hangs.longest))
+    if ending.aftermath_s is not None:
+        summary = summary.until(ending.aftermath_s * 1e6)
     profiling: Records[Profiling] = records.get(Profiling.phase, Records())
 
     def measured(process: str, rows: StepRows) -> Rank:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formats import event_names
 from sm_profiler.identity import INSTANCE_TYPE
-from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts
+from sm_profiler.metrics.ends import LEFT_S, SILENT_S, EndFacts, StoredEnd
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.left_out import FunctionTime, read_functions
 from sm_profiler.metrics.memory_fold import MemoryFold
@@ -23,6 +23,8 @@ from sm_profiler.metrics.system_fold import SystemFold, SystemSeries, UsageFold
 from sm_profiler.rules.profiler_report import ProfilerReport
 from sm_profiler.source.open_files import closes_in
 from sm_profiler.source.opening import job_name
+
+STORED_S = 120.0  # of records after those of an earlier report; with more, the job went on
 
 
 @attrs.frozen
@@ -35,6 +37,7 @@ class JobInfo:
         finished: whether the job is over; default: from the source's end markers, or the age of its data.
         prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.
         description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
+        stored_end: its end in an earlier report.
     """
 
     name: str | None = None
@@ -42,6 +45,7 @@ class JobInfo:
     finished: bool | None = None
     prices: Mapping[str, object] | None = None
     description: Mapping[str, Any] | None = None
+    stored_end: StoredEnd | None = None
 
 
 @attrs.define
@@ -131,6 +135,9 @@ def _facts(source: Any, job: JobInfo, description: Mapping[str, Any], last: floa
     run, last_us = getattr(source, "run", None), getattr(source, "last_timestamp_us", None)
     left_open = getattr(source, "left_open", False)
     silent_s = max(time.time() - last, 0.0) if last is not None else None
+    stored, latest = job.stored_end, last if last is not None else (last_us or 0) / 1e6
+    if stored is not None and stored.last < latest - STORED_S:
+        stored = None  # the job went on
     since = (silent_s, LEFT_S) if left_open else (last_us and time.time() - last_us / 1e6, SILENT_S)
     return EndFacts(
         run=run.end if run is not None else "",
@@ -141,6 +148,7 @@ def _facts(source: Any, job: JobInfo, description: Mapping[str, Any], last: floa
         description=description,
         left_open=left_open,
         silent_s=silent_s,
+        stored=stored,
     )
 
 

@@ -1,4 +1,4 @@
-"""The parts that the training loop's time is divided into, and their colours.
+"""The parts that the training loop's time is divided into.
 
 A new part is one entry in `PARTS`. A phase that the hook records needs nothing else; the time of a derived part is
 computed in `job_metrics.measure_rank`.  Parts inside others are found by `Covered`, a union of time spans.
@@ -82,39 +82,6 @@ class PartTable:
         return whole if dtype is None else whole.astype(dtype)
 
 
-@attrs.frozen
-class Colour:
-    """A colour of charts: on a light page, on a dark one, and as an ANSI code of the terminal."""
-
-    light: str
-    dark: str
-    ansi: str
-
-
-COLOURS = {
-    "amber": Colour("#e08a1e", "#efa648", "33"),
-    "blue": Colour("#2f6db5", "#5e9be0", "34"),
-    "sky": Colour("#7aa7d9", "#9dc2ec", "94"),
-    "teal": Colour("#2a9187", "#4fb8ac", "36"),
-    "grey": Colour("#9aa2ab", "#7b848f", "90"),
-    "violet": Colour("#8a6bb8", "#ab8fd6", "35"),
-    "moss": Colour("#7d9a3c", "#a5c162", "32"),
-    "rose": Colour("#c9506b", "#e57b92", "31"),
-    "brick": Colour("#8f4a35", "#c97e66", "91"),
-    "olive": Colour("#6b6b2f", "#b3b36b", "92"),
-    "plum": Colour("#7a3f6d", "#bd84b0", "95"),
-    "mint": Colour("#4f9d6d", "#86cfa2", "32"),
-    "sand": Colour("#b59a5b", "#d6c08c", "93"),
-    "steel": Colour("#546e8a", "#93acc7", "96"),
-    "slate": Colour("#6d5f7a", "#ab9cba", "35"),
-    "bronze": Colour("#8a6a2c", "#c4a25f", "33"),
-    "pine": Colour("#2f6b57", "#6fae98", "36"),
-    "navy": Colour("#27406b", "#8099c9", "34"),
-    "stone": Colour("#77716a", "#a39d95", "90"),
-    "pale": Colour("#e6e4df", "#343a42", "37"),
-}
-
-
 class Kind(Enum):
     """Origin of the time of a part."""
 
@@ -132,8 +99,6 @@ class Part:
         key: name in report.json and compare.json.
         label: name in charts and tables.
         during: where a step spends its time, for sentences such as “3 ms a step in the forward pass”.
-        colour: a key of COLOURS.
-        letter: its letter in a terminal without colours.
         kind: origin of its time.
         events: regular expression that matches its events' phase completely; "" for derived parts.
         device_event: phase of the same part as a GPU ran it; "" if it is not recorded.
@@ -143,8 +108,6 @@ class Part:
     key: str
     label: str
     during: str
-    colour: str
-    letter: str
     kind: Kind = Kind.DERIVED
     events: str = ""
     device_event: str = ""
@@ -157,30 +120,29 @@ class Part:
 
 # In the order of a step, which is the order of charts and of report.json.
 PARTS: tuple[Part, ...] = (
-    Part("wait", "Waiting for data", "waiting for data", "amber", "W", Kind.WAIT, event_names.DATALOADER_WAIT),
+    Part("wait", "Waiting for data", "waiting for data", Kind.WAIT, event_names.DATALOADER_WAIT),
     Part(
-        "forward", "Forward", "in the forward pass", "blue", "F", Kind.PHASE, event_names.FORWARD,
+        "forward", "Forward", "in the forward pass", Kind.PHASE, event_names.FORWARD,
         event_names.DEVICE_FORWARD,
     ),
     Part(
-        "backward", "Backward", "in the backward pass", "sky", "B", Kind.PHASE, "Backward(?!.*SubModule).*",
+        "backward", "Backward", "in the backward pass", Kind.PHASE, "Backward(?!.*SubModule).*",
         event_names.DEVICE_BACKWARD,
     ),
     Part(
-        "optimizer", "Optimizer", "in the optimizer", "teal", "O", Kind.PHASE, event_names.OPTIMIZER,
+        "optimizer", "Optimizer", "in the optimizer", Kind.PHASE, event_names.OPTIMIZER,
         event_names.DEVICE_OPTIMIZER,
     ),
     Part(
-        "compiled", "Compiled step", "in its compiled function", "blue", "C", Kind.PHASE, event_names.COMPILED_STEP,
+        "compiled", "Compiled step", "in its compiled function", Kind.PHASE, event_names.COMPILED_STEP,
     ),
-    Part("declared", "Your own phases", "in phases of its own", "moss", "Y", Kind.DECLARED),
-    Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
-    Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
-    Part("gc", "Garbage collection", "in garbage collection", "brick", "G", per_iteration=False),
-    Part("outside", "Outside the phases", "outside the phases", "rose", "x"),
+    Part("declared", "Your own phases", "in phases of its own", Kind.DECLARED),
+    Part("between", "Between phases", "between its phases", per_iteration=False),
+    Part("evaluation", "Evaluation", "in evaluation", per_iteration=False),
+    Part("gc", "Garbage collection", "in garbage collection", per_iteration=False),
+    Part("outside", "Outside the phases", "outside the phases"),
 )  # fmt: skip
 
-_NAMED = (("Y", "moss"), ("Z", "olive"), ("V", "plum"), ("U", "mint"), ("T", "sand"))
 DECLARED = "declared"  # key of the script's own phases
 UNKNOWN = "unknown"  # in place of a key: the part was not recorded
 WHOLE = "length"  # in place of a key: the whole iteration
@@ -219,12 +181,6 @@ def during_all(keys: Sequence[str]) -> str:
     """Return where a step spends its time, for a sentence, if several parts have a share in it."""
     each = [during(key) for key in keys]
     return each[0] if len(each) == 1 else f"{', '.join(each[:-1])} and {each[-1]}"
-
-
-def named(part: Part, place: int) -> Part:
-    """Return a part for one of several names, with a letter and a colour of its own for the first few."""
-    letter, colour = _NAMED[place % len(_NAMED)]
-    return attrs.evolve(part, letter=letter, colour=colour)
 
 
 def _part(key: str) -> Part:

@@ -165,7 +165,7 @@ class JobPart:
     Attributes:
         label: name.
         seconds: its length.
-        colour: a key of `parts.COLOURS`.
+        colour: a key of `render.charts.COLOURS`.
         letter: its letter in a terminal without colours.
     """
 

@@ -21,8 +21,7 @@ from sm_profiler._version import __version__
 from sm_profiler.formats.event_names import DATALOADER_WAIT, STEP_EVAL, STEP_PREDICT, STEP_TRAIN
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.system_writer import Measurement
-from sm_profiler.identity import identity
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id, identity
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.settings import RUN_ID
 

@@ -1,22 +1,31 @@
-"""The board in Prometheus' text format, over HTTP."""
+"""The board as metrics: in Prometheus' text format, over HTTP, and for OpenTelemetry, pushed by its SDK."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
+import logging
 import math
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
-from sm_profiler.monitor.board import Value
+from sm_profiler.monitor.board import BUILD, CPU, GAUGES, OF_STEPS, Board, Instrument, Value
+from sm_profiler.printable import one_line, printable
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
@@ -190,3 +199,85 @@ class Exposition(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+
+
+# OpenTelemetry.
+
+
+def start_telemetry(board: Board, job: str = "", reader: MetricReader | None = None) -> MeterProvider:
+    """Push the board's values, as the SDK's OTEL_* variables configure it, until the provider is shut down.
+
+    Raises:
+        ProfilerError: the SDK is missing.
+    """
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.resources import Resource
+    except ImportError as missing:
+        raise ProfilerError("OpenTelemetry metrics need its SDK: pip install 'sm-profiler[otel]'") from missing
+    known = dict(board.labels)
+    job = job or known.get("training_job", "")
+    named = {
+        "host.name": known.get("host") or socket.gethostname(),
+        "sm_profiler.job": job,
+        "user.name": known.get("user", ""),
+    }
+    attributes = {"service.name": "sm-profiler", **{key: value for key, value in named.items() if value}}
+    provider = MeterProvider([reader or _otlp_reader()], Resource.create(attributes), shutdown_on_exit=False)
+    meter = provider.get_meter("sm_profiler", __version__)
+    for instrument in (CPU, BUILD, *OF_STEPS, *{gauge.name: gauge for gauge in GAUGES.values()}.values()):
+        create = meter.create_observable_counter if instrument.counts else meter.create_observable_gauge
+        create(instrument.name, [_reader_of(board, instrument)], instrument.unit, instrument.text)
+    return provider
+
+
+def _otlp_reader() -> MetricReader:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # may be replaced
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    silence_retries()
+    return PeriodicExportingMetricReader(OTLPMetricExporter())
+
+
+def silence_retries() -> None:
+    """Have an unreachable collector reported once, not at each try: urllib3 and the SDK log a line for each."""
+    reported = _Once()
+    for name in (
+        "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+        "opentelemetry.sdk.metrics._internal.export",
+    ):
+        logging.getLogger(name).addFilter(reported)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+
+
+class _Once(logging.Filter):
+    """Replaces the first problem by one line, and drops the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reported = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        if record.levelno < logging.WARNING or self._reported:
+            return False
+        self._reported = True
+        error = record.exc_info[1] if record.exc_info else None
+        reason = one_line(error) if error is not None else " ".join(printable(record.getMessage()).split())
+        record.msg = "sm-profiler: the OpenTelemetry collector cannot be reached; metrics are dropped until it can: %s"
+        record.args = (reason[:300],)
+        record.exc_info = record.exc_text = None
+        return True
+
+
+def _reader_of(board: Board, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[Any]]:
+    from opentelemetry.metrics import Observation
+
+    def read(_: CallbackOptions) -> Iterable[Any]:
+        return [
+            Observation(value.value, dict(value.labels))
+            for value in board.values()
+            if value.instrument.name == instrument.name
+        ]
+
+    return read

@@ -16,7 +16,7 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, IGNORED_FOLDER, SYSTEM
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_recovery import recover_killed
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader, open_destination

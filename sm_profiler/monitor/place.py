@@ -116,7 +116,8 @@ def settle(profile: Profile, environment: Mapping[str, str] = os.environ) -> Pro
             problems.append(f"{printable(folder)} has the profile of {other}")
             continue
         if problems and new:
-            hint = _OF_OTHERS_HINT if problems[0].endswith(_OF_OTHERS) else ""
+            of_others = problems[0].endswith(_OF_OTHERS) or _is_of_others(given)
+            hint = _OF_OTHERS_HINT if of_others else ""
             logger.warning("sm-profiler: %s; this profile is written to %s%s", problems[0], printable(folder), hint)
         elif new and folder != given:
             logger.warning("sm-profiler: writing the profile to %s", printable(folder))
@@ -199,6 +200,14 @@ def _is_shared(folder: Path) -> bool:
         return False
 
 
+def _is_of_others(folder: Path) -> bool:
+    """Return whether a folder that cannot be taken has another user's profile, and is no part of the system."""
+    with contextlib.suppress(OSError):
+        owner = folder.lstat().st_uid
+        return owner != os.geteuid() and (owner != 0 or (folder / IGNORED_FOLDER).exists())
+    return False
+
+
 def _claim(folder: Path, owner: Owner) -> tuple[Owner | None, bool]:
     """Claim a folder; return its other owner, or None, and whether the claim is new.
 
@@ -267,18 +276,32 @@ def _owner(text: bytes) -> Owner | None:
 def _make(folder: Path, user: str) -> None:
     """Create a folder and those above it.
 
-    Below a folder for several users, such as /tmp, those above it are for several users, too, up to a folder with the user's
-    name; the rest is private.
+    Those above it may be written by whoever may write to the folder in which the first is created, up to a folder with the
+    user's name: otherwise the first user would shut out the others, who need folders there, too. Below a folder such as
+    /tmp, the rest is private.
     """
     missing = [folder, *folder.parents]
     while missing and missing[-1].exists():
         missing.pop()
+    named = re.compile(rf"(?<![\w.]){re.escape(user)}(?![\w.])")
+    private = next((part for part in missing[1:] if named.search(part.name)), folder)
+    is_above = True
     for part in reversed(missing):
-        shared = _is_shared(part.parent)
+        is_above = is_above and part != private
         with contextlib.suppress(FileExistsError):
-            part.mkdir(0o700 if shared else 0o777)
-            if shared and part != folder and user not in part.name:
-                part.chmod(0o1777)
+            part.mkdir(0o700 if _is_shared(part.parent) else 0o777)
+            if is_above:
+                share(part)
+
+
+def share(folder: Path) -> None:
+    """Let others write to a new folder as they may write to the one that it is in, but not remove each other's files."""
+    with contextlib.suppress(OSError):  # a file system without permissions
+        around, status = folder.parent.stat(), folder.stat()
+        if around.st_mode & stat.S_IWOTH:
+            folder.chmod(0o1777)
+        elif around.st_mode & stat.S_IWGRP and around.st_gid == status.st_gid:
+            folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXG | stat.S_ISVTX)
 
 
 JOB_FILE = "job"  # in the ignored folder of a container, which runs one job after another: the job of the profile

@@ -12,11 +12,10 @@ import attrs
 
 from sm_profiler.container import INPUT_CONFIG, Resources, read_resources
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
-from sm_profiler.identity import IDENTITY_TYPE, INSTANCE_TYPE, LABEL, LABEL_TYPE, MACHINE, identity
+from sm_profiler.identity import IDENTITY_TYPE, INSTANCE_TYPE, LABEL, LABEL_TYPE, MACHINE, host_id, identity
 from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
-from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.procfs import (
     Nfs,
     Pressure,

@@ -16,8 +16,8 @@ import attrs
 from sm_profiler import threads
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.exit_link import ExitLink
-from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.place import EARLIER, read_claim, set_aside_other_job

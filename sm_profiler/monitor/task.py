@@ -13,8 +13,7 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.container import JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE, TOOLKIT_VARIABLE
 from sm_profiler.errors import ConfigError
-from sm_profiler.monitor.run_id import run_id
-from sm_profiler.settings import AUTO, JOB
+from sm_profiler.settings import AUTO, JOB, run_id
 
 OUTPUT = "profiler-output"
 NAMES = (JOB.name, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE)

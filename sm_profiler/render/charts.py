@@ -12,6 +12,12 @@ from markupsafe import Markup, escape
 
 from sm_profiler.formatting import clean, duration, shorten
 
+SHARE_COLOURS = ("blue", "sky", "teal", "amber", "violet", "rose", "grey")  # neighbours in a ring
+LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that cross
+MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
+WIDTH, HEIGHT = 520.0, 210.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
+
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
     """Return an element; `class_` becomes `class`, other underscores become hyphens, and None omits an attribute."""
@@ -50,16 +56,42 @@ def _value(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else clean(str(value))
 
 
-SHARE_COLOURS = ("blue", "sky", "teal", "amber", "violet", "rose", "grey")  # neighbours in a ring
-LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that cross
-MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
-WIDTH, HEIGHT = 520.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
+@attrs.frozen
+class Colour:
+    """A colour of charts: on a light page, on a dark one, and as an ANSI code of the terminal."""
+
+    light: str
+    dark: str
+    ansi: str
+
+
+COLOURS = {
+    "amber": Colour("#e08a1e", "#efa648", "33"),
+    "blue": Colour("#2f6db5", "#5e9be0", "34"),
+    "sky": Colour("#7aa7d9", "#9dc2ec", "94"),
+    "teal": Colour("#2a9187", "#4fb8ac", "36"),
+    "grey": Colour("#9aa2ab", "#7b848f", "90"),
+    "violet": Colour("#8a6bb8", "#ab8fd6", "35"),
+    "moss": Colour("#7d9a3c", "#a5c162", "32"),
+    "rose": Colour("#c9506b", "#e57b92", "31"),
+    "brick": Colour("#8f4a35", "#c97e66", "91"),
+    "olive": Colour("#6b6b2f", "#b3b36b", "92"),
+    "plum": Colour("#7a3f6d", "#bd84b0", "95"),
+    "mint": Colour("#4f9d6d", "#86cfa2", "32"),
+    "sand": Colour("#b59a5b", "#d6c08c", "93"),
+    "steel": Colour("#546e8a", "#93acc7", "96"),
+    "slate": Colour("#6d5f7a", "#ab9cba", "35"),
+    "bronze": Colour("#8a6a2c", "#c4a25f", "33"),
+    "pine": Colour("#2f6b57", "#6fae98", "36"),
+    "navy": Colour("#27406b", "#8099c9", "34"),
+    "stone": Colour("#77716a", "#a39d95", "90"),
+    "pale": Colour("#e6e4df", "#343a42", "37"),
+}
 
 
 @attrs.frozen
 class ChartPart:
-    """A named share of a whole; `colour` is a key of parts.COLOURS."""
+    """A named share of a whole; `colour` is a key of COLOURS."""
 
     name: str
     value: float

@@ -46,7 +46,6 @@ class Node:
     calls: dict[Any, Node] = attrs.field(factory=dict)
 
     def called(self, key: Any, place: Place | None, name: str) -> Node:
-        """Return the node of a call."""
         return self.calls.setdefault(key, Node(place, name))
 
 
@@ -55,7 +54,6 @@ class Graph:
     """The flame graph of one phase.
 
     Attributes:
-        phase: the phase.
         title: its name on the page.
         seconds: time of its samples.
         drawing: the SVG.

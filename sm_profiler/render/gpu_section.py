@@ -27,6 +27,9 @@ _KINDS = {
 
 Trace = Mapping[str, Any]
 
+_BOUNDS = {"compute": "its arithmetic", "memory": "memory", "launch": "its launches", "": "unknown"}
+_TENSOR = re.compile(r"\[([0-9, ]+)\]")
+
 
 @attrs.frozen
 class GpuPart:
@@ -64,7 +67,6 @@ def parts_of(traces: Sequence[Trace]) -> list[tuple[GpuPart, float]]:
 
 
 def pictures(traces: Sequence[Trace]) -> list[Picture]:
-    """Draw the time of all GPUs, and of each rank if there are several."""
     if not traces:
         return []
     drawn = [
@@ -239,10 +241,6 @@ def _phases(traces: Sequence[Trace]) -> list[Section]:
     )  # fmt: skip
     head = ("Launched in", "Rank", "Kernels", "GPU time", "Share")
     return [Section("gpu-phases", "Phases on the GPU", tables=(Table(head, rows),))] if rows else []
-
-
-_BOUNDS = {"compute": "its arithmetic", "memory": "memory", "launch": "its launches", "": "unknown"}
-_TENSOR = re.compile(r"\[([0-9, ]+)\]")
 
 
 def _limits(traces: Sequence[Trace]) -> list[Section]:

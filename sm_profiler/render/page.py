@@ -20,19 +20,29 @@ from sm_profiler.diagnosis.model import Report
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formatting import clean, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
-from sm_profiler.metrics.parts import COLOURS
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
 from sm_profiler.render import gpu_section, ledger_view
 from sm_profiler.render.blocks import Section
-from sm_profiler.render.charts import LINE_COLOURS
+from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
-from sm_profiler.render.heat_map import heat_section
 from sm_profiler.render.sections import build_sections, folded
-from sm_profiler.render.view import finding_view, glance, pictures, stacks_view
+from sm_profiler.render.view import finding_view, glance, heat_section, pictures, stacks_view
 from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
+
+MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
+POINTS = 1000  # per series; a screen has hardly more columns
+MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
+MAX_RANK_LINES = 3  # more ranks than this share a line, shown with the first rank's
+LANES = (
+    ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
+    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),
+    ("cpu", "CPU use", "%", (("cpu", "CPU use", "teal"), ("hottest_core", "busiest core", "amber"), ("io_wait", "I/O wait", "rose"))),
+    ("memory", "Memory", "%", (("memory", "memory used", "violet"),)),
+    ("network", "Network and disk", "B/s", (("received", "received", "blue"), ("sent", "sent", "sky"), ("disk_read", "disk read", "amber"), ("disk_write", "disk write", "rose"))),
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -44,7 +54,6 @@ class Link:
 
 
 def render_html(report: Report) -> str:
-    """Return the page of a report."""
     return render_page(
         "report.html",
         script=page_script(),
@@ -110,7 +119,6 @@ def render_page(
     """Return a page from one of the templates, with the shared style.
 
     Args:
-        template: name of the template.
         package: another package that has it, with a style and a script of the same name.
         script: the page's script, unless the package has it.
         links: other pages, where a server shows them.
@@ -135,7 +143,6 @@ def render_page(
 
 
 def page_style() -> str:
-    """Return the style of all pages."""
     return _asset("report.css") + _colour_rules()
 
 
@@ -206,19 +213,6 @@ def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
     return environment
 
 
-MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
-POINTS = 1000  # per series; a screen has hardly more columns
-MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
-MAX_RANK_LINES = 3  # more ranks than this share a line, shown with the first rank's
-LANES = (
-    ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
-    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),
-    ("cpu", "CPU use", "%", (("cpu", "CPU use", "teal"), ("hottest_core", "busiest core", "amber"), ("io_wait", "I/O wait", "rose"))),
-    ("memory", "Memory", "%", (("memory", "memory used", "violet"),)),
-    ("network", "Network and disk", "B/s", (("received", "received", "blue"), ("sent", "sent", "sky"), ("disk_read", "disk read", "amber"), ("disk_write", "disk write", "rose"))),
-)  # fmt: skip
-
-
 def timeline(metrics: JobMetrics) -> dict[str, Any]:
     """Return the lanes: x in seconds since the job's start, y as low, mean and high of the data behind each point."""
     if metrics.duration <= 0:
@@ -229,7 +223,7 @@ def timeline(metrics: JobMetrics) -> dict[str, Any]:
         lanes.append(steps)
     for key, title, unit, members in LANES:
         series = [
-            one for metric, name, colour in members if (one := _metric(metrics, metric, name, colour)) is not None
+            line for metric, name, colour in members if (line := _metric(metrics, metric, name, colour)) is not None
         ]
         if series:
             lanes.append(

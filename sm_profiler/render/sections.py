@@ -31,7 +31,7 @@ from sm_profiler.render.blocks import (
     times_fired,
     what_ran,
 )
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.ledger_view import shares
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
@@ -40,6 +40,16 @@ MAX_NODE_SENTENCES = 8
 MAX_RULES = 100
 MAX_OPERATOR = 140  # characters; names of TensorFlow and JAX have the layer in their middle
 Rules = Mapping[str, Object]
+
+# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
+JUDGED = {
+    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
+    "BatchSize": (Class.BATCH_TOO_SMALL,),
+    "LoadBalancing": (Class.UNBALANCED_GPUS,),
+    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
+    "Dataloader": (Class.INPUT_BOUND,),
+    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
+}
 
 
 @attrs.frozen
@@ -91,15 +101,6 @@ RULES = {
     "OverallFrameworkMetrics": RuleText("Statistics of the framework metrics; never fires."),
 }
 CUSTOM = RuleText("A custom rule.")
-# Questions that the verdict answers as well, by limits that depend on the job: the page shows that answer.
-JUDGED = {
-    "MaxInitializationTime": (Class.INITIALIZATION_BOUND,),
-    "BatchSize": (Class.BATCH_TOO_SMALL,),
-    "LoadBalancing": (Class.UNBALANCED_GPUS,),
-    "StepOutlier": (Class.STEP_OUTLIERS, Class.PERIODIC_STALL),
-    "Dataloader": (Class.INPUT_BOUND,),
-    "GPUMemoryIncrease": (Class.MEMORY_GROWTH,),
-}
 
 
 @attrs.frozen
@@ -123,7 +124,6 @@ class Answers:
         )
 
     def fired(self, rule: str) -> bool:
-        """Return whether the answer is yes."""
         return bool(times_fired(self.rules, rule)) if self.verdict is None else self.finding(rule) is not None
 
     def sentence(self, rule: str, otherwise: str) -> str:
@@ -147,7 +147,6 @@ def build_sections(
     """Return all sections in the order of the page.
 
     Args:
-        metrics: the job in numbers.
         rules: results of the rules.
         broken: rule → why it could not be evaluated.
         verdict: the report's verdict; default: the rules answer all questions.
@@ -257,25 +256,24 @@ def framework(metrics: JobMetrics, rules: Rules, totals: Totals | None = None) -
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
         "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
     }  # fmt: skip
-    found_slices = loop_slices(metrics.ranks, watched=bool(metrics.metadata), totals=totals)
-    slices = [piece for piece in found_slices if piece.is_named]
+    slices = [each for each in shares(totals, on_device=metrics.on_device) if each.is_named]
     if slices:
         titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
     if not pictures and not slices:
         missing = f"No framework metrics were recorded: {how_to_record(metrics)}"
         return Section(key, title, missing=missing)
-    rows = [(piece.label, piece.value, piece.note) for piece in slices]
+    rows = [(each.label, percent(each.share), f"{duration(each.seconds)} per step") for each in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
-        shares, sums = found.get(device), found.get(f"{device}_total")
-        if isinstance(shares, Mapping) and shares:
+        operators, sums = found.get(device), found.get(f"{device}_total")
+        if isinstance(operators, Mapping) and operators:
             sums = sums if isinstance(sums, Mapping) else {}
-            order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
+            order = [name for _, name in sorted((-number(share), str(name)) for name, share in operators.items())]
             rows = [
                 (
                     shorten(name, MAX_OPERATOR),
-                    f"{number(shares.get(name)):.1f} %",
+                    f"{number(operators.get(name)):.1f} %",
                     duration(number(sums.get(name)) / 1e6),
                 )
                 for name in order

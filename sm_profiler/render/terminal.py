@@ -12,13 +12,12 @@ from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
-from sm_profiler.metrics.parts import COLOURS
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import printable
-from sm_profiler.render import ledger_view
+from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.words import gain_of_finding, readable_processes
 
 MAX_LINES = 15
@@ -36,7 +35,6 @@ def terminal_summary(
     """Return the verdict with its evidence and the next step.
 
     Args:
-        report: the report.
         colour: use ANSI colours.
         width: columns; default: those of the terminal, at most 100.
     """
@@ -78,7 +76,6 @@ def terminal_summary(
 
 
 def _cut(lines: list[str], room: int, width: int) -> list[str]:
-    """Return the first lines, with an ellipsis if there are more."""
     if len(lines) <= room:
         return lines
     *kept, end = lines[: max(room, 1)]
@@ -171,14 +168,11 @@ def _job_slices(report: Report) -> list[tuple[float, str, str, str]]:
 def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
     slices = _job_slices(report) or [
-        (piece.share, piece.part.colour, piece.part.letter, f"{piece.label.lower()} {piece.value}" if piece.is_named else "")
-        for piece in loop_slices(report.metrics.ranks, watched=bool(report.metrics.metadata), totals=report.ledger)
+        (each.share, each.colour, each.letter, f"{each.name} {percent(each.share)}" if each.is_named else "")
+        for each in shares(report.ledger, on_device=report.metrics.on_device)
     ] or [
         (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
         for part, share in gpu_parts(report.gpu_traces)
-    ] or [
-        (share, colour_name, name[:1].upper(), f"{name} {percent(share)}")
-        for name, share, colour_name in (ledger_view.shares(report.ledger) if report.ledger else ())
     ]  # fmt: skip
     if not slices:
         return []

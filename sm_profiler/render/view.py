@@ -1,10 +1,15 @@
-"""The first screen of the page: verdict card, charts of the evidence, job at a glance."""
+"""The first screen of the page: verdict card, charts of the evidence, job at a glance; and the heat map."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain, groupby
 from typing import Any
+
+import attrs
+import numpy as np
+from markupsafe import Markup
 
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Totals
@@ -12,16 +17,17 @@ from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.diagnosis.profile.case import mean_or_none
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.lines import MODULE
+from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
 from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
 from sm_profiler.metrics.hang import Hang
-from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
+from sm_profiler.metrics.system_fold import Use
 from sm_profiler.render import charts, gpu_section, ledger_view
-from sm_profiler.render.blocks import Picture
-from sm_profiler.render.charts import ChartPart
+from sm_profiler.render.blocks import Picture, Section
+from sm_profiler.render.charts import ChartPart, drawing, element, text
 from sm_profiler.render.flame import at_line, part_of, short_file
-from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.render.words import gain_of_finding
 
 MAX_BARS = 12  # bars of single ranks or GPUs
@@ -29,9 +35,19 @@ MAX_LINE_POINTS = 500
 MAX_OPEN_STACKS = 4  # the others are folded
 MAX_STACKS = 64
 
+ENDINGS = {  # state of the job → its words below the duration
+    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+}  # fmt: skip
+
+LEVELS = 5  # of 20 % each
+MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
+LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
+LINE_HEIGHTS = (6.0, 16.0)
+Row = tuple[str, str]  # node and name of a device
+
 
 def finding_view(finding: Finding) -> dict[str, Any]:
-    """Return a finding with its values as text."""
     return {
         "code": finding.kind.value,
         "name": finding.label,
@@ -99,33 +115,18 @@ def stacks_view(hang: Hang | None) -> dict[str, Any]:
     }
 
 
-def loop_bar(
-    ranks: tuple[Rank, ...], title: str, *, watched: bool = False, totals: Totals | None = None
-) -> Picture | None:
-    """Draw where the loop's time goes, averaged over ranks."""
-    slices = loop_slices(ranks, watched=watched, totals=totals)
-    if not slices:
-        return None
-    drawn = [ChartPart(piece.label, piece.share, piece.part.colour, piece.note) for piece in slices]
-    legend = tuple(
-        (piece.label, piece.part.colour, f"{piece.value}|{piece.note}") for piece in slices if piece.is_named
-    )
-    return Picture(charts.bar(drawn, title), title, legend, "bar")
-
-
 def pictures(report: Report) -> list[Picture]:
     """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict.
 
     A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
     """
     metrics, kind = report.metrics, report.verdict.kind
-    loop = loop_bar(
-        metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata), totals=report.ledger
-    )
-    if loop is None and report.ledger:
-        return [ledger_view.picture(report.ledger)]
-    if loop is None:
+    if report.ledger is None:
         return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
+    title = "Where the training loop's time goes" if metrics.loop else "Where the time of all ranks goes"
+    loop = ledger_view.picture(report.ledger, title, on_device=metrics.on_device)
+    if not metrics.loop:
+        return [loop]
     draw = _EVIDENCE.get(kind)
     extra = draw(metrics) if draw else []
     if kind is Class.INITIALIZATION_BOUND:
@@ -136,11 +137,11 @@ def pictures(report: Report) -> list[Picture]:
 
 def _rank_bars(metrics: JobMetrics) -> list[Picture]:
     totals = totals_of(metrics)
-    return [
-        Picture(one.drawing, shorten(rank.name, 40), (), "bar thin")
-        for rank in metrics.ranks[:MAX_BARS]
-        if (one := loop_bar((rank,), f"Where the time of {rank.name} goes", totals=totals))
-    ]
+    drawn = []
+    for rank in totals.ranks[:MAX_BARS] if totals else ():
+        bar = ledger_view.picture(Totals((rank,)), f"Where the time of {rank.name} goes")
+        drawn.append(Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin"))
+    return drawn
 
 
 def _step_strip(metrics: JobMetrics) -> list[Picture]:
@@ -222,12 +223,6 @@ _EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
 }  # fmt: skip
 
 
-ENDINGS = {  # state of the job → its words below the duration
-    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
-    INTERRUPTED: "interrupted",
-}  # fmt: skip
-
-
 def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each tile
     """Return the tiles: label, value, note."""
     metrics = report.metrics
@@ -281,3 +276,119 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         rough = " at an estimated price" if report.cost.price_estimated else ""
         tiles.append(("Lost money", lost, f"{whole}estimate, {report.cost.instance_type}{rough}"))
     return tiles
+
+
+@attrs.frozen(eq=False)
+class Line:
+    """A line of a map: the busiest core, or the idlest GPU, of some devices of a node."""
+
+    node: str
+    name: str
+    values: Floats
+
+
+def heat_section(use: Mapping[str, Use], start: float) -> Section | None:
+    """Return the section, None without system metrics; `start` is the job's, seconds since the epoch."""
+    pictures, sentences = [], []
+    for kind, colour, singular in (("gpu", "blue", "GPU"), ("cpu", "teal", "core")):
+        heat = use.get(kind, Use())
+        rows = heat.ordered()
+        means = heat.means(rows)
+        if not np.isfinite(means).any():
+            continue
+        lines = lines_of(rows, means, busiest=kind == "cpu")
+        each = -(-len(rows) // len(lines))
+        sentences.append(sentence(rows, means, singular) + (" More devices are left out." if heat.is_cut else ""))
+        caption = f"Use of {plural(len(rows), singular)} over time"
+        if each > 1:
+            caption += f"; a line shows the {'busiest core' if kind == 'cpu' else 'idlest GPU'} of up to {each}"
+        pictures.append(Picture(draw(heat, lines, colour, caption, start), caption, legend(colour), "chart wide"))
+    return Section("heat", "Cores and GPUs over time", tuple(sentences), pictures=tuple(pictures)) if pictures else None
+
+
+def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[Line]:
+    """Return at most MAX_LINES lines; none has devices of two nodes, unless there are more nodes than lines."""
+    numbered = list(enumerate(rows))
+    nodes = [list(group) for _, group in groupby(numbered, key=lambda pair: pair[1][0])]
+    if len(nodes) > MAX_LINES:
+        each = -(-len(nodes) // MAX_LINES)
+        groups = [list(chain.from_iterable(nodes[at : at + each])) for at in range(0, len(nodes), each)]
+    else:
+        each = next(
+            size for size in range(1, len(rows) + 1) if sum(-(-len(node) // size) for node in nodes) <= MAX_LINES
+        )
+        groups = [node[at : at + each] for node in nodes for at in range(0, len(node), each)]
+    found = []
+    for group in groups:
+        first, last = group[0][1], group[-1][1]
+        values = means[[number for number, _ in group]]
+        filled = np.where(np.isfinite(values), values, -np.inf if busiest else np.inf)
+        chosen = filled.max(axis=0) if busiest else filled.min(axis=0)
+        name = first[1] if len(group) == 1 else f"{first[1]} to {last[1]}"
+        node = first[0] if first[0] == last[0] else f"{first[0]} to {last[0]}"
+        found.append(Line(node, name, np.where(np.isfinite(chosen), chosen, np.nan)))
+    return found
+
+
+def sentence(rows: list[Row], means: Floats, singular: str) -> str:
+    """Return a sentence about a map: the mean, the most and the least busy device."""
+    with np.errstate(invalid="ignore"):
+        counts = np.isfinite(means).sum(axis=1)
+        whole = np.where(counts > 0, np.nansum(means, axis=1) / np.maximum(counts, 1), np.nan)
+    if len(rows) == 1:
+        return f"The {singular} is {whole[0]:.0f} % busy on average."
+    most, least = int(np.nanargmax(whole)), int(np.nanargmin(whole))
+
+    def named(at: int) -> str:
+        return f"{shorten(rows[at][1], 30)} of {shorten(rows[at][0], 40)}"
+
+    return (
+        f"{plural(len(rows), singular)} are {np.nanmean(whole):.0f} % busy on average: "
+        f"{named(most)} most ({whole[most]:.0f} %), {named(least)} least ({whole[least]:.0f} %)."
+    )
+
+
+def legend(colour: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple((f"{20 * level} to {20 * level + 20} %", f"{colour} l{level}", "") for level in range(LEVELS))
+
+
+def draw(heat: Use, lines: list[Line], colour: str, title: str, start: float) -> Markup:
+    """Draw lines as runs of equal level, a path for each level: the size is bounded by lines and columns."""
+    height = min(max(320.0 / len(lines), LINE_HEIGHTS[0]), LINE_HEIGHTS[1])
+    columns = lines[0].values.shape[0]
+    wide = WIDTH / columns
+    paths: list[list[str]] = [[] for _ in range(LEVELS)]
+    labels, top, node = [], 0.0, ""
+    several = len({line.node for line in lines}) > 1
+    for line in lines:
+        if line.node != node:
+            top += GAP if node else 0.0
+            node = line.node
+            if several:
+                labels.append(text(LEFT - 8, top + 11, shorten(node, 16), anchor="end"))
+        if not several and (height >= LINE_HEIGHTS[1] or line is lines[0] or line is lines[-1]):
+            labels.append(text(LEFT - 8, top + min(height, 12.0), shorten(line.name, 16), anchor="end"))
+        at = 0
+        for level, run in groupby(levels(line.values)):
+            length = len(list(run))
+            if level >= 0:
+                paths[level].append(f"M{LEFT + at * wide:.5g} {top + height / 2:.5g}h{length * wide:.4g}")
+            at += length
+        top += height
+    drawn = [
+        element("path", d="".join(path), class_=f"s-{colour} l{level}", stroke_width=height)
+        for level, path in enumerate(paths)
+        if path
+    ]
+    begin, span = heat.first * heat.width - start, columns * heat.width
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        anchor = "start" if not share else "end" if share == 1 else "middle"
+        label = duration(max(begin + span * share, 0.0)) if begin + span * share >= 1 else "0"
+        labels.append(text(LEFT + WIDTH * share, top + 16, label, anchor=anchor))
+    return drawing(LEFT + WIDTH, top + 22, title, *drawn, *labels, kind="chart heat")
+
+
+def levels(values: Floats) -> list[int]:
+    """Return the level of each value, -1 if it is missing."""
+    whole = np.nan_to_num(values, nan=-1.0)
+    return [int(level) for level in np.where(whole < 0, -1, np.minimum(whole // (100 / LEVELS), LEVELS - 1))]

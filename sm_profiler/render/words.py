@@ -1,24 +1,33 @@
-"""Words that the page, the terminal and messages share: what a repair gains, and the names of processes."""
+"""Words that the page, the terminal and messages share: what a repair gains, names of processes, a comparison in Markdown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Finding, Gain, Interval
-from sm_profiler.formatting import duration, percent
+from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
+from sm_profiler.printable import printable
 
 AnyFinding = TypeVar("AnyFinding", bound=Finding)
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
 WIDE = 10.0  # times its low end, from which on the high end of a range is left out
 _MOST = 0.999 / (1 - limits.MOST_SAVED)
+
+_PLAIN = re.compile(r"[\w.-]{1,63}")
+
+MARKER = "<!-- sm-profiler compare -->"
+_LONGEST_NAME = 70
+# Characters that mean something in Markdown or HTML; a backslash before any of them is not shown.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&@:])")
 
 
 def gain_of_finding(finding: Finding) -> str:
@@ -68,15 +77,12 @@ def _range(low: str, high: str) -> str:
     return f"{first if unit == high.partition(' ')[2] else low} to {high}"
 
 
-_PLAIN = re.compile(r"[\w.-]{1,63}")
-
-
 def process_labels(metrics: JobMetrics) -> dict[str, str]:
     """Return what texts for people call the processes of a job on one node: `algo-1-0` → `rank 0`."""
     labels = {}
     if len(metrics.nodes) == 1 and _PLAIN.fullmatch(metrics.nodes[0]):
-        for one in metrics.metadata:
-            name, rank, pid = process_name(one), one.get("rank"), one.get("pid")
+        for record in metrics.metadata:
+            name, rank, pid = process_name(record), record.get("rank"), record.get("pid")
             if name == f"{metrics.nodes[0]}-{pid if rank is None else rank}":
                 labels[name] = f"process {pid}" if rank is None else f"rank {rank}"
     return labels
@@ -104,3 +110,62 @@ def with_labels(labels: Mapping[str, str]) -> Callable[[str], str]:
 def readable_finding(finding: AnyFinding, renamed: Callable[[str], str]) -> AnyFinding:
     """Return a finding with the labels of processes in its sentences."""
     return replace(finding, headline=renamed(finding.headline), next_step=renamed(finding.next_step))
+
+
+@attrs.frozen
+class Summary:
+    """Content of the Markdown.
+
+    Attributes:
+        sentence: what changed.
+        lines: further sentences.
+        runs: moment, name, verdict and steps of each run.
+        tables: head and rows of each table.
+    """
+
+    sentence: str
+    lines: tuple[str, ...]
+    runs: tuple[tuple[str, str, str, str], ...]
+    tables: tuple[tuple[Sequence[str], Sequence[Sequence[str]]], ...]
+
+
+def to_markdown(summary: Summary, failure: str = "") -> str:
+    """Return the summary as GitHub-flavoured Markdown.
+
+    The first line is a comment, by which a CI job finds the message that it posted before. Names come from a profile
+    and are escaped, so that they can neither format, link nor mention.
+
+    Args:
+        summary: the content.
+        failure: the limit that the second run exceeds; "" if it holds.
+    """
+    title = f"**Failed: {escape(failure)}.** " if failure else ""
+    lines = [MARKER, "### sm-profiler", "", title + escape(summary.sentence), ""]
+    lines += [f"- {escape(line)}" for line in summary.lines]
+    lines += [""] if summary.lines else []
+    lines += _table(("", "run", "verdict", "steps"), summary.runs)
+    for head, rows in summary.tables:
+        lines += ["", *_table(head, rows)] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", shorten(printable(text), 400))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = [f"| {' | '.join(map(escape, head))} |", f"| {' | '.join(rule)} |"]
+    return lines + [f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows]
+
+
+def runs_of(
+    names: Sequence[str], verdicts: Sequence[str], steps: Sequence[int]
+) -> tuple[tuple[str, str, str, str], ...]:
+    """Return the rows of the two runs."""
+    moments = ("before", "after")
+    return tuple(
+        (moment, shorten(name, _LONGEST_NAME), verdict, f"{count:,}")
+        for moment, name, verdict, count in zip(moments, names, verdicts, steps, strict=True)
+    )

@@ -17,7 +17,8 @@ from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, 
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.verdict import decide, priced
-from sm_profiler.folding.engine import Slice, error_line, run_folds, run_sliced
+from sm_profiler.errors import SourceError
+from sm_profiler.folding import Slice, error_line, run_folds, run_sliced
 from sm_profiler.formatting import plural
 from sm_profiler.metrics.job_metrics import JobMetrics, measure_job
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds, new_folds
@@ -27,6 +28,7 @@ from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.step_fold import StepFold
 from sm_profiler.metrics.system_fold import SystemFold
 from sm_profiler.report.prices import cost_of
+from sm_profiler.report.report_json import MAX_BYTES, read_report, stored_end
 from sm_profiler.rules import RuleResults
 from sm_profiler.source.opening import job_name
 
@@ -67,7 +69,7 @@ def build_report(  # most are optional parts
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
-    values, job = parameters or {}, job or JobInfo()
+    values, job = parameters or {}, _with_stored_end(source, job or JobInfo())
     may_keep = not values and compat is None
     if may_keep and (report := _of_kept_state(source, job)) is not None:
         return report
@@ -75,6 +77,17 @@ def build_report(  # most are optional parts
     if may_keep:
         kept.keep(source, whole)
     return report_of_folds(source, whole, job)
+
+
+def _with_stored_end(source: Any, job: JobInfo) -> JobInfo:
+    """Return the job with its end in the report beside the profile, if nothing in the profile shows one."""
+    storage = getattr(source, "storage", None)
+    if job.stored_end or job.description or storage is None or source.finished or source.run is not None:
+        return job
+    try:
+        return attrs.evolve(job, stored_end=stored_end(read_report(storage.read("report.json", 0, MAX_BYTES + 1))))
+    except SourceError:  # there is none, or it is no report
+        return job
 
 
 def _of_kept_state(source: Any, job: JobInfo) -> Report | None:
@@ -287,6 +300,8 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             lines[f"{entry['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
         if entry.get("left_out"):
             lines[f"{entry['left_out']:,} events of the script were left out: their arguments cannot be recorded"] += 1
+        if entry.get("events_cut"):
+            lines[f"{entry['events_cut']:,} events of the script had too long names or arguments, which were cut"] += 1
         if entry.get("phases_elsewhere"):
             elsewhere = f"{plural(entry['phases_elsewhere'], 'phase')} ran on other threads than the training's"
             lines[f"{elsewhere}: they are in timelines, and no part of the loop"] += 1

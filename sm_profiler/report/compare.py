@@ -22,9 +22,8 @@ from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.printable import printable
-from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import Link, render_page
-from sm_profiler.render.words import factors
+from sm_profiler.render.words import Summary, factors, runs_of
 from sm_profiler.report.report_json import plain
 
 

@@ -184,6 +184,10 @@ def report_table(
     if table.lost:
         rows = plural(table.rows + table.lost, "row")
         missing.append(f"{table.lost:,} of {rows} {'is' if table.lost == 1 else 'are'} left out: {table.why}.")
+    if table.filled:
+        missing.append(
+            f"{plural(table.filled, 'step')} of single ranks {'is' if table.filled == 1 else 'are'} missing, and taken as usual."
+        )
     if ended:
         missing.append(f"{ended[0].headline} Only {_judged(table.ledger)}.")
     if not missing:
@@ -257,6 +261,8 @@ def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
             0,
             Evidence("speedup if all ranks, stages and microbatches took the average time", f"{found.even:.2f} times"),
         )
+    if found.start:
+        evidence.append(Evidence("the first steps, which are long in every job", round(found.start, 3), unit="s"))
     if ledger.before:
         evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
     if found.findings:

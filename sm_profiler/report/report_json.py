@@ -23,11 +23,11 @@ from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Cost, Finding, Quality, Report
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import recorded
-from sm_profiler.formats.process_end import UNKNOWN
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, STOPPED, UNKNOWN
 from sm_profiler.identity import MACHINE, machine_of
 from sm_profiler.metrics import hang
 from sm_profiler.metrics.attempts import process_name
-from sm_profiler.metrics.ends import JobEnd, RankEnd
+from sm_profiler.metrics.ends import JobEnd, RankEnd, StoredEnd
 from sm_profiler.metrics.job_metrics import Rank as RankMetrics
 from sm_profiler.metrics.startup import Billed, billed_time, repeated_work, start_parts
 from sm_profiler.metrics.step_fold import EVAL, LoaderSettings
@@ -227,10 +227,11 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(Frame, frozen=True, kw_only=True):
-    """The line at which a process waits, and what for."""
+    """The line at which a process waits, what for, and how many training steps it had completed."""
 
     rank: str
     waits_for: str
+    completed_steps: int = 0
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +278,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
             at one; `rank_elsewhere`: some wait for a rank that is elsewhere; `process`: no rank is waited for.
         before_first_step: no step was begun.
         seconds: time without a step, to the end of the recording.
-        step: the last one; null before the first.
+        step: the last one that was complete, counted from 0, of the process that came furthest; null without any.
         where: where each process waits.
         stacks: of all threads, those that train first.
         stacks_left_out: number of further stacks.
@@ -584,9 +585,11 @@ def _hang(found: hang.Hang) -> Hang:
         kind=found.kind,
         before_first_step=found.before_first_step,
         seconds=round(found.seconds, 3),
-        step=None if found.before_first_step else max(process.record.step for process in found.stopped),
+        step=found.steps[1] - 1 if found.steps[1] else None,
         where=tuple(
-            Waiting(**_frame(process.place), rank=process.name, waits_for=process.waits_for)
+            Waiting(
+                **_frame(process.place), rank=process.name, waits_for=process.waits_for, completed_steps=process.steps
+            )
             for process in found.stopped
             if process.place is not None
         ),
@@ -683,6 +686,17 @@ def read_report(data: bytes) -> StoredReport:
     if found.schema_version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise SourceError(f"its report.json has version {found.schema_version[:20]}, not {SCHEMA_VERSION}")
     return found
+
+
+_ENDS = frozenset({COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, STOPPED})
+
+
+def stored_end(report: StoredReport) -> StoredEnd | None:
+    """Return the end of a job in its report; None if it was not known, or the job was still running."""
+    end, last = report.end, report.job.end
+    if end is None or last is None or end.state not in _ENDS:
+        return None
+    return StoredEnd(end.state, end.exit_code, end.error, end.where, last)
 
 
 def read_verdict(data: bytes) -> Finding | None:

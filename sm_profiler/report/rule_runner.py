@@ -11,7 +11,7 @@ from sm_profiler.container import PROCESSING_RESOURCE_CONFIG, read_resources
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import hosts
-from sm_profiler.folding.engine import Slice
+from sm_profiler.folding import Slice
 from sm_profiler.metrics.scaling.folding import fold_with
 from sm_profiler.printable import logger_for
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble

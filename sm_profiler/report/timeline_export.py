@@ -12,7 +12,7 @@ from sm_profiler.formats.event_names import HANG
 from sm_profiler.gpu_traces.timeline import add_windows, outside
 from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.metrics.scaling.folding import reading_with
-from sm_profiler.timeline.writer import Export, timeline_file
+from sm_profiler.timeline import Export, timeline_file
 
 
 def export_timeline(source: Any, where: str | Path, *, executor: str | Executor | None = None) -> Export:

@@ -18,8 +18,8 @@ from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.printable import printable
 from sm_profiler.render.blocks import Table
 from sm_profiler.render.gpu_section import PARTS
-from sm_profiler.render.markdown import Summary, runs_of
 from sm_profiler.render.page import render_page
+from sm_profiler.render.words import Summary, runs_of
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
 from sm_profiler.report.recordings import verdict_on

@@ -32,8 +32,7 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
 from sm_profiler.formats.layout import TraceFile as EventFile
 from sm_profiler.formats.layout import shown_node
-from sm_profiler.gpu_traces.callers import Frame
-from sm_profiler.gpu_traces.launches import step_rows
+from sm_profiler.gpu_traces.callers import Frame, step_rows
 from sm_profiler.gpu_traces.measure import SampledLines, measure
 from sm_profiler.gpu_traces.step_view import describe
 from sm_profiler.gpu_traces.traces import GpuTraces, TraceFile, read_trace

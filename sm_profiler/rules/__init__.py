@@ -42,19 +42,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sm_profiler.folding.engine import Fold, Following, run_folds, windows
-    from sm_profiler.folding.window import EvaluationWindow
+    from sm_profiler.folding import EvaluationWindow, Fold, Following, run_folds, windows
     from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
     from sm_profiler.rules.dataloader import Dataloader
-    from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LowGPUUtilization
-    from sm_profiler.rules.load_balancing import LoadBalancing
-    from sm_profiler.rules.max_initialization_time import MaxInitializationTime
+    from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LoadBalancing, LowGPUUtilization
     from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
-    from sm_profiler.rules.profiler_report import ProfilerReport, run_rules
-    from sm_profiler.rules.registry import RULES
+    from sm_profiler.rules.profiler_report import RULES, ProfilerReport, run_rules
     from sm_profiler.rules.results import RuleResult, RuleResults, write_rule_reports
     from sm_profiler.rules.rule import NoMoreProfilerData, Rule, RuleEvaluationConditionMet, invoke_rule
-    from sm_profiler.rules.step_outlier import StepOutlier
+    from sm_profiler.rules.step_rules import MaxInitializationTime, StepOutlier
     from sm_profiler.rules.trial import ProfilerTrial
 else:  # numpy is loaded by what needs it
     __getattr__, __dir__ = lazy_exports(
@@ -62,17 +58,13 @@ else:  # numpy is loaded by what needs it
         {
             "bottleneck": ["CPUBottleneck", "IOBottleneck"],
             "dataloader": ["Dataloader"],
-            "sm_profiler.folding.engine": ["Fold", "Following", "run_folds", "windows"],
-            "gpu_rules": ["BatchSize", "GPUMemoryIncrease", "LowGPUUtilization"],
-            "load_balancing": ["LoadBalancing"],
-            "max_initialization_time": ["MaxInitializationTime"],
+            "gpu_rules": ["BatchSize", "GPUMemoryIncrease", "LoadBalancing", "LowGPUUtilization"],
             "overall": ["OverallFrameworkMetrics", "OverallSystemUsage"],
-            "profiler_report": ["ProfilerReport", "run_rules"],
-            "registry": ["RULES"],
+            "profiler_report": ["RULES", "ProfilerReport", "run_rules"],
             "results": ["RuleResult", "RuleResults", "write_rule_reports"],
             "rule": ["NoMoreProfilerData", "Rule", "RuleEvaluationConditionMet", "invoke_rule"],
-            "step_outlier": ["StepOutlier"],
+            "step_rules": ["MaxInitializationTime", "StepOutlier"],
             "trial": ["ProfilerTrial"],
-            "sm_profiler.folding.window": ["EvaluationWindow"],
+            "sm_profiler.folding": ["EvaluationWindow", "Fold", "Following", "run_folds", "windows"],
         },
     )

@@ -9,12 +9,20 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
-from sm_profiler.rules.base import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, BuiltinRule, is_numbered, node_groups
-from sm_profiler.rules.parameters import count, percentile
+from sm_profiler.rules.base import (
+    CPU_UTILIZATION,
+    GPU_UTILIZATION,
+    IO_WAIT,
+    BuiltinRule,
+    count,
+    is_numbered,
+    node_groups,
+    percentile,
+)
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import TimeBreakdown
+from sm_profiler.rules.statistics import TimeBreakdown
 
 JOINT_SAMPLE_S = 0.02  # of the service: a row later than this after the first row of a data point opens the next one
 SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long
@@ -43,14 +51,11 @@ class IOBottleneckParameters:
 
 @attrs.define
 class _WindowCounts:
-    """Counts of one window."""
-
     datapoints: int = 0
     bottlenecks: int = 0
     breakdown: TimeBreakdown | None = None
 
     def merge(self, other: _WindowCounts) -> None:
-        """Add the counts of other nodes in the same window."""
         self.datapoints += other.datapoints
         self.bottlenecks += other.bottlenecks
         if other.breakdown:
@@ -95,7 +100,6 @@ class Bottleneck(BuiltinRule):
         """Percentage above which a core is hot."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._datapoints = self._bottlenecks = self._idle_points = 0
         self._listed: dict[tuple[float, str], tuple[int, int]] = {}  # time in seconds, node → idle GPUs, hot cores
         self._windows: dict[int, _WindowCounts] = {}  # by start
@@ -194,7 +198,6 @@ class Bottleneck(BuiltinRule):
         return [float(time_s) for time_s in times[found]]
 
     def absorb(self, other: Bottleneck) -> None:
-        """Add the state of another part of the job."""
         self._datapoints += other._datapoints
         self._bottlenecks += other._bottlenecks
         self._idle_points += other._idle_points

@@ -8,14 +8,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formatting import natural_key
-from sm_profiler.rules.base import CPU_UTILIZATION, BuiltinRule, names_by_node, node_groups, node_of
-from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
+from sm_profiler.rules.base import CPU_UTILIZATION, BuiltinRule, names_by_node, node_groups, node_of, positive
 from sm_profiler.rules.results import KeyOrder, RuleResult
+from sm_profiler.rules.statistics import QuantileSketch, histogram
 
 PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100
@@ -56,7 +55,6 @@ class _Waits:
 
     @classmethod
     def of(cls, starts: Floats, lengths: Floats, steps: Ints) -> _Waits:
-        """Sum up the waits of a window."""
         order = np.argsort(starts, kind="stable")
         starts, lengths, steps = starts[order], lengths[order], steps[order]
         gaps = np.diff(starts)
@@ -66,7 +64,6 @@ class _Waits:
         return cls(*ends, waited_us, float(gaps[observed].sum()))
 
     def append(self, later: _Waits) -> None:
-        """Add the waits that follow."""
         gap_us = later.first_us - self.last_us
         if 0 <= gap_us <= MAX_GAP_US:
             self.observed_us += gap_us
@@ -88,7 +85,6 @@ class Dataloader(BuiltinRule):
     Parameters = DataloaderParameters
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._events = 0
         self._cores: dict[str, set[str]] = {}  # by node
         self._settings: dict[str, int | bool] = {}
@@ -174,7 +170,6 @@ class Dataloader(BuiltinRule):
             self._workers[process] = max(number, self._workers.get(process, 0))
 
     def absorb(self, other: Dataloader) -> None:
-        """Add the state of another part of the job."""
         self._events += other._events
         self._waited += other._waited
         self._saw_events = self._saw_events or other._saw_events
@@ -218,7 +213,6 @@ class Dataloader(BuiltinRule):
         return self._result(int(violations > 0), violations, self._points, details, self._missing())
 
     def _shown_settings(self) -> dict[str, int | bool]:
-        """Return the settings that were recorded."""
         names = ("pin_memory", "num_workers", "prefetch")
         return {name: self._settings[name] for name in names if name in self._settings}
 
@@ -259,7 +253,6 @@ class Dataloader(BuiltinRule):
 
 
 def loading_events(events: EventColumns) -> EventColumns:
-    """Return the events in which a batch is loaded."""
     phases = {event_names.DATALOADER_ITER, event_names.DATALOADER_WORKER}
     found: EventColumns = events[events.phase.mask(lambda phase: phase in phases)]
     return found

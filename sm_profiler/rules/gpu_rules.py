@@ -1,18 +1,19 @@
-"""Rules about the latest values of each GPU: LowGPUUtilization, GPUMemoryIncrease and BatchSize."""
+"""Rules about GPUs: LowGPUUtilization, GPUMemoryIncrease, BatchSize, and LoadBalancing among the GPUs of a node."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import copy, deepcopy
+from itertools import combinations
 from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sm_profiler.folding.window import EvaluationWindow
-from sm_profiler.formats.columns import Floats, SystemColumns
+from sm_profiler.folding import EvaluationWindow
+from sm_profiler.formats.columns import Floats, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import (
     CPU_UTILIZATION,
@@ -20,19 +21,31 @@ from sm_profiler.rules.base import (
     GPU_UTILIZATION,
     BuiltinRule,
     Differences,
+    count,
     gpu_data_missing,
+    length,
     names_by_node,
+    percentile,
+    positive,
     sums_per_moment,
     values_per_gpu,
 )
-from sm_profiler.rules.parameters import count, length, percentile, positive
-from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.statistics import QuantileSketch
 
 Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 
-
 EVERYTHING = -1
+
+VALUES = "values"
+SEEN = "seen"  # in the evidence: number of values at the hit
+
+Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
+
+CPU, MEMORY = "cpu", "_memory"
+
+EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out values above 98 %
+MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for results only, not in every window
 
 
 class RollingCondition:
@@ -53,8 +66,6 @@ class RollingCondition:
 
 
 class RollingSeries:
-    """Values of one GPU or node."""
-
     def __init__(self, condition: RollingCondition, *, exact: bool = False) -> None:
         self._condition, self._exact = condition, exact
         self._head: list[tuple[int, Chunk]] = []
@@ -127,7 +138,6 @@ class RollingSeries:
             self.last_hit = later.last_hit
 
     def nothing(self) -> Chunk:
-        """Return a window without new values."""
         return dict.fromkeys(self._counts, np.empty(0))
 
     @property
@@ -136,7 +146,6 @@ class RollingSeries:
         return self._early_hits + self._late_hits
 
     def count(self, name: str) -> int:
-        """Return the number of values of one name."""
         return self._counts.get(name, 0)
 
     def sketch(self, name: str, first: int | None = None) -> QuantileSketch:
@@ -156,13 +165,6 @@ def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSer
         mine[key] = mine[key].merge(series) if key in mine else series
 
 
-VALUES = "values"
-SEEN = "seen"  # in the evidence: number of values at the hit
-
-
-Key = tuple[str, str]  # node, and GPU; "" for what belongs to the whole node
-
-
 class SeriesRule(BuiltinRule):
     """Evaluates the latest values of each GPU or node.
 
@@ -177,7 +179,6 @@ class SeriesRule(BuiltinRule):
     asks_silent: ClassVar[bool] = False
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._condition: RollingCondition = self.Condition(self.parameters, self.differs)
         self._series: dict[Key, RollingSeries] = {}
         self._has_hits = False
@@ -213,7 +214,6 @@ class SeriesRule(BuiltinRule):
         return gpu_data_missing(datapoints, self.parameters.patience)
 
     def absorb(self, other: Any) -> None:
-        """Add the state of another part of the job."""
         merge_series(self._series, other._series)
         self._has_hits = any(series.hits for series in self._series.values())
 
@@ -253,12 +253,10 @@ class GpuRule(SeriesRule):
     metric: ClassVar[str]
 
     def values(self, window: EvaluationWindow) -> dict[Key, dict[str, Floats]]:
-        """Return the values of each GPU."""
         found = values_per_gpu(self.rows(window)[0], self.metric)
         return {(node, gpu): {VALUES: values} for node, gpu, values in found}
 
     def describe(self, gpu: str, series: RollingSeries, evidence: dict[str, float]) -> dict[str, dict[str, float]]:
-        """Return the details of the GPU."""
         seen = evidence.get(SEEN) if self.differs.as_it_went else None
         return {gpu: self.details(evidence, series.sketch(VALUES, None if seen is None else int(seen)))}
 
@@ -372,9 +370,6 @@ class GPUMemoryIncrease(GpuRule):
         return {"increase": evidence["increase"], "gpu_max": values.max, "p05": p05, **values.box()}
 
 
-CPU, MEMORY = "cpu", "_memory"
-
-
 @attrs.frozen
 class BatchSizeParameters:
     """Percentages; window and patience count data points."""
@@ -427,7 +422,6 @@ def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, 
     """Return the values of a window by node and name: mean CPU utilization, and use and memory of each GPU.
 
     Args:
-        system: rows of the window.
         cores: names of the cores by node.
     """
     values: dict[str, dict[str, Floats]] = {}
@@ -453,7 +447,6 @@ class BatchSize(SeriesRule):
     asks_silent = True
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         super().start()
         self._cores: dict[str, set[str]] = {}
         self._saw_gpu = False
@@ -486,7 +479,6 @@ class BatchSize(SeriesRule):
             self._cores.setdefault(node, set()).update(names)
 
     def absorb(self, other: BatchSize) -> None:
-        """Add the state of another part of the job."""
         super().absorb(other)
         self._add_cores(other._cores)
         self._saw_gpu = self._saw_gpu or other._saw_gpu
@@ -499,3 +491,119 @@ class BatchSize(SeriesRule):
     def shown_time(self, last_us: int | None) -> int | None:
         """Return the time that the service showed: the first minute if there is a hit."""
         return self._first_us if self.differs.first_minute and self._nodes else last_us
+
+
+@attrs.frozen
+class LoadBalancingParameters:
+    """`threshold`: distance between two GPUs' histograms, 0 (equal) to 0.83 (disjoint)."""
+
+    threshold: float = positive(0.5, of_service=0.2)
+    patience: int = count(1000)
+
+
+@attrs.define
+class _Histogram:
+    bins: Ints = attrs.field(factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
+    count: int = 0
+
+    def add(self, bins: Ints, count: int) -> None:
+        self.bins = self.bins + bins
+        self.count += count
+
+
+class LoadBalancing(BuiltinRule):
+    """Fires for each pair of GPUs of a node whose histograms of use differ by more than `threshold` (Jensen-Shannon distance)."""
+
+    Parameters = LoadBalancingParameters
+
+    def start(self) -> None:
+        self._nodes: dict[str, dict[str, _Histogram]] = {}
+        self._pairs = 0  # of GPUs of one node
+        self._is_unbalanced = False
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's values of each GPU; return True if a pair is out of balance."""
+        self._add(self.rows(window)[0])
+        if self.differs.with_itself:
+            return False
+        if self._pairs <= MAX_PAIRS_PER_WINDOW:
+            self._is_unbalanced = any(map(self._distances, self._nodes.values()))
+        return self._is_unbalanced
+
+    def _add(self, system: SystemColumns) -> None:
+        for node, gpu, values in values_per_gpu(system, GPU_UTILIZATION):
+            histogram = self._histogram(node, gpu)
+            histogram.add(np.histogram(values, EDGES)[0], len(values))
+
+    def _histogram(self, node: str, gpu: str) -> _Histogram:
+        """Return the histogram of a GPU, to which values will be added."""
+        gpus = self._nodes.setdefault(node, {})
+        self._pairs += len(gpus) if gpu not in gpus else 0
+        return gpus.setdefault(gpu, _Histogram())
+
+    def _distances(self, gpus: dict[str, _Histogram]) -> dict[str, dict[str, float]]:
+        """Return the distances above the threshold, by pairs of a node's GPUs."""
+        patience, threshold = self.parameters.patience, self.parameters.threshold
+        enough = [gpu for gpu in sorted(gpus, key=natural_key) if gpus[gpu].count > patience]
+        distances = distances_of([gpus[gpu].bins.astype(np.float64) for gpu in enough])
+        found: dict[str, dict[str, float]] = {}
+        for (gpu, other), distance in zip(combinations(enough, 2), distances, strict=True):
+            if distance > threshold:
+                found.setdefault(gpu, {})[other] = float(distance)
+        return found
+
+    def absorb(self, other: LoadBalancing) -> None:
+        for node, gpus in other._nodes.items():
+            for gpu, histogram in gpus.items():
+                self._histogram(node, gpu).add(histogram.bins, histogram.count)
+
+    def result(self) -> RuleResult:
+        """Compare every pair of GPUs of a node, over all values so far."""
+        if self.differs.with_itself:
+            return self._result(0, 0, self._datapoints(), self._details({}))
+        self._nodes = {
+            node: dict(sorted(gpus.items(), key=lambda item: natural_key(item[0])))
+            for node, gpus in sorted(self._nodes.items(), key=lambda item: natural_key(item[0]))
+        }
+        distances = {node: found for node, gpus in self._nodes.items() if (found := self._distances(gpus))}
+        triggered = sum(len(others) for pairs in distances.values() for others in pairs.values())
+        datapoints = self._datapoints()
+        not_evaluated = gpu_data_missing(datapoints, self.parameters.patience)
+        if not_evaluated is None and all(len(gpus) == 1 for gpus in self._nodes.values()):
+            not_evaluated = "one GPU per node: nothing to compare"
+        return self._result(triggered, triggered, datapoints, self._details(distances), not_evaluated)
+
+    def _datapoints(self) -> int:
+        """Return the number of values of the last GPU of the last node."""
+        last = next(reversed(self._nodes.values()), None)
+        return next(reversed(last.values())).count if last else 0
+
+    def _details(self, distances: Mapping[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
+        """Return the histogram of each GPU, and of the pairs above the threshold their distance: node → GPU → other GPU."""
+        details: dict[str, Any] = {
+            node: {"workloads": {gpu: histogram.bins.tolist() for gpu, histogram in gpus.items()}}
+            for node, gpus in self._nodes.items()
+        }
+        for node, found in distances.items():
+            details[node]["distances"] = found
+        return details
+
+
+def distances_of(histograms: list[Floats]) -> Floats:
+    """Return the Jensen-Shannon distance (natural logarithm) of each pair, in the order of itertools.combinations."""
+    if len(histograms) < 2:  # a pair takes two
+        return np.empty(0)
+    shares = np.stack(histograms)
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+    found = [_distances_to(shares[index], shares[index + 1 :]) for index in range(len(shares) - 1)]
+    return np.concatenate(found)
+
+
+def _distances_to(values: Floats, others: Floats) -> Floats:
+    middle = (values + others) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = [
+            np.where(share > 0, share * np.log(share / middle), 0.0).sum(axis=1) for share in (values[None], others)
+        ]
+    distances: Floats = np.sqrt(np.maximum((parts[0] + parts[1]) / 2, 0))
+    return distances

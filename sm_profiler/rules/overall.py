@@ -7,7 +7,7 @@ import math
 import attrs
 import numpy as np
 
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import EvaluationWindow
 from sm_profiler.formats.columns import EventColumns, Ints, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import (
@@ -20,9 +20,8 @@ from sm_profiler.rules.base import (
     names_by_node,
     sums_per_moment,
 )
-from sm_profiler.rules.quantile_sketch import QuantileSketch
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import UNITS, EventClass, TimeBreakdown, classes_of
+from sm_profiler.rules.statistics import UNITS, EventClass, QuantileSketch, TimeBreakdown, classes_of
 
 # Metric in the report → dimension of its rows, and the devices it is the mean of.
 METRICS = {
@@ -34,6 +33,8 @@ METRICS = {
     "I/O": (IO_WAIT, "cpu"),
 }
 DEVICES = {"gpu": (GPU_UTILIZATION, GPU_MEMORY), "cpu": (CPU_UTILIZATION, IO_WAIT)}
+
+OTHERS = "others"
 
 
 def statistics(values: QuantileSketch) -> dict[str, float]:
@@ -47,7 +48,6 @@ class OverallSystemUsage(BuiltinRule):
     """Maximum, percentiles and minimum of network, GPU, CPU, memory and I/O wait of each node."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._device_names: dict[tuple[str, str], set[str]] = {}  # by node and kind
         self._values: dict[str, dict[str, QuantileSketch]] = {metric: {} for metric in METRICS}
 
@@ -72,7 +72,6 @@ class OverallSystemUsage(BuiltinRule):
         return self._device_names.setdefault(("" if self.differs.across_nodes else node, kind), set())
 
     def absorb(self, other: OverallSystemUsage) -> None:
-        """Add the state of another part of the job."""
         for (node, kind), names in other._device_names.items():
             self._names_of(node, kind).update(names)
         for metric, nodes in other._values.items():
@@ -95,9 +94,6 @@ class OverallSystemUsage(BuiltinRule):
         return self._result(0, 0, cpu.count if cpu else 0, details, missing)
 
 
-OTHERS = "others"
-
-
 @attrs.define
 class _Loop:
     """The training loop of one process: from its first step to the end of its last."""
@@ -107,13 +103,11 @@ class _Loop:
     in_steps_us: float = 0.0
 
     def add(self, start_us: float, end_us: float, in_steps_us: float) -> None:
-        """Add more steps."""
         self.start_us, self.end_us = min(self.start_us, start_us), max(self.end_us, end_us)
         self.in_steps_us += in_steps_us
 
     @property
     def outside_us(self) -> float:
-        """Time outside every step."""
         return max(self.end_us - self.start_us - self.in_steps_us, 0.0)
 
 
@@ -121,7 +115,6 @@ class OverallFrameworkMetrics(BuiltinRule):
     """Shares of training and evaluation steps, of passes, operators and all other recorded events."""
 
     def start(self) -> None:
-        """Set up the state of the fold."""
         self._breakdown = TimeBreakdown()
         self._loops: dict[str, _Loop] = {}  # by process
         if self.differs.counted_again:
@@ -177,7 +170,6 @@ class OverallFrameworkMetrics(BuiltinRule):
         return known + np.cumsum(new)
 
     def absorb(self, other: OverallFrameworkMetrics) -> None:
-        """Add the state of another part of the job."""
         self._breakdown.merge(other._breakdown)
         for process, loop in other._loops.items():
             mine = self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us))

@@ -13,6 +13,19 @@ import attrs
 REPORTS = "profiler-reports"
 MAX_SHOWN_BYTES = 1_000_000  # of a user's rule
 
+REPORT = "profiler-report.html"
+MARK = "<title>Profiler report</title>\n<style>:root"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Profiler report</title>
+<style>:root {{color-scheme: light dark; font-family: sans-serif}} body {{max-width: 50em; margin: 2em auto; padding: 0 1em}}
+td, th {{text-align: left; padding: .2em 1em .2em 0; vertical-align: top}}</style></head>
+<body><h1>Profiler report</h1>
+<p>{summary}</p>
+{table}
+</body></html>
+"""
+
 
 @attrs.frozen
 class RuleResult:
@@ -143,20 +156,6 @@ class KeyOrder:
         return {key: details[key] for key in self._keys if key in details}
 
 
-REPORT = "profiler-report.html"
-MARK = "<title>Profiler report</title>\n<style>:root"
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Profiler report</title>
-<style>:root {{color-scheme: light dark; font-family: sans-serif}} body {{max-width: 50em; margin: 2em auto; padding: 0 1em}}
-td, th {{text-align: left; padding: .2em 1em .2em 0; vertical-align: top}}</style></head>
-<body><h1>Profiler report</h1>
-<p>{summary}</p>
-{table}
-</body></html>
-"""
-
-
 def write_plain_report(folder: Path, rule: str, reason: str, results: RuleResults | None = None) -> None:
     """Write profiler-report.html and report.json, unless the folder has a rendered report and `reason` is set.
 
@@ -164,7 +163,6 @@ def write_plain_report(folder: Path, rule: str, reason: str, results: RuleResult
         folder: the output folder; created if missing.
         rule: name of the rule that decides the status.
         reason: why there is no rendered report; "" if none was requested.
-        results: results of the rules so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = results or RuleResults({})

@@ -18,6 +18,8 @@ TOPIC = "SMDebugRules"
 # Protocol → attribute of a message that the filter of its subscription names, so that it reaches one address only.
 PROTOCOLS = {"email": "email", "sms": "phone_num"}
 
+SCAN_INTERVAL_US = 60_000_000
+
 
 class Actions:
     """The actions of one rule.
@@ -106,9 +108,6 @@ def _subscribe(sns: Any, topic: str, protocol: str, endpoint: str) -> None:
     except sns.exceptions.InvalidParameterException as error:
         if "different attributes" not in str(error):
             raise
-
-
-SCAN_INTERVAL_US = 60_000_000
 
 
 class RuleEvaluationConditionMet(ProfilerError):  # the name that users' rules raise

@@ -20,11 +20,19 @@ import attrs
 
 from sm_profiler.container import RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
-from sm_profiler.folding.engine import Fold, Following, Slice, error_line, others_may_follow, run_folds, run_sliced
-from sm_profiler.folding.window import EvaluationWindow
+from sm_profiler.folding import (
+    EvaluationWindow,
+    Fold,
+    Following,
+    Slice,
+    error_line,
+    others_may_follow,
+    run_folds,
+    run_sliced,
+)
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
-from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
+from sm_profiler.rules.custom import CustomOutcome, CustomProcess
 from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
@@ -45,16 +53,15 @@ from sm_profiler.storage import open_storage
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")
 
+Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
+
 
 @attrs.define
 class ReportJob:
     """Input of a report writer.
 
     Attributes:
-        source: the profile.
-        results: results of the rules so far.
         folds: the writer's own folds, fed in the same pass.
-        folder: output folder.
         parameters: parameters of the rules, as given.
         compat: "service" or None.
         job: the training job's name; "" if unknown.
@@ -85,12 +92,9 @@ class Judgement:
 
 
 ReportWriter = Callable[[ReportJob], Judgement | None]
-Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
 
 
 class Runner:
-    """One evaluation of a rule on one job."""
-
     def __init__(  # keyword arguments, each an independent choice
         self,
         settings: Settings,
@@ -285,7 +289,6 @@ class Runner:
             write_plain_report(settings.output, settings.rule, reason, results)
 
     def _conclude(self, report: ProfilerReport, deciding: str, outcome: CustomOutcome | None) -> tuple[Status, str]:
-        """Return the final status and its details."""
         stopped = self._stopped.is_set()
         if outcome is not None:
             if stopped and outcome.status is not Status.ISSUES:

@@ -31,6 +31,7 @@ from sm_profiler.printable import logger_for
 from sm_profiler.settings import SOURCE
 
 PROFILER_OUTPUT = "profiler-output"
+IGNORED_FOLDER = ".sagemaker-ignore"  # of the output; the service does not upload it
 TRUE = {"1", "true", "yes", "on"}
 
 # Parameters of the runner. All others belong to the rule, but for names in capitals: those are the container's variables.
@@ -60,8 +61,6 @@ def log_to_stdout(form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
 
 
 class Status(str, Enum):
-    """RuleEvaluationStatus of the API."""
-
     IN_PROGRESS = "InProgress"
     NO_ISSUES = "NoIssuesFound"
     ISSUES = "IssuesFound"
@@ -201,8 +200,10 @@ def _parameters_in(environ: Mapping[str, str], configured: Mapping[str, str]) ->
     The environment of a shell has many other variables: only names of parameters count, and a variable that resembles one
     is logged.
     """
-    from sm_profiler.rules.profiler_report import INTERVAL  # loads numpy; this module does not
-    from sm_profiler.rules.registry import all_rules
+    from sm_profiler.rules.profiler_report import (
+        INTERVAL,  # loads numpy; this module does not
+        all_rules,
+    )
 
     rules = {rule.name().lower(): rule for rule in all_rules()}
     own = {INTERVAL, *RUNNER_PARAMETERS}

@@ -12,12 +12,11 @@ import numpy as np
 
 from sm_profiler.container import STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
+from sm_profiler.folding import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
-from sm_profiler.rules.custom_process import IGNORED_FOLDER
 from sm_profiler.rules.rule import NoMoreProfilerData
-from sm_profiler.rules.settings import stop_signalled
+from sm_profiler.rules.settings import IGNORED_FOLDER, stop_signalled
 from sm_profiler.settings import POLL_S
 from sm_profiler.source import Batch, ProfileSource, open_source
 
@@ -120,7 +119,6 @@ class _RowCache:
         self._window: EvaluationWindow | None = None
 
     def window(self, start_us: float, end_us: float) -> EvaluationWindow:
-        """Return all rows of a range."""
         if self._dropped_to_us is not None and start_us - LOOK_AHEAD_US <= self._dropped_to_us:
             self._source = open_source(self._source.storage, cache=False, progress=False)  # a rule looks back
             self._batches, self._stream, self._read_to_us, self._dropped_to_us = [], iter(()), -1, None

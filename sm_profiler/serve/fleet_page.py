@@ -22,9 +22,9 @@ from posixpath import basename, dirname
 import attrs
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.page import link
-from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import is_remote
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
@@ -120,7 +120,7 @@ def place_of(where: str) -> str:
     place = where.rstrip("/") if "://" in where else os.path.abspath(where)  # `..` is taken out, links stay
     while basename(place) in OUTPUTS:
         place = dirname(place)
-    return sentence(place)
+    return safe_sentence(place)
 
 
 def pages_of(jobs: Iterable[Found]) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import re
 import threading
@@ -15,11 +17,16 @@ import attrs
 
 from sm_profiler.diagnosis.model import Finding
 from sm_profiler.errors import ProfilerError
-from sm_profiler.jobs.finding import Job, find_jobs, is_remote, local_folder
+from sm_profiler.formats.event_names import PROCESS
+from sm_profiler.formats.layout import TRACE_FOLDER, TraceFile, hour_folder, parse_path
+from sm_profiler.formats.process_end import END
+from sm_profiler.jobs.finding import UPLOADED_S, Job, find_jobs, is_remote, local_folder
 from sm_profiler.printable import printable
-from sm_profiler.report.report_json import read_verdict
+from sm_profiler.report.report_json import read_report, read_verdict, stored_end
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.source.opening import is_account
+from sm_profiler.serve.reading import JobStatus
+from sm_profiler.source.opening import OUTPUTS, is_account
+from sm_profiler.storage import open_storage
 
 if TYPE_CHECKING:
     from sm_profiler.jobs.account import Account
@@ -30,6 +37,9 @@ LOCAL_LISTING_S, REMOTE_LISTING_S = 3.0, 60.0
 CLOSING_S = 5.0
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0  # after a report that could not be read
 MAX_KNOWN = 20_000
+QUIET_S = 120.0  # a running job uploads files each minute
+MAX_PROCESSES = 64  # whose last records are read
+TAIL = 65_536  # bytes of a trace file, with the last record of its process
 _FOLLOW = partial(LiveJob, use_subprocess=True)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -120,13 +130,81 @@ class Verdicts:
         self._known[job.where] = found
 
 
+@attrs.define(eq=False)
+class Endings:
+    """Finds jobs on S3 that have ended although their files are recent: only a complete profile has an end marker.
+
+    Attributes:
+        now: seconds since the epoch, for tests.
+    """
+
+    now: Callable[[], float] = time.time
+    _over: dict[str, float] = attrs.field(factory=dict)  # by location: the last change of the files
+    _statuses: dict[str, JobStatus] = attrs.field(factory=dict)
+
+    def is_over(self, job: Job) -> bool:
+        """Return whether the account, the job's report or the records of its processes say that a job has ended."""
+        if "://" not in job.where or job.state != "running" or self.now() - job.changed < QUIET_S:
+            return False
+        if self._over.get(job.where) == job.changed:
+            return True
+        status = self._statuses.setdefault(job.where, JobStatus(job.where))
+        status.ask()
+        try:
+            over = status.is_over or (
+                not status.description and (_report_has_end(job) or records_have_ends(job.where, self.now()))
+            )
+        except (ProfilerError, OSError):  # the page of the job reports it
+            return False
+        if over:
+            self._over[job.where] = job.changed
+        return over
+
+
+def _report_has_end(job: Job) -> bool:
+    """Return whether the report is of all data, and has the job's end."""
+    data = job.read_report()
+    end = stored_end(read_report(data)) if data is not None else None
+    return end is not None and end.last > job.changed - QUIET_S
+
+
+def records_have_ends(where: str, now: float) -> bool:
+    """Return whether the latest record of each process on S3 has its end."""
+    storage, latest = open_storage(where), dict[str, tuple[int, str, int]]()
+    since = hour_folder((now - UPLOADED_S - QUIET_S) * 1e6)
+    for base in ("", *(f"{name}/" for name in OUTPUTS)):
+        folder = f"{base}{TRACE_FOLDER}/"
+        for info in storage.list(folder, f"{folder}{since}"):
+            parsed = parse_path(info.key.removeprefix(base))
+            if isinstance(parsed, TraceFile):
+                known = latest.get(parsed.source, (0, "", 0))
+                latest[parsed.source] = max(known, (parsed.end_us, info.key, info.size))
+    if not latest or len(latest) > MAX_PROCESSES:
+        return False
+    return all(_has_end(storage.read(key, max(size - TAIL, 0), size)) for _, key, size in latest.values())
+
+
+def _has_end(tail: bytes) -> bool:
+    """Return whether the last record of the process in the end of a trace file has its end."""
+    for line in reversed(tail.splitlines()):
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            event = json.loads(line.strip().rstrip(b",]"))
+            if event.get("name") == PROCESS:
+                return bool(event.get("args", {}).get(END))
+    return False
+
+
 def find_shown(
-    source: str, verdicts: Verdicts | None = None, accounts: dict[str, Account] | None = None
+    source: str,
+    verdicts: Verdicts | None = None,
+    accounts: dict[str, Account] | None = None,
+    endings: Endings | None = None,
 ) -> Iterator[Found]:
     """Yield the jobs of a source as they are shown."""
     for job in find_jobs(source, expected=True, accounts=accounts):
+        state = "ended" if endings is not None and endings.is_over(job) else job.state
         saved = verdicts.of(job) if verdicts is not None else None
-        yield Found(job.name, job.where, job.changed, job.state, status=job.status, saved=saved)
+        yield Found(job.name, job.where, job.changed, state, status=job.status, saved=saved)
 
 
 @attrs.define(eq=False)
@@ -148,6 +226,7 @@ class Jobs:
     _listed: float | None = attrs.field(default=None, init=False)
     _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
     _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
+    _endings: Endings = attrs.field(factory=Endings, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
@@ -169,7 +248,7 @@ class Jobs:
         found, problems = {}, []
         for source in self.sources:
             try:
-                for job in find_shown(source, self._verdicts, self._accounts):
+                for job in find_shown(source, self._verdicts, self._accounts, self._endings):
                     found[job.id] = job
                     if len(found) >= MAX_JOBS:
                         problems.append(f"only the first {MAX_JOBS} jobs are listed")

@@ -18,14 +18,13 @@ import attrs
 
 from sm_profiler.diagnosis.model import Report
 from sm_profiler.errors import ProfilerError, SourceError
-from sm_profiler.folding.engine import LATE_S, TRIM_WINDOWS, Slice, others_may_follow, service_limit_us
-from sm_profiler.folding.window import WindowCutter
+from sm_profiler.folding import LATE_S, TRIM_WINDOWS, Slice, WindowCutter, others_may_follow, service_limit_us
 from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
+from sm_profiler.identity import host_id
 from sm_profiler.jobs.finding import has_end_marker, local_folder, training_job_of
 from sm_profiler.metrics.metric_folds import JobInfo, MetricFolds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.node_state import is_over_here
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap

@@ -38,6 +38,20 @@ from sm_profiler.source.item_table import Item
 
 _KINDS = {"<f8": "float64", "<i8": "int64", "<i4": "int32", "|i1": "int8"}
 
+_FOLDER = "sm-profiler-copies"
+_MARKER = "CACHEDIR.TAG"  # backup programs skip folders with it
+_MARK = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of profiles, made by sm-profiler; they may be deleted.\n"
+)
+_NAME = re.compile(r"[0-9a-f]{24}(-[0-9a-f]{8})?\..*|tmp.*\.tmp")
+
+VERSION = 1
+WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
+MAX_BYTES = 8 << 30
+_CHECKED = re.compile(r"[0-9a-f]{24}-(?P<checksum>[0-9a-f]{8})\.arrow")
+_KEY = b"sm_profiler"
+_writing: list[threading.Thread] = []
+
 
 @cache
 def arrow() -> Any:
@@ -77,14 +91,6 @@ def _values(chunk: Any) -> NDArray[Any]:
     if not len(chunk) or values is None:
         return np.empty(0, kind)
     return np.frombuffer(values, kind, len(chunk), chunk.offset * kind.itemsize)
-
-
-_FOLDER = "sm-profiler-copies"
-_MARKER = "CACHEDIR.TAG"  # backup programs skip folders with it
-_MARK = (
-    b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of profiles, made by sm-profiler; they may be deleted.\n"
-)
-_NAME = re.compile(r"[0-9a-f]{24}(-[0-9a-f]{8})?\..*|tmp.*\.tmp")
 
 
 def cache_root() -> Path | None:
@@ -208,14 +214,6 @@ def _is_own(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and is_kind(found.st_mode)
 
 
-VERSION = 1
-WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
-MAX_BYTES = 8 << 30
-_CHECKED = re.compile(r"[0-9a-f]{24}-(?P<checksum>[0-9a-f]{8})\.arrow")
-_KEY = b"sm_profiler"
-_writing: list[threading.Thread] = []
-
-
 def _copies() -> OwnFolder:
     return OwnFolder(_FOLDER, ".arrow", file_bytes=MAX_BYTES, files=1 << 20, total_bytes=MAX_BYTES)
 
@@ -250,9 +248,7 @@ class Reading:
     """Result of reading one file of a copy.
 
     Attributes:
-        item: the file.
         rows: number of its rows.
-        outcome: the outcome.
         metadata: sm-profiler's own records in it.
     """
 
@@ -267,7 +263,6 @@ class Copy:
     """Files of a job as columns.
 
     Attributes:
-        columns: the rows of all of them.
         readings: the files, in their order.
         streams: the events still open after the last of them.
     """
@@ -278,8 +273,6 @@ class Copy:
 
 
 class Cache:
-    """The copies of one source."""
-
     def __init__(self, uri: str) -> None:
         self._uri = uri
 

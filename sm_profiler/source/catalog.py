@@ -21,6 +21,9 @@ _DAY_US = 24 * 60 * layout.MINUTE_US
 _FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the reader's
 _FAR_US = 100 * _DAY_US  # jobs end after 28 days; files of one job are never further apart
 
+_SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
+_CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
+
 
 @attrs.frozen
 class _Cluster:
@@ -60,10 +63,6 @@ def are_future(items: OrderedItems) -> Mask:
     return found
 
 
-_SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
-_CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
-
-
 class Catalog:
     """The files of one profiler output.
 
@@ -92,7 +91,6 @@ class Catalog:
         return self.table.ordered(self._readable())
 
     def _readable(self) -> Ints:
-        """Return the numbers of the files that are read."""
         at_us = self.table.column("at_us")
         return np.flatnonzero(self._job.includes(at_us)) if self._job else np.empty(0, np.int64)
 

@@ -8,9 +8,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, EventColumns, Numbering, SystemColumns
+from sm_profiler.formats.columns import Category, EventColumns, Numbering, Packed, SystemColumns, gather
 from sm_profiler.formats.outcome import Outcome
-from sm_profiler.formats.packed import Packed, gather
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import EventAssembler, LooseEnd, OpenEvent, SystemAssembler, TraceRows
@@ -20,6 +19,8 @@ from sm_profiler.source.parse import Rows
 
 _MOST = 1 << 26  # rows to expect at first: a damaged file may promise any number
 _Codes = NDArray[np.int32]
+
+_TOGETHER = 1 << 16  # rows that are appended at once
 
 
 class ColumnFiller:
@@ -41,7 +42,6 @@ class ColumnFiller:
         self._columns: dict[str, NDArray[Any]] = {name: np.empty(self._room, kind) for name, kind in kinds.items()}
 
     def add(self, table: Any, start: int = 0, stop: int | None = None) -> None:
-        """Append rows of a table."""
         stop = len(table) if stop is None else stop
         end = self._filled + stop - start
         if end > self._room:
@@ -86,15 +86,11 @@ def _longer(column: NDArray[Any], filled: int, rows: int) -> NDArray[Any]:
     return made
 
 
-_TOGETHER = 1 << 16  # rows that are appended at once
-
-
 @attrs.frozen(eq=False)
 class FileRows:
     """The rows of one file.
 
     Attributes:
-        item: the file.
         outcome: the outcome of reading it.
         metadata: sm-profiler's own records in it.
         rows: its rows if it was parsed.
@@ -113,33 +109,27 @@ class FileRows:
 
     @classmethod
     def parsed(cls, item: Item, rows: Rows | None, outcome: Outcome) -> FileRows:
-        """Return the rows of a file that was parsed."""
         metadata = rows.metadata if isinstance(rows, TraceRows) else ()
         return cls(item, outcome, metadata, () if rows is None else (rows,))
 
     @classmethod
     def copied(cls, copy: Copy, reading: Reading, start: int) -> FileRows:
-        """Return the rows of a file that was copied."""
         return cls(reading.item, reading.outcome, reading.metadata, (), copy, start, start + reading.rows)
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return self.stop - self.start + sum(len(rows.head) for rows in self.rows)
 
     @property
     def reading(self) -> Reading:
-        """Summary of the file, without its rows."""
         return Reading(self.item, self.count, self.outcome, self.metadata)
 
     @property
     def loose_ends(self) -> tuple[LooseEnd, ...]:
-        """Ends of events without a begin in the file."""
         return tuple(end for rows in self._unjoined for end in rows.loose_ends)
 
     @property
     def open_events(self) -> tuple[OpenEvent, ...]:
-        """Events without an end in the file."""
         return tuple(event for rows in self._unjoined for event in rows.open_events)
 
     @property
@@ -183,7 +173,6 @@ class ColumnBuilder:
         return bool(self._tables or self._waiting or self._assembler or self._span)
 
     def add(self, file: FileRows) -> None:
-        """Append the rows of the next file."""
         if file.rows:
             self._close_span()
             count = sum(len(rows.head) for rows in file.rows)

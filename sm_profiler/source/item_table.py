@@ -27,6 +27,15 @@ TIMELINES = (
 Order: TypeAlias = tuple[int, bool, int, str]
 _HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 
+_MAX_TAG = 64
+_TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
+_ASCII = bytes(range(128))
+_KINDS = {"at_us": "<i8", "size": "<i8", "mtime": "<f8", "stream": "<i4", "folder": "<i4", "etag": "|S1"}
+_LEAST_ROWS, _AT_ONCE = 64, 1024
+_UNSORTED = 4096  # rows at the end that are searched one by one: more are sorted
+_ODD = -1  # as stream: the row is an object
+_Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
+
 
 def host_of(node: str) -> int:
     """Return the number of a node or process: 1 for `algo-1`; 0 for a name of another form."""
@@ -39,7 +48,6 @@ class Item:
     """A file with data.
 
     Attributes:
-        info: the file as listed.
         at_us: the time of its name, microseconds since the epoch.
         node, kind: as in EventColumns for traces; a system file has a node and the kind "".
         start_us: origin of the times of a trace that does not name one.
@@ -62,7 +70,6 @@ class Item:
 
     @property
     def is_system(self) -> bool:
-        """True for a file of system metrics."""
         return not self.kind
 
     @property
@@ -84,16 +91,6 @@ class Item:
 def item_of(info: FileInfo, file: SystemFile | TraceFile) -> Item:
     """Return a file whose times are in its name."""
     return Item(info, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
-
-
-_MAX_TAG = 64
-_TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
-_ASCII = bytes(range(128))
-_KINDS = {"at_us": "<i8", "size": "<i8", "mtime": "<f8", "stream": "<i4", "folder": "<i4", "etag": "|S1"}
-_LEAST_ROWS, _AT_ONCE = 64, 1024
-_UNSORTED = 4096  # rows at the end that are searched one by one: more are sorted
-_ODD = -1  # as stream: the row is an object
-_Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
 
 
 def _stream_of(file: SystemFile | TraceFile) -> _Stream:
@@ -196,7 +193,6 @@ class ItemTable:
             column[number] = value
 
     def _next(self) -> int:
-        """Append an empty row, and return its number."""
         number = self._count
         if number >= len(self.flags):
             rows = max(number + number // 4, _LEAST_ROWS)
@@ -209,7 +205,6 @@ class ItemTable:
         """Return the number of a file; None if it is not in the table.
 
         Args:
-            key: its key.
             file: its parsed name, if that is known.
         """
         if key in self._numbers:
@@ -240,11 +235,9 @@ class ItemTable:
         return None if number is None else self.item(number)
 
     def item(self, number: int) -> Item:
-        """Return a file."""
         return next(self.items(np.asarray([number])))
 
     def items(self, numbers: Ints) -> Iterator[Item]:
-        """Yield files."""
         streams, folders = list(self._streams), list(self._folders)
         for start in range(0, len(numbers), _AT_ONCE):
             some = numbers[start : start + _AT_ONCE]
@@ -294,7 +287,6 @@ class ItemTable:
         return made
 
     def columns(self) -> ItemColumns:
-        """Return the files with standard names as data."""
         rows = np.flatnonzero(self.column("stream") != _ODD)
         columns = [column[rows] for column in self._columns.values()]
         return ItemColumns(
@@ -367,11 +359,7 @@ def _longer(column: NDArray[Any], rows: int) -> NDArray[Any]:
 
 
 class OrderedItems(Sequence[Item]):
-    """Files of a table in reading order.
-
-    Attributes:
-        numbers: their numbers in the table.
-    """
+    """Files of a table in reading order."""
 
     def __init__(self, table: ItemTable, numbers: Ints) -> None:
         self._table, self.numbers = table, numbers
@@ -384,7 +372,6 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def sizes(self) -> Ints:
-        """Bytes of each."""
         found: Ints = self._table.column("size")[self.numbers]
         return found
 
@@ -396,12 +383,10 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def is_system(self) -> Mask:
-        """True for each with system metrics."""
         return ~self._table.are_traces(self.numbers)
 
     @property
     def hosts(self) -> Ints:
-        """Number of the host of each."""
         return self._table.hosts(self.numbers)
 
     def __len__(self) -> int:
@@ -419,7 +404,6 @@ class OrderedItems(Sequence[Item]):
         return self._table.items(self.numbers)
 
     def keys(self) -> Iterator[str]:
-        """Yield the key of each."""
         return (item.info.key for item in self)
 
     def chosen(self, rows: Any) -> OrderedItems:
@@ -428,7 +412,6 @@ class OrderedItems(Sequence[Item]):
 
     @property
     def detailed(self) -> list[Item]:
-        """The detailed traces among the items."""
         mine = set(self.numbers.tolist())
         found = [item for item in self._table.objects if isinstance(item.file, DetailedTrace) and item.number in mine]
         return sorted(found, key=attrgetter("order"))

@@ -19,12 +19,27 @@ from sm_profiler.settings import AUTO, CONFIG, ROTATE_SECONDS
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import AccessDeniedError
 
+try:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from sm_profiler.storage.s3 import create_api_client, error_codes, reason_of, unknown_region
+except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
+    raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
+
 RUNNING = ("InProgress", "Stopping")
 CUT_SHORT = ("Stopped", "Failed")
 MAX_SHOWN = 160  # characters of a job's environment or log in a message
 SHOWN_LINES = 2
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
+
+OUTPUT = "profiler-output"
+_NO_BUCKET = (
+    "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
+)
+_MAY_BE_MISSING = ("ValidationException", "ResourceNotFound", "ResourceNotFoundException")
+_MISSING = re.compile(r"not f(ou|i)nd")
+LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
 @attrs.frozen
@@ -53,7 +68,6 @@ class Launched:
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Launched:
-        """Return the settings in an answer of DescribeTrainingJob."""
         environment = job.get("Environment")
         variables = (
             {str(key): str(value) for key, value in environment.items()} if isinstance(environment, Mapping) else {}
@@ -80,7 +94,6 @@ class Launched:
 
     @property
     def running(self) -> bool:
-        """True if the job has not ended."""
         return self.status in RUNNING
 
     @property
@@ -227,22 +240,6 @@ def lost_in_open_file(seconds: float) -> str:
 def _short(text: str) -> str:
     line = printable(" ".join(text.split()))
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 1] + "…"
-
-
-try:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from sm_profiler.storage.s3 import create_api_client, error_codes, reason_of, unknown_region
-except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
-    raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
-
-OUTPUT = "profiler-output"
-_NO_BUCKET = (
-    "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
-)
-_MAY_BE_MISSING = ("ValidationException", "ResourceNotFound", "ResourceNotFoundException")
-_MISSING = re.compile(r"not f(ou|i)nd")
-LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:

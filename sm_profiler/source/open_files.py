@@ -22,7 +22,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.process_end import KILLED
 from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, record_vanished, recover_traces, was_killed_here
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import ProcessRegistry
 from sm_profiler.regular import open_regular
 from sm_profiler.storage import FileInfo, LocalStorage
@@ -62,7 +62,6 @@ def copy_readable(base: Path, paths: Iterable[Path], to: Path, *, killed: bool =
 
     Args:
         base: the profile's folder.
-        paths: the files.
         to: the folder of the copies.
         killed: the processes that left them open were killed; otherwise, they may be alive.
     """
@@ -120,7 +119,6 @@ class LeftStorage:
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
         return self._local.uri
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -133,11 +131,9 @@ class LeftStorage:
         return (self._left if key in self._keys else self._local).read(key, start, end)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store a file atomically in the profile."""
         self._local.write(key, data)
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return key in self._keys or self._local.exists(key)
 
 

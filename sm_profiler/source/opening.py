@@ -26,6 +26,13 @@ _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training
 OUTPUT = "profiler-output"
 OUTPUTS = (OUTPUT, "profiler", "output")  # folders of a profile in its job's folder
 
+_SHOWN_JOBS = _SHOWN = 5
+_LOOKED_AT = 2000  # files
+_LAST = "\U0010ffff"
+_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+
+Listed = tuple[str, int, float, str]  # key, size, mtime, etag
+
 
 def given(where: str) -> str:
     """Return a source as it was meant: without the blanks and line ends that copying adds; a job for its ARN.
@@ -78,12 +85,6 @@ def job_name(uri: str) -> str:
     while len(path) > 1 and path[-1] in OUTPUTS:
         path.pop()
     return path[-1] if path else "training job"
-
-
-_SHOWN_JOBS = _SHOWN = 5
-_LOOKED_AT = 2000  # files
-_LAST = "\U0010ffff"
-_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
 class NoProfilerDataError(SourceError):
@@ -324,12 +325,7 @@ def where_instead(where: str, storage: Storage, client: Any = None) -> str:
     return f"there are {many} below it: name one of {', '.join(map(printable, found[:_SHOWN]))}"
 
 
-Listed = tuple[str, int, float, str]  # key, size, mtime, etag
-
-
 class ListedStorage:
-    """A storage of which only some files are seen."""
-
     digest = contents = None  # what is kept for all files is not for some
 
     def __init__(self, base: Storage, infos: Iterable[FileInfo]) -> None:
@@ -339,7 +335,6 @@ class ListedStorage:
         return getattr(self._base, name)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """Yield these files."""
         for info in self._infos:
             if info.key.startswith(prefix) and info.key > (start_after or ""):
                 yield info

@@ -6,9 +6,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import closing, suppress
-from importlib.util import find_spec
 
 import attrs
 import msgspec
@@ -17,7 +16,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.executors import Remote
 from sm_profiler.executors.pools import LocalExecutor
 from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
-from sm_profiler.formats.system_reader import SystemRows, account, read_system
+from sm_profiler.formats.system_reader import SystemRows, read_system
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.formats.trace_rows import TraceRows
 from sm_profiler.limits import memory_total
@@ -29,6 +28,14 @@ from sm_profiler.storage.base import UnreadableFileError
 LEAST_BYTES = 2 << 30  # assumed if the system cannot answer
 _FILE_SHARE = 4  # a file is held once by its reader and once by the process that parses it, besides its rows
 
+Rows = SystemRows | TraceRows
+
+DENIED = "access denied"  # reason of a refused file
+WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
+AHEAD_BYTES = 64 << 20
+
+Parsed = tuple[Item, Rows | None, Outcome]
+
 
 def machine_bytes() -> int:
     """Return the memory of this machine, or the limit of this container if that is less."""
@@ -39,26 +46,13 @@ def machine_bytes() -> int:
 
 
 def largest_file_bytes() -> int:
-    """Return the size of the largest file that is read."""
     return min(MAX_FILE_BYTES, machine_bytes() // _FILE_SHARE)
-
-
-Rows = SystemRows | TraceRows
-
-
-DENIED = "access denied"  # reason of a refused file
-WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
-ALONE_BYTES = 256 << 20  # up to this, this process parses too, which saves the start of one more
-AHEAD_BYTES = 64 << 20
-
-Parsed = tuple[Item, Rows | None, Outcome]
 
 
 class ParseTask(msgspec.Struct):
     """Files for another process.
 
     Attributes:
-        items: the files.
         uri: the storage that the process reads them from; "" if their bytes are sent.
         data: their bytes.
     """
@@ -82,7 +76,6 @@ class ParsedFile(msgspec.Struct, array_like=True):
 
     @property
     def rows(self) -> Rows | None:
-        """Its rows."""
         trace = self.trace
         if trace is not None and trace.numbers.ndim == 1:  # arrays are sent flat
             return attrs.evolve(trace, numbers=trace.numbers.reshape(-1, 6))
@@ -91,7 +84,6 @@ class ParsedFile(msgspec.Struct, array_like=True):
 
 @Remote
 def parse_files(task: ParseTask) -> list[ParsedFile]:
-    """Parse files in another process."""
     if task.uri:
         parsed = list(parse_all(open_storage(task.uri), task.items, processes=1))
     else:
@@ -100,7 +92,6 @@ def parse_files(task: ParseTask) -> list[ParsedFile]:
 
 
 def parse_bytes(item: Item, data: bytes) -> tuple[Rows, Outcome]:
-    """Return the rows of a file and the outcome."""
     try:
         if item.is_system:
             return read_system(data, item.node, item.at_us)
@@ -116,11 +107,7 @@ def parse_all(
     """Parse files in their order.
 
     Args:
-        storage: where they are.
-        items: the files.
-        processes: number of parsing processes (threads, if there are only system metrics and Arrow is installed); None:
-            one per processor, for enough data. This one is among them unless there is a lot of data: then it only
-            distributes and collects, which keeps the others busy.
+        processes: number of parsing processes; None: one per processor, for enough data.
         ahead_bytes: bytes of files that may be in flight or waiting besides the file that is yielded.
 
     Raises:
@@ -141,42 +128,15 @@ def parse_all(
 def _parse(
     storage: Storage, items: Sequence[Item], processes: int | None, ahead_bytes: int
 ) -> Generator[Parsed, None, None]:
-    wanted = processes if processes is not None else processors()
-    size = sum(item.info.size for item in items)
-    if processes is None and size < WORTH_BYTES:
-        wanted = 1
-    if wanted > 1 and find_spec("pyarrow") and all(item.is_system for item in items):
-        yield from _in_threads(storage, items, wanted, ahead_bytes)
-        return
+    wanted = processes
+    if wanted is None:
+        wanted = processors() if sum(item.info.size for item in items) >= WORTH_BYTES else 1
     if wanted > 1 and sys.executable:
-        helps = size < ALONE_BYTES and isinstance(storage, LocalStorage)
-        yield from _in_processes(storage, items, wanted - helps, ahead_bytes, helps=helps)
+        yield from _in_processes(storage, items, wanted, ahead_bytes)
         return
     fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
     for item, (_, data) in zip(items, fetched, strict=True):
         yield _parse_here(item, data)
-
-
-def _in_threads(
-    storage: Storage, items: Sequence[Item], threads: int, ahead_bytes: int
-) -> Generator[Parsed, None, None]:
-    """Parse files of system metrics with Arrow, which runs in several threads at once."""
-    from sm_profiler.formats.system_table import read_table, release_unused  # a process that parses needs no Arrow
-
-    def parse(item: Item, data: bytes | SourceError) -> Parsed:
-        rows = None if isinstance(data, SourceError) else read_table(data, item.node)
-        return _parse_here(item, data) if rows is None else (item, *account(rows, of_us=item.at_us))
-
-    waiting: deque[Future[Parsed]] = deque()
-    with ThreadPoolExecutor(threads, "sm-profiler-parse") as pool:
-        fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
-        for item, (_, data) in zip(items, fetched, strict=True):
-            waiting.append(pool.submit(parse, item, data))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    release_unused()
 
 
 def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
@@ -192,55 +152,26 @@ def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
 
 
 def _in_processes(
-    storage: Storage, items: Sequence[Item], processes: int, ahead_bytes: int, *, helps: bool
+    storage: Storage, items: Sequence[Item], processes: int, ahead_bytes: int
 ) -> Generator[Parsed, None, None]:
     """Parse files in processes, which read those of a local folder themselves."""
     uri = os.path.abspath(storage.uri) if isinstance(storage, LocalStorage) else ""
-    waiting: deque[_Sent] = deque()
+    infos = (item.info for item in items)
+    fetched = ((info, b"") for info in infos) if uri else read_all(storage, infos, ahead_bytes=ahead_bytes)
+    waiting: deque[tuple[Item, bytes | SourceError, Future[bytes] | None]] = deque()
     held = 0
-    fetched = (
-        ((item.info, b"") for item in items)
-        if uri
-        else read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
-    )
     workers = LocalExecutor(processes, restarts=False)
     try:
         for item, (_, data) in zip(items, fetched, strict=True):
             while waiting and held + item.info.size > ahead_bytes:
-                held -= waiting[0].item.info.size
-                yield _result(waiting.popleft(), waiting if helps else (), storage)
-            waiting.append(_Sent(item, data, _submitted(workers, item, data, uri)))
+                held -= waiting[0][0].info.size
+                yield _result(storage, *waiting.popleft())
+            waiting.append((item, data, _submitted(workers, item, data, uri)))
             held += item.info.size
         while waiting:
-            yield _result(waiting.popleft(), waiting if helps else (), storage)
+            yield _result(storage, *waiting.popleft())
     finally:
         workers.shutdown(wait=False, cancel_futures=True)
-
-
-@attrs.define(eq=False)
-class _Sent:
-    """A file that a process parses.
-
-    Attributes:
-        data: its bytes, unless the process reads them, or why there are none.
-        answer: that of the process; None if it is parsed here.
-        parsed: the result, if it has been parsed here.
-    """
-
-    item: Item
-    data: bytes | SourceError
-    answer: Future[bytes] | None
-    parsed: Parsed | None = None
-
-    def parse(self, storage: Storage) -> None:
-        """Parse it here."""
-        data = self.data
-        if not data and isinstance(storage, LocalStorage):
-            try:
-                data = storage.read(self.item.info.key)
-            except SourceError as error:
-                data = error
-        self.answer, self.parsed = None, _parse_here(self.item, data)
 
 
 def _submitted(workers: LocalExecutor, item: Item, data: bytes | SourceError, uri: str) -> Future[bytes] | None:
@@ -251,22 +182,15 @@ def _submitted(workers: LocalExecutor, item: Item, data: bytes | SourceError, ur
     return None
 
 
-def _result(sent: _Sent, waiting: Iterable[_Sent], storage: Storage) -> Parsed:
-    """Wait for a file's rows, and meanwhile parse files of those that wait which no process has begun."""
-    for other in waiting:
-        if sent.answer is None or sent.answer.done():
-            break
-        if other.answer is not None and other.answer.cancel():
-            other.parse(storage)
-    if sent.answer is not None:
+def _result(storage: Storage, item: Item, data: bytes | SourceError, answer: Future[bytes] | None) -> Parsed:
+    """Wait for the rows of a file; parse it here if no process could."""
+    if answer is not None:
+        with suppress(BrokenExecutor, RuntimeError, OSError):  # killed for its memory, for example
+            (found,) = parse_files.decode(answer.result())
+            return item, found.rows, found.outcome
+    if not data and isinstance(storage, LocalStorage):
         try:
-            (found,) = parse_files.decode(sent.answer.result())
-        except (BrokenExecutor, RuntimeError, OSError):  # killed for its memory, for example
-            sent.parse(storage)
-        else:
-            return sent.item, found.rows, found.outcome
-    elif sent.parsed is None:
-        sent.parse(storage)
-    if sent.parsed is None:
-        raise AssertionError("it was parsed here")
-    return sent.parsed
+            data = storage.read(item.info.key)
+        except SourceError as error:
+            data = error
+    return _parse_here(item, data)

@@ -30,13 +30,16 @@ from sm_profiler.storage import FileInfo, LocalStorage, Storage
 PATIENCE_S = 1.0
 _WIDTH = 30
 
+KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
+_PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
+SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
+
 
 @contextmanager
 def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator[Callable[[Item], None]]:
     """Provide a function to call with each finished file; draws on standard error.
 
     Args:
-        items: all the files.
         show: draw the bar; None: after a second, if standard error is a terminal.
     """
     total = sum(item.info.size for item in items) or 1
@@ -65,17 +68,11 @@ def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator
             sys.stderr.flush()
 
 
-KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
-_PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
-SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
-
-
 @attrs.frozen(eq=False)
 class Batch:
     """System metrics and events of the files of one minute.
 
     Attributes:
-        system: its system metrics.
         events: the events of files whose last event ended in it.
         minute_us: start of the minute, microseconds since the epoch.
     """
@@ -222,7 +219,6 @@ class ProfileSource:
         return self._catalog.table.flags
 
     def _with(self, flag: int) -> OrderedItems:
-        """Return the files with a flag."""
         return self._catalog.table.ordered(np.flatnonzero(self._flags & flag))
 
     def _mark(self, key: str, add: int = 0, remove: int = 0) -> bool:
@@ -337,7 +333,6 @@ class ProfileSource:
         """Take over the account of all files, which have been read before.
 
         Args:
-            faults: the files with faults.
             metadata: as of `metadata_by_file`.
 
         Raises:

@@ -16,6 +16,12 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.regular import open_regular
 
+RANGE_BYTES = 16 << 20
+AHEAD_BYTES = 128 << 20
+
+MAX_DEPTH = 40  # of folders
+LEADS_OUT = "is a link that leads out of the profile"
+
 
 class MissingFileError(SourceError):
     """A file that does not exist, or no longer exists."""
@@ -93,10 +99,6 @@ def jittered_pause(failures: int, first: float, longest: float) -> float:
     return seconds * random.uniform(0.5, 1.0)  # spreads retries, guards nothing
 
 
-RANGE_BYTES = 16 << 20
-AHEAD_BYTES = 128 << 20
-
-
 def read_all(
     storage: Storage, files: Iterable[FileInfo], *, ahead_bytes: int = AHEAD_BYTES
 ) -> Iterator[tuple[FileInfo, bytes | SourceError]]:
@@ -154,10 +156,6 @@ def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes
     return whole
 
 
-MAX_DEPTH = 40  # of folders
-LEADS_OUT = "is a link that leads out of the profile"
-
-
 def safe_path(root: Path, key: str) -> Path:
     """Return the path of a key below a root.
 
@@ -197,7 +195,6 @@ class LocalStorage:
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
         return str(self.root)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -272,5 +269,4 @@ class LocalStorage:
             raise SourceError(f"{path} cannot be written: {error.strerror}") from error
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return safe_path(self.root, key).is_file()

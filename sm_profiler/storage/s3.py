@@ -26,23 +26,6 @@ from sm_profiler.storage.base import (
     jittered_pause,
 )
 
-API_ATTEMPTS = 3  # of a request that is throttled or gets no answer
-
-
-def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
-    """Create a boto3 client of a service other than S3.
-
-    Args:
-        service: the service's name, such as `sagemaker`.
-        region: AWS region; default: the session's.
-        session: the boto3 session; default: that of the environment.
-
-    Raises:
-        SourceError: the client cannot be created, for example without a region.
-    """
-    return create_client(service, session=session, attempts=API_ATTEMPTS, region_name=region)
-
-
 try:
     import boto3
     from botocore.config import Config
@@ -61,6 +44,8 @@ try:
 except ImportError as missing:  # pragma: no cover - this module is only imported for an s3:// URI
     raise SourceError("s3:// URIs need boto3: pip install 'sm-profiler[aws]'") from missing
 
+API_ATTEMPTS = 3  # of a request that is throttled or gets no answer
+
 CONNECT_SECONDS, READ_SECONDS = 5, 30
 MAX_CONNECTIONS = 50
 # Hosts of AWS's partitions; they have a host name for every bucket, which other endpoints seldom do.
@@ -74,15 +59,7 @@ TRANSIENT = frozenset({
     "ThrottlingException", "RequestTimeout", "RequestTimeTooSkewed", "RequestLimitExceeded", "BandwidthLimitExceeded",
     "TooManyRequests",
 })  # fmt: skip
-BROKEN_CONNECTION = (
-    HTTPClientError,
-    BotoConnectionError,
-    IncompleteReadError,
-    FlexibleChecksumError,
-    ConnectionError,
-    TimeoutError,
-)
-REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
+
 MISSING = frozenset({"NoSuchKey", "NotFound", "404"})
 DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled", "InvalidObjectState"})  # the last: an archived object
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
@@ -103,6 +80,40 @@ EXPLANATIONS = {
     "RequestTimeTooSkewed": "this machine's clock differs too much from AWS's",
     "InvalidBucketName": "the bucket name is not valid",
 }
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 6
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
+PARALLEL = 16
+PAGES_AHEAD, WAITING = 2, 1000  # of each folder in a listing; files and folders before they are yielded
+CLOSING_S = 0.5
+MAX_OBJECT_BYTES = 4 << 30  # that is read at once
+MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
+
+BROKEN_CONNECTION = (
+    HTTPClientError,
+    BotoConnectionError,
+    IncompleteReadError,
+    FlexibleChecksumError,
+    ConnectionError,
+    TimeoutError,
+)
+REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
+
+
+def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
+    """Create a boto3 client of a service other than S3.
+
+    Args:
+        service: the service's name, such as `sagemaker`.
+        region: AWS region; default: the session's.
+        session: the boto3 session; default: that of the environment.
+
+    Raises:
+        SourceError: the client cannot be created, for example without a region.
+    """
+    return create_client(service, session=session, attempts=API_ATTEMPTS, region_name=region)
 
 
 def create_client(
@@ -262,17 +273,6 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     return kind(f"{uri}: {explanation.format(verb=verb)}")
 
 
-Result = TypeVar("Result")
-
-ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
-PARALLEL = 16
-PAGES_AHEAD, WAITING = 2, 1000  # of each folder in a listing; files and folders before they are yielded
-CLOSING_S = 0.5
-MAX_OBJECT_BYTES = 4 << 30  # that is read at once
-MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
-
-
 class S3Storage:
     """The objects below a prefix of a bucket.
 
@@ -280,7 +280,6 @@ class S3Storage:
     pauses.
 
     Args:
-        bucket: the bucket's name.
         prefix: the prefix, with or without a slash at its end.
         client: a boto3 S3 client; default: one created from the environment.
         requester_pays: agree to pay for requests to a requester-pays bucket.
@@ -312,7 +311,6 @@ class S3Storage:
 
     @property
     def uri(self) -> str:
-        """The s3:// URI of the prefix."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
@@ -436,7 +434,6 @@ class S3Storage:
         return self._call(get, key)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an object."""
         request = {**self._address(key), "Body": data, **self._encryption, **self._payer}
         self._call(lambda: self._client.put_object(**request), key, "write")
 
@@ -458,7 +455,6 @@ class S3Storage:
         self._call(send, key, "write")
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such an object."""
         request = {**self._address(key), **self._payer}
         try:
             self._call(lambda: self._client.head_object(**request), key)

@@ -23,9 +23,10 @@ from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
 MAX_FIRST_S = 60.0  # until a worker's first batch; a worker that needs longer is taken for dead
 MAX_EPOCHS = 10_000  # in the measured time, for loaders that have hardly a batch
 
+MEASURED, INTERRUPTED = 0, 130  # exit codes
+
 
 def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> Outcome:
-    """Measure a loader under the settings of a plan."""
     rounds = _Rounds(loader, plan, report)
     own = own_setting(loader)
     rounds.measure(own)
@@ -40,7 +41,6 @@ def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> 
 
 
 def own_setting(loader: Any) -> Setting:
-    """Return the script's own setting."""
     return Setting(loader.num_workers, loader.prefetch_factor if loader.num_workers else None, bool(loader.pin_memory))
 
 
@@ -183,9 +183,6 @@ def _random_states(loader: Any) -> list[tuple[Callable[[Any], object], Any]]:
     return states
 
 
-MEASURED, INTERRUPTED = 0, 130  # exit codes
-
-
 class Watch:
     """Waits for the script to iterate over the loader of the plan."""
 
@@ -239,7 +236,6 @@ class Watch:
 
 
 def write(plan: Plan, outcome: Outcome) -> None:
-    """Write the results so far for the command."""
     Path(plan.result).write_text(json.dumps(outcome.as_dict()))
 
 

@@ -17,7 +17,6 @@ class Setting:
     """Arguments of a DataLoader.
 
     Attributes:
-        num_workers: worker processes.
         prefetch_factor: batches each worker may be ahead; None without workers.
         pin_memory: whether batches are copied to pinned memory.
     """
@@ -32,9 +31,7 @@ class Plan:
     """Settings to try.
 
     Attributes:
-        result: path of the file for the results.
         seconds: time measured for each setting.
-        workers: numbers of workers.
         prefetch: values of prefetch_factor.
         loader: number of the loader among those that the script iterates over, from 1; 0: the first with gradients
             enabled.
@@ -81,13 +78,11 @@ class Trial:
         return min(alone / ENOUGH, needed) if self.setting.num_workers else 1 / (1 / alone + 1 / needed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object of the JSON output."""
         found = attrs.asdict(self)
         return {**found.pop("setting"), **found}
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Trial:
-        """Return the trial of its JSON object."""
         names = [field.name for field in attrs.fields(Setting)]
         rest = {name: value for name, value in found.items() if name not in names}
         return cls(Setting(*(found[name] for name in names)), **rest)
@@ -119,7 +114,6 @@ class Outcome:
 
     @property
     def measured(self) -> list[Trial]:
-        """The trials with a throughput."""
         return [trial for trial in self.trials if trial.per_second]
 
     @property
@@ -147,10 +141,8 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
         return {**attrs.asdict(self, recurse=False), "trials": [trial.as_dict() for trial in self.trials]}
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Outcome:
-        """Return the outcome of its JSON object."""
         return cls(**{**found, "trials": tuple(Trial.of(trial) for trial in found["trials"])})

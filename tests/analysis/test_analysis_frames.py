@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, Resource, StatsBy
 from sm_profiler.analysis.frames import dataloader_frame, first_rows, framework_frame, steps_first, system_frame
 from sm_profiler.analysis.selection import sampling_interval_us, tick_times
-from sm_profiler.analysis.text_columns import text_time, text_times
-from sm_profiler.analysis.times import TimeUnits, convert_utc_timestamp_to_microseconds, microseconds
+from sm_profiler.analysis.times import (
+    TimeUnits,
+    convert_utc_timestamp_to_microseconds,
+    microseconds,
+    text_time,
+    text_times,
+)
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from tests.support.jobs import make_job

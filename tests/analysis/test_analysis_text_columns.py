@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.analysis import PandasFrame
 from sm_profiler.analysis.frames import framework_frame, system_frame
-from sm_profiler.analysis.text_columns import category_texts, text_time, text_times
+from sm_profiler.analysis.times import category_texts, text_time, text_times
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
 RANDOM = np.random.default_rng(5)

@@ -10,7 +10,7 @@ import pytest
 from sm_profiler.analysis import MergedTimeline, MergeUnit
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.source import open_source
-from sm_profiler.timeline.writer import MAX_LANES, Clock, read_clocks
+from sm_profiler.timeline import MAX_LANES, Clock, read_clocks
 from tests.support.jobs import make_job
 
 ROOT = Path(__file__).parents[2]

@@ -22,6 +22,7 @@ from sm_profiler.formats.event_names import STEP_TRAIN
 from sm_profiler.hook.recorder import FLUSH_SECONDS
 from sm_profiler.source import open_source
 
+pytestmark = pytest.mark.long
 SCRIPT = Path(__file__).with_name("chaos_training.py")
 STEPS, EXIT_CODE = 100, 7
 PAUSE = 0.015
@@ -215,7 +216,6 @@ def warnings(training):
 # Signals ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(2)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_a_training_that_is_ended_by(jobs, truth, name, seed):
@@ -261,7 +261,6 @@ def test_a_monitor_that_is_killed(jobs, truth, seed):
     assert "the monitor ended unexpectedly" in line
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("part", ["monitor", "training"])
 def test_a_process_that_is_stopped_and_continued(jobs, truth, part, seed):
@@ -280,7 +279,6 @@ def test_a_process_that_is_stopped_and_continued(jobs, truth, part, seed):
 # Disks ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", ["full disk", pytest.param("read-only", marks=LONG), "hanging disk"])
 def test_a_disk_that_fails_to_the_end(jobs, truth, fault, seed):
@@ -295,7 +293,6 @@ def test_a_disk_that_fails_to_the_end(jobs, truth, fault, seed):
     assert len(warnings(training)) <= 2
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", [pytest.param("full disk", marks=LONG), "read-only", "hanging disk"])
 def test_a_disk_that_fails_for_a_while(jobs, truth, fault, seed):
@@ -306,7 +303,6 @@ def test_a_disk_that_fails_for_a_while(jobs, truth, fault, seed):
     assert len(warnings(training)) <= 1
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_folder_that_is_removed(jobs, truth, replaced, seed):
@@ -333,7 +329,6 @@ def test_a_folder_that_is_removed(jobs, truth, replaced, seed):
 # Processes --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", ["forks", "workers"])
 def test_children_that_come_and_go(jobs, truth, fault, seed):
@@ -399,7 +394,6 @@ def test_ten_thousand_files_in_the_folder(jobs, truth, seed):
     assert warnings(training) == []
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", ["expired_credentials", "missing_bucket"])
 def test_uploads_that_fail_for_a_while(faulty_s3, tmp_path, truth, fault, seed):

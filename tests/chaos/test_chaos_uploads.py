@@ -12,6 +12,7 @@ from sm_profiler.monitor import uploader as uploader_module
 from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.storage import s3
 
+pytestmark = pytest.mark.long
 PREFIX = "job/profiler-output/"
 URI = "s3://profiles/job/profiler-output"
 SHARES = {"hanging": 0.15, "slow": 0.5}  # each hanging request takes a timeout
@@ -48,7 +49,6 @@ def profile(root, seed, traces=24, minutes=3):
     return files
 
 
-@pytest.mark.first(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_record_arrives_once_in_spite_of(faulty_s3, tmp_path, fault, seed):
@@ -77,7 +77,6 @@ def test_every_record_arrives_once_in_spite_of_all_faults_together(faulty_s3, tm
     assert faulty_s3.below(PREFIX) == files
 
 
-@pytest.mark.first(4)
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "slow"])
 def test_what_cannot_be_uploaded_is_counted_and_arrives_later(faulty_s3, tmp_path, fault, caplog):
     files = profile(tmp_path, 0, traces=9, minutes=0)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sm_profiler.formats.parquet_pages import unpacked_size
+from sm_profiler.formats.bounds import unpacked_size
 from sm_profiler.source import open_source
-from sm_profiler.source.parquet import contents, header, paths, schema
+from sm_profiler.source.parquet import contents, paths, schema
 from sm_profiler.source.parquet.contents import Contents, TableWriter
-from sm_profiler.source.parquet.header import Header, SourceFile
+from sm_profiler.source.parquet.schema import Header, SourceFile
 from tests.support.memory import peak_of
 
 AT_S = 1_700_002_800
@@ -36,15 +36,15 @@ def write(folder, packed, rows, *, text="cpu0", plain=False):
         data_page_size=1 << 30, store_schema=False,
     ) as writer:  # fmt: skip
         writer.write_table(table, row_group_size=rows)
-        writer.add_key_value_metadata({header.KEY.decode(): packed.decode()})
+        writer.add_key_value_metadata({schema.KEY.decode(): packed.decode()})
     files = folder / paths.Part(paths.FILES, "j").key
     files.parent.mkdir(parents=True)
-    files.write_bytes(TableWriter(paths.FILES).finish(Header(header.VERSION, "x")))
+    files.write_bytes(TableWriter(paths.FILES).finish(Header(schema.SCHEMA_VERSION, "x")))
     return folder
 
 
 def account(rows):
-    return Header(header.VERSION, "x", [SourceFile(KEY, 1, "", 0.0, AT_S * 10**6, 0, 0, rows)])
+    return Header(schema.SCHEMA_VERSION, "x", [SourceFile(KEY, 1, "", 0.0, AT_S * 10**6, 0, 0, rows)])
 
 
 def refused(folder):
@@ -68,13 +68,13 @@ print(*(one.reason for one in source.quality()))
 
 @pytest.mark.parametrize("options", [{"rows": 1_500_000}, {"rows": 4000, "text": "x" * 20_000, "plain": True}])
 def test_a_row_group_that_unpacks_to_more_than_is_written_is_refused_unread(tmp_path, options):
-    folder = write(tmp_path, header.encode(account(options["rows"])), **options)
+    folder = write(tmp_path, schema.encode_header(account(options["rows"])), **options)
     assert (folder / PART.key).stat().st_size < 100_000
     assert "more than sm-profiler writes" in refused(folder)
 
 
 def test_rows_that_are_as_many_as_is_written_are_read(tmp_path):
-    folder = write(tmp_path, header.encode(account(200_000)), 200_000)
+    folder = write(tmp_path, schema.encode_header(account(200_000)), 200_000)
     assert len(open_source(folder, progress=False).system()) == 200_000
 
 
@@ -86,8 +86,8 @@ def test_a_header_of_many_small_values_takes_little(element):
 
     def work():
         with pytest.raises(ValueError, match="larger than a header"):
-            header.decode(bomb)
-        assert header.decode(allowed).files[0].records == ()
+            schema.decode_header(bomb)
+        assert schema.decode_header(allowed).files[0].records == ()
 
     assert peak_of(work) < 4 * len(allowed)
 
@@ -96,9 +96,10 @@ def test_records_are_read():
     records = ({"name": "x", "args": {"values": [1, 2, 3], "text": "[[[[,,,,"}}, {"name": "y"})
     made = account(1)
     made.files[0].metadata = msgspec.Raw(msgspec.json.encode(records))
-    assert header.decode(header.encode(made)).files[0].records == records
+    assert schema.decode_header(schema.encode_header(made)).files[0].records == records
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("element", [b"\x92\xa0\xa0", b"\x94\xa0\x00\x00\xa0"])
 def test_a_list_of_files_with_many_small_values_takes_little(element):
     count = MB
@@ -109,7 +110,7 @@ def test_a_list_of_files_with_many_small_values_takes_little(element):
     assert msgspec.msgpack.decode(body)
     for level in (9, 0):
         packed = zlib.compress(body, level)
-        stored = msgspec.msgpack.encode(contents._Stored((contents.VERSION, header.VERSION), "d", packed))
+        stored = msgspec.msgpack.encode(contents._Stored((contents.VERSION, schema.SCHEMA_VERSION), "d", packed))
         assert peak_of(lambda: Contents.decode(stored, "d")) < 3 * len(stored) + 4 * MB  # noqa: B023 - called at once
         assert Contents.decode(stored, "d") is None
 

@@ -7,8 +7,7 @@ import attrs
 import pytest
 
 from sm_profiler.cli.main import main
-from sm_profiler.compact import compact
-from sm_profiler.compact.compacting import rewrite_part
+from sm_profiler.compact import compact, rewrite_part
 from sm_profiler.errors import SourceError
 from sm_profiler.source import open_source
 from sm_profiler.storage import LocalStorage

@@ -98,6 +98,7 @@ print("fine")
 """
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 @pytest.mark.parametrize(
     "package",

@@ -110,6 +110,7 @@ def test_network_guard_detects_an_attempt(tmp_path):
     assert "192.0.2.1" in log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sdk2
 def test_interrupting_the_demo_leaves_no_process_behind(tmp_path):

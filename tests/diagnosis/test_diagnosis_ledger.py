@@ -43,7 +43,9 @@ def test_overlapping_operations_count_each_moment_once(recorded):
     names = ["forward-compute", "all-reduce", "optimizer"]
     start, seconds, code = (np.asarray(column) for column in zip(*recorded, strict=True))
     zeros = np.zeros(len(start), np.int64)
-    rows = _Rows(zeros, ["0"], None, [], zeros, start.astype(float), seconds.astype(float), code, names, timed=True)
+    rows = _Rows(
+        ["0"], zeros, [""], zeros, names, code, zeros, start.astype(float), seconds.astype(float), {}, timed=True
+    )
     found = _painted(rows, np.arange(len(start)), zeros, 1, _activities(rows))
     assert sum(float(values[0]) for values in found.values()) == pytest.approx(
         len({moment for begin, length, _ in recorded for moment in range(begin, begin + length)})

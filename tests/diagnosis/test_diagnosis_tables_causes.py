@@ -307,3 +307,218 @@ def test_what_else_takes_time_is_named(tmp_path):
     assert verdict.reason.endswith("only 50% of the time is computation; most of the rest is reading labels.")
     path = tmp_path / "t.csv"
     assert "Add columns with the work of each rank" in report_table(path).verdict.main.next_step
+
+
+# --- tables as anybody writes them; the truth is the time of the same steps without what was planted ---------------------
+
+
+def times(ranks, steps, *, usual=0.3, noise=0.02):
+    draw = random.Random(SEED)
+    return {(rank, step): usual * draw.gauss(1, noise) for step in range(steps) for rank in range(ranks)}
+
+
+def of_job(spent, steps=None):
+    """Return the seconds of a job whose steps end with their slowest rank."""
+    longest = {}
+    for (_, step), seconds in spent.items():
+        if steps is None or step in steps:
+            longest[step] = max(longest.get(step, 0.0), seconds)
+    return sum(longest.values())
+
+
+def rows_of(spent, rank="rank", step="step", seconds="seconds", scale=1.0):
+    return [{rank: f"host-{one[0]}", step: one[1] + 700, seconds: scale * value} for one, value in spent.items()]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slow"),
+    [(2, {1: 1.3}), (8, {5: 1.35}), (32, {rank: 1.2 + 0.01 * rank for rank in range(3, 14)}), (16, {0: 1.1, 9: 1.5})],
+)
+def test_slow_ranks_of_any_number(ranks, slow, tmp_path):
+    healthy = times(ranks, 120)
+    planted = {at: value * slow.get(at[0], 1) for at, value in healthy.items()}
+    rows = rows_of(planted, "worker", "iteration", "step_time_ms", 1e3)
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, set(finding.ranks)) == ("STRAGGLER", {f"host-{rank}" for rank in slow})
+    assert holds(finding.gain, of_job(planted) / of_job(healthy))
+    if len(slow) > 8:
+        assert finding.headline.startswith(
+            "Ranks host-3, host-4, host-5, host-6, host-7, host-8, host-9, host-10 and 3 more take"
+        )
+
+
+def test_a_rank_that_waits_for_data_for_varying_times(tmp_path):
+    draw, rows, planted = random.Random(SEED), [], {}
+    healthy = times(4, 150)
+    for (rank, step), seconds in healthy.items():
+        wait = draw.expovariate(1 / (0.15 if rank == 3 else 0.002))
+        planted[rank, step] = seconds + wait
+        for name, spent in (("data loading", wait), ("forward", seconds)):
+            rows.append({"rank": rank, "step": step, "operation": name, "seconds": spent})
+    first = judged(tmp_path, rows).findings[0]
+    assert (first.kind, first.ranks) == ("STRAGGLER", ("3",))
+    assert holds(first.gain, of_job(planted) / of_job(healthy))
+
+
+@pytest.mark.parametrize("stretch", [range(220, 400), range(100, 160)])
+def test_a_rank_that_becomes_slow(stretch, tmp_path):
+    healthy = times(6, 400, usual=120)
+    planted = {at: value * (1.5 if at[0] == 2 and at[1] in stretch else 1) for at, value in healthy.items()}
+    (finding,) = judged(tmp_path, rows_of(planted)).findings
+    assert (finding.kind, finding.ranks) == ("FAIL_SLOW", ("host-2",))
+    assert abs(finding.steps[0] - 700 - stretch[0]) < 5
+    assert holds(finding.gain, of_job(planted, stretch) / of_job(healthy, stretch))
+
+
+def test_a_job_that_becomes_slower_and_slower(tmp_path):
+    planted = {at: value * (1 + 0.8 * at[1] / 600) for at, value in times(1, 600).items()}
+    (finding,) = judged(tmp_path, rows_of(planted)).findings
+    assert finding.kind == "FAIL_SLOW"
+
+
+@pytest.mark.parametrize(
+    ("when", "kind"), [(range(110, 200), "FAIL_SLOW"), (range(0, 200, 3), "STRAGGLER"), (range(200), "STRAGGLER")]
+)
+def test_passes_of_one_rank_that_are_slow_together_are_no_sequences(when, kind, tmp_path):
+    rows = [
+        {
+            "rank": rank,
+            "step": step,
+            "operation": name,
+            "seconds": part * value * (1.6 if rank == 1 and step in when else 1),
+        }
+        for (rank, step), value in times(4, 200).items()
+        for name, part in (("forward", 1 / 3), ("backward", 2 / 3))
+    ]
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == (kind, ("1",))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("first", [(95.0,), (60.0, 20.0, 3.0)])
+def test_the_first_steps_are_no_cause(ranks, first, tmp_path):
+    planted = {at: value + (first[at[1]] if at[1] < len(first) else 0.0) for at, value in times(ranks, 100).items()}
+    report = report_table(write(tmp_path / "t.csv", rows_of(planted)))
+    assert report.verdict.kind.value == "BALANCED"
+    start = next(one for one in report.verdict.main.evidence if one.metric.startswith("the first steps"))
+    assert start.value == pytest.approx(sum(first) + 0.3 * len(first), rel=0.01)
+
+
+def test_rows_that_are_missing_here_and_there(tmp_path):
+    draw = random.Random(SEED)
+    healthy = times(128, 150)
+    planted = {at: value * (1.4 if at[0] == 77 else 1) for at, value in healthy.items()}
+    kept = {at: value for at, value in planted.items() if draw.random() > 0.03}
+    table = read_table(write(tmp_path / "t.csv", rows_of(kept)))
+    (finding,) = diagnose(table.ledger).findings
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("host-77",))
+    assert holds(finding.gain, of_job(planted) / of_job(healthy))
+    assert 0.9 * (len(planted) - len(kept)) < table.filled <= len(planted) - len(kept)
+    report = report_table(tmp_path / "t.csv")
+    assert f"{table.filled:,} steps of single ranks are missing, and taken as usual." in report.damage_alarm
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+@pytest.mark.parametrize("kind", ["even", "heavy tails", "drift"])
+def test_a_healthy_job_has_no_finding(ranks, kind, tmp_path):
+    draw, drift = random.Random(SEED), dict.fromkeys(range(ranks), 0.0)
+    healthy = times(ranks, 400)
+    for rank, step in healthy:
+        if kind == "heavy tails" and draw.random() < 0.02 / ranks:
+            healthy[rank, step] *= 1 + (draw.paretovariate(2.5) - 1) / 2
+        if kind == "drift":
+            drift[rank] = 0.9 * drift[rank] + draw.gauss(0, 0.01)
+            healthy[rank, step] *= 1 + drift[rank]
+    assert judged(tmp_path, rows_of(healthy)).findings == ()
+
+
+def test_clocks_that_vary_are_no_uneven_sequences(tmp_path):
+    rows = [
+        {"rank": rank, "step": step, "operation": name, "seconds": part * value}
+        for (rank, step), value in times(64, 100, noise=0.025).items()
+        for name, part in (("forward", 1 / 3), ("backward", 2 / 3))
+    ]
+    verdict = judged(tmp_path, rows)
+    assert (verdict.findings, verdict.healthy) == ((), True)
+
+
+@pytest.mark.parametrize("every", [50, 100])
+def test_saves_at_regular_intervals_cost_what_they_cost(every, tmp_path):
+    planted = {at: value + (9.0 if at[1] % every == every - 1 else 0.0) for at, value in times(2, 400).items()}
+    (finding,) = judged(tmp_path, rows_of(planted)).findings
+    assert finding.kind == "PERIODIC_STALL"
+    assert holds(finding.gain, of_job(planted) / of_job(times(2, 400)))
+    assert finding.gain.low > finding.gain.value - 0.02  # that they come is no chance
+
+
+def test_evaluations_among_training_steps(tmp_path):
+    rows = [
+        {"step": step, "phase": name, "time_s": 30.0 if name == "eval" else value}
+        for (_, step), value in times(1, 300).items()
+        for name in ("train", "eval")
+        if name == "train" or step % 100 == 99
+    ]
+    first = judged(tmp_path, rows).findings[0]
+    assert (first.kind, first.headline) == ("EVALUATION_BOUND", "Evaluation takes 50% of the time, every 100 steps.")
+
+
+@pytest.mark.parametrize("per_stage", [1, 2])
+def test_stages_of_which_only_the_computation_is_known(per_stage, tmp_path):
+    parts, rows = (1.0, 1.0, 1.0, 1.4), []
+    for (rank, step), value in times(4 * per_stage, 150).items():
+        stage = rank // per_stage
+        rows.append({"step": step, "rank": rank, "pp_rank": stage, "compute_ms": 1e3 * value * parts[stage]})
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.stage) == ("STAGE_IMBALANCE", "3")
+    assert holds(finding.gain, 1.4 / 1.1)
+
+
+def pipeline(factors, noise, now=0.0):
+    """Return the passes of six microbatches through stages, as (stage, name, start, end): all forward, then all backward."""
+    found, free = [], [now] * len(factors)
+    for name, part, order in (("forward", 0.1, range(len(factors))), ("backward", 0.2, reversed(range(len(factors))))):
+        order, done = list(order), {}
+        for batch in range(6):
+            for stage in order:
+                start = max(free[stage], done.get((stage + (-1 if name == "forward" else 1), batch), now))
+                done[stage, batch] = free[stage] = start + part * factors[stage] * noise()
+                found.append((stage, f"{name}-compute", start, free[stage]))
+    return found
+
+
+def test_a_stage_of_a_pipeline_whose_sends_are_not_recorded(tmp_path):
+    draw, rows, now = random.Random(SEED), [], 0.0
+    for step in range(40):
+        passes = pipeline((1, 1, 1.5, 1), lambda: draw.gauss(1, 0.005), now)
+        rows += [
+            {"rank": stage, "stage": stage, "step": step, "operation": name, "start": start, "end": end}
+            for stage, name, start, end in passes
+        ]
+        now = max(end for *_, end in passes)
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.stage) == ("STAGE_IMBALANCE", "2")
+    even = max(end for *_, end in pipeline([1.125] * 4, lambda: 1.0))
+    assert holds(finding.gain, now / 40 / even)
+
+
+def test_sends_without_stages_are_judged(tmp_path):
+    rows = [
+        {"rank": rank, "step": step, "operation": name, "start": step + start, "end": step + end}
+        for step in range(40)
+        for rank, sent in ((0, "forward-send"), (1, "forward-recv"))
+        for name, start, end in (("forward-compute", 0.0, 0.95), (sent, 0.95, 0.97))
+    ]
+    assert judged(tmp_path, rows).findings == ()
+
+
+@pytest.mark.parametrize("with_rank", [False, True])
+def test_steps_that_are_counted_anew_in_each_epoch(with_rank, tmp_path):
+    rows = [
+        {"epoch": step // 100, "step": step % 100, "rank": rank, "seconds": value * (1.3 if rank == 1 else 1)}
+        for (rank, step), value in times(2, 400).items()
+    ]
+    if not with_rank:
+        rows = [{key: row[key] for key in ("epoch", "step", "seconds")} for row in rows if row["rank"] == 0]
+    table = read_table(write(tmp_path / "t.csv", rows))
+    assert (table.lost, len(table.ledger.common_steps)) == (0, 400)
+    assert [finding.kind for finding in diagnose(table.ledger).findings] == ["STRAGGLER"] * with_rank

@@ -119,12 +119,6 @@ def test_moments_belong_to_the_last_interval_that_covers_them():
     assert owner.tolist() == expected.tolist()
 
 
-def test_evaluations_are_divided_among_the_steps_around_them():
-    spent = tables._within([(1.0, 2.0), (2.5, 5.0)], np.array([0.0, 1.5, 4.0, 8.0]), np.array([1.5, 3.0, 8.0, 9.0]))
-    assert spent.tolist() == [0.5, 1.0, 1.0, 0.0]
-    assert tables._within([], np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     "rows",
     [

@@ -73,7 +73,7 @@ def dask_pool():
 @pytest.mark.long
 def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_path, monkeypatch):
 
-    from sm_profiler.folding import engine
+    from sm_profiler import folding as engine
     from sm_profiler.report import build_report
     from sm_profiler.report.report_json import to_json
     from sm_profiler.source import open_source

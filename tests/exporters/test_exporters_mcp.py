@@ -16,8 +16,8 @@ pytest.importorskip("mcp")
 from mcp import Client, MCPError, StdioServerParameters
 
 from sm_profiler.diagnosis.model import Location
-from sm_profiler.exporters.mcp import server as answers
-from sm_profiler.exporters.mcp.server import Library, build_server, jobs_of, survey
+from sm_profiler.exporters import mcp as answers
+from sm_profiler.exporters.mcp import Library, build_server, jobs_of, survey
 from sm_profiler.jobs.finding import Job
 from sm_profiler.report import Class
 from tests.support.jobs import make_job

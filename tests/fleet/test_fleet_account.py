@@ -155,6 +155,7 @@ def test_throttled_requests_are_sent_again(answers):
     assert len(sent) == 3
 
 
+@pytest.mark.long
 def test_a_service_that_only_throttles_is_one_line(answers):
     answers.append(THROTTLED)
     opened, sent = account_that_is_answered(answers)

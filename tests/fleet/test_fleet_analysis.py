@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.comparisons import CHANCE, EXACT, at_least, drawn_at_least
-from sm_profiler.fleet.sanitize import stem
+from sm_profiler.fleet.analysis import CHANCE, EXACT, assemble, at_least, drawn_at_least
+from sm_profiler.fleet.finding import stem_of
 from sm_profiler.report.prices import Prices, built_in
 from tests.support.fleets import HOUR, START_S, description, finding, priced, report_json
 
@@ -145,7 +144,7 @@ def test_stages_of_the_start():
     ],
 )
 def test_stems_of_names(name, expected):
-    assert stem(name) == expected
+    assert stem_of(name) == expected
 
 
 KINDS = st.sampled_from(["INPUT_BOUND", "STRAGGLER", "LOGGING", "INITIALIZATION_BOUND", "BALANCED", "COMPUTE_BOUND"])

@@ -11,10 +11,9 @@ import pytest
 
 from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
-from sm_profiler.fleet.building import NAME, build_fleet
+from sm_profiler.fleet.building import NAME, build_fleet, write_fleet
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.wording import summary
-from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report import prices
 from sm_profiler.report.prices import built_in
@@ -427,4 +426,23 @@ def test_jobs_of_one_folder_are_named_alike_and_the_report_of_the_first_names_th
     assert main(["report", str(shared), "--out", str(tmp_path / "out")]) == 0
     assert (
         f"this report is of job slurm-21, the first in {shared}; others there: anna-slurm-22" in capsys.readouterr().err
+    )
+
+
+def test_a_job_that_is_judged_again_keeps_the_end_of_its_report(tmp_path):
+    """Of a profile without end markers, only an outdated report had the exit code."""
+    folder = tmp_path / "jobs/a"
+    make_job(folder / "profiler-output", "--minutes", "2")
+    for marker in folder.rglob("training_job_end.ts"):
+        marker.unlink()
+    (judged,) = build(tmp_path / "jobs").jobs
+    assert judged.status == ""
+    stored = report_json("a", end=judged.ended) | {"version": "0.0.1"}
+    stored["end"] = {"state": "crashed", "exit_code": 3, "error": "ValueError: x", "where": "train.py:3", "step": 5}
+    add_job(tmp_path / "jobs", "a", stored)
+    (judged,) = build(tmp_path / "jobs").jobs
+    assert (judged.judged, judged.status, judged.failure) == (
+        "profile",
+        "Failed",
+        "ValueError: x (train.py:3, exit code 3)",
     )

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.building import NAME, Entry, read_index, write_index
-from sm_profiler.fleet.description import as_json, read_description
+from sm_profiler.fleet.building import NAME, Entry, read_index, to_parquet, write_index
+from sm_profiler.fleet.finding import as_json, read_description
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
 from sm_profiler.fleet.wording import summary
-from sm_profiler.fleet.writing import to_parquet
 from sm_profiler.report.prices import Prices
 from sm_profiler.storage import LocalStorage
 from tests.support.fleets import START_S, description, finding, report_json

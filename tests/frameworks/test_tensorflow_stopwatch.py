@@ -194,6 +194,7 @@ print(float(model.infer(tf.ones([1, 3]))[0, 0]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs TensorFlow: make .envs/frameworks.done")
 def test_an_exported_function_runs_without_the_hook(tmp_path):
     script, exported = tmp_path / "export.py", str(tmp_path / "model")

@@ -71,6 +71,7 @@ def base(tmp_path_factory):
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_profiles_end_in_a_result_or_one_line(part, base):

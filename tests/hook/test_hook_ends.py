@@ -114,6 +114,72 @@ def test_the_exit_code_of_a_training(tmp_path, code, end):
     assert [one.items() >= end.items() for one in records] == ([True] if end else [])
 
 
+WAITING = """
+import os, signal, sys, time, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(5):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+time.sleep(1.5)  # until the records are written
+exec(sys.argv[1])
+print("ready", flush=True)
+time.sleep(60)
+"""
+CHILD = "child = os.fork()\nif not child:\n    time.sleep(60)\nos.kill(child, signal.SIGTERM)\nos.waitpid(child, 0)"
+OWN = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
+
+
+@pytest.mark.parametrize(
+    ("statement", "number", "code", "end"),
+    [
+        ("pass", signal.SIGTERM, -signal.SIGTERM, "stopped"),
+        ("pass", signal.SIGHUP, -signal.SIGHUP, "stopped"),
+        ("pass", signal.SIGKILL, -signal.SIGKILL, "killed"),
+        (CHILD, signal.SIGKILL, -signal.SIGKILL, "killed"),  # the child was stopped
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getpid(), 15)", signal.SIGKILL, -9, "killed"),
+        (OWN, signal.SIGTERM, 7, "crashed"),
+        (f"{OWN}\nif not (child := os.fork()):\n    os.kill(os.getpid(), 15)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7", signal.SIGKILL, -9, "killed"),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_asked_to_stop_was_not_just_killed(tmp_path, statement, number, code, end):
+    """The signal comes long before the monitor learns that the job is to end."""
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(WAITING)
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script), statement]
+    with subprocess.Popen(command, env=environment(SM_PROFILER_CONFIG=config), stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        assert process.wait() == code
+    recover_traces(profile, stopped=False)
+    files = [json.loads(path.read_text()) for path in profile.rglob("*_pythontimeline.json")]
+    records = [event["args"] for events in files for event in events if event["name"] == "sm_profiler/process"]
+    assert [one["end"] for one in records if one["pid"] == process.pid and "end" in one] == [end]
+
+
+@pytest.mark.parametrize(
+    ("statement", "rank", "end"),
+    [
+        ("raise ValueError('no data')", "1", {"rank": 1, "end": "crashed", "end_code": 1, "end_error": "ValueError: no data", "end_place": "train.py:2", "end_step": 0}),
+        ("import sys\nsys.exit(3)", "1", {"rank": 1, "end": "crashed", "end_code": 3, "end_step": 0}),
+        ("pass", "1", None),
+        ("raise ValueError('of a launcher')", "", None),
+    ],
+)  # fmt: skip
+def test_a_rank_that_fails_before_its_first_step_is_recorded(tmp_path, statement, rank, end):
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(f"import torch\n{statement}\n")
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script)]
+    variables = environment(SM_PROFILER_CONFIG=config, **({"RANK": rank, "WORLD_SIZE": "2"} if rank else {}))
+    subprocess.run(command, env=variables, check=False, timeout=120)
+    recover_traces(profile, stopped=False)
+    files = [json.loads(path.read_text()) for path in profile.rglob("*_pythontimeline.json")]
+    records = [event["args"] for events in files for event in events if event["name"] == "sm_profiler/process"]
+    assert [one.items() >= end.items() for one in records] == ([True] if end else [])
+
+
 FORKING = """
 import os, sys, torch
 model = torch.nn.Linear(2, 1)
@@ -130,7 +196,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize(
     ("statement", "end"),

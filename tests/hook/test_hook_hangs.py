@@ -117,6 +117,7 @@ def test_the_verdict_names_the_line_of_a_hang(kind, tmp_path):
         assert "T" in {child["state"] for child in record["children"]}  # stopped
 
 
+@pytest.mark.long
 def test_the_verdict_names_the_thread_that_died(tmp_path):
     profile = tmp_path / "profile"
     hang("dead_producer", profile)

@@ -43,7 +43,7 @@ def lines(when: str, **variables: str) -> list[str]:
     return [line.rpartition("]")[2] for line in done.stderr.splitlines()]
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["never", "before", "after"])
 def test_the_hooks_profiler_prints_nothing_and_the_scripts_prints_as_ever(tmp_path, when):
     window = '{"StartStep": 2, "NumSteps": 2, }'

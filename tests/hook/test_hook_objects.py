@@ -93,6 +93,7 @@ def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     assert len(counts) == memory.MAX_COUNTS
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("look", ["count", "select", "refer"])
 def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
     interval, stopped, built, held = sys.getswitchinterval(), threading.Event(), 0, []

@@ -114,15 +114,15 @@ TIME = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "mono
 THREADING = ("Thread", "Lock", "Event", "Timer", "enumerate", "current_thread", "main_thread")
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "places",
     [
-        {"time": TIME},
         {"threading": THREADING},
+        {"time": TIME},
         {"json": ("dumps", "loads"), "builtins": ("open",), "os": ("open", "write")},
     ],
-    ids=["time", "threading", "files"],
+    ids=["threading", "time", "files"],
 )
 def test_functions_that_the_script_replaces(tmp_path, places):
     """They may fail in the hook, too: the training ends with its own result, and nothing is printed at its end."""

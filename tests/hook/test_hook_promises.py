@@ -111,7 +111,7 @@ assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
 MISTYPED = '{"DisableProfiler": true, "DisableProfile": true}'
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("variables", "lines"),
     [

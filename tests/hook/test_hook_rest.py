@@ -125,6 +125,18 @@ def test_a_rest_whose_end_was_preempted_costs_no_more_than_any_callback(loop, mo
     assert (loop.tracker.own_ns - before) * METER_EVERY <= METER_MAX_NS
 
 
+def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(loop):
+    cpu = [0]
+    loop.tracker.compared.clock = lambda: cpu[0]
+
+    def spend() -> None:
+        cpu[0] += 10 if loop.tracker.rest is not None else 110
+
+    loop.inside = spend
+    loop.run(8, 60)
+    assert list(loop.tracker.compared.ns) == [5 * 100] * 6
+
+
 def test_results_are_the_same(loop, session):
     loop.run(4)
     other = Loop(session)

@@ -560,7 +560,7 @@ def milliseconds(samples, phase, wanted):
     )
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode, digests):
@@ -640,6 +640,7 @@ def test_an_interpreter_that_cannot_run_is_not_installed(tmp_path, monkeypatch):
     assert interpreter("3.10") is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_other_pythons_see_the_same_lines(version):
     python = interpreter(version)

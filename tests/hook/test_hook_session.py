@@ -9,6 +9,7 @@ import time
 import pytest
 
 from sm_profiler.hook import entry
+from sm_profiler.hook.adapter import FrameworkAdapter, confined
 from sm_profiler.hook.session import MAX_THREAD_ENDS, Session
 from sm_profiler.hook.settings import ConfigText
 from tests.support.profiles import events
@@ -53,6 +54,61 @@ def test_an_adapter_that_fails_is_taken_out_and_the_others_record_on(session):
     session.close()
     assert session.describe()["collectors"]["other"] == "failed: TypeError: unexpected"
     assert any(event["phase"] == "Forward" for event in events(session.root))
+
+
+ANSWERS = ("detailed", "rank", "training_thread", "is_helper", "is_set_up", "uses_gpu", "complete")
+
+
+def failing(name, answer=None):
+    """Return an adapter of another package of which one method raises, or returns a text."""
+
+    def method(_self, *_args, **_kwargs):
+        if answer is None:
+            raise ValueError(name)
+        return answer
+
+    return type("Outside", (Adapter,), {"framework": "outside", name: method})
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        *((name, None) for name in (*ANSWERS, "step_ending", "loader_began", "batches_unused")),
+        *((name, "text") for name in ANSWERS),
+        ("complete", ["text"]),
+    ],
+)
+def test_any_method_of_an_adapter_from_outside_may_fail(session, caplog, name, answer):
+    """Most of them ended the whole hook, or raised into the script."""
+    adapter = confined(failing(name, answer), session.adapter_failed, session.tracker.release)(session)
+    session.arm(adapter)
+    session.lead(adapter)
+    for start in (1_000_000, 2_000_000):
+        step(session, start)
+        session.loader_began(5)
+        session.batches_unused()
+        session.append_span("mine", 10, 20)
+        adapter.step_ending(later=False)
+        assert (session.is_helper(), adapter.is_set_up()) == (False, False)
+        assert session.describe()["pid"] == os.getpid()
+    session.close()
+    assert (adapter in session.adapters, list(session.guard.failures), session.quiet) == (False, ["outside"], True)
+    assert len(caplog.messages) == 1
+    assert len([event for event in events(session.root) if event["phase"] == "Step:ModeKeys.TRAIN"]) == 2
+
+
+@pytest.mark.parametrize("kind", [dict, print, type("Nameless", (FrameworkAdapter,), {}), failing("framework", 5)])
+def test_what_is_no_adapter_is_refused(session, kind):
+    with pytest.raises(TypeError, match=r"^an adapter (is a class|has the name)"):
+        confined(kind, session.adapter_failed, session.tracker.release)
+
+
+def test_the_steps_of_an_adapter_that_cannot_be_removed_are_found_again(session):
+    adapter = confined(failing("remove"), session.adapter_failed, session.tracker.release)(session)
+    session.arm(adapter)
+    session.tracker.claim("outside")
+    session.adapter_failed(adapter, ValueError())
+    assert session.tracker.owner == ""
 
 
 def test_a_collector_lives_from_start_to_exit(session, tmp_path):
@@ -321,6 +377,47 @@ def test_an_event_with_an_odd_argument_is_left_out_alone(session, given, caplog)
     session.close()
     rows = [event for event in events(session.root) if event["phase"] == "Mine"]
     assert len(rows) == 1
+
+
+LONG = "x" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"text": LONG},
+        {"rows": list(range(300_000))},
+        {"nested": [[LONG], {"a": {"b": [LONG]}}]},
+        {"number": 10**4000},
+        {"pairs": {str(number): number for number in range(100_000)}},
+        {"object": type("Large", (), {"__str__": lambda _: LONG})()},
+        {LONG: 1},
+        {"op_name": LONG},
+        {"training_phase": LONG},
+    ],
+    ids=lambda given: next(iter(given))[:20],
+)
+def test_one_event_cannot_become_megabytes(session, given):
+    hook = entry.Hook(session)
+    step(session)
+    hook.record_trace_events(**{"training_phase": "Mine", "op_name": "mark", **given})
+    hook.record_trace_events("Mine", "mark", shape=[3, 224, 224], note="kept as it is")
+    session.close()
+    assert session.describe()["events_cut"] == 1
+    assert sum(path.stat().st_size for path in session.root.rglob("*.json")) < 60_000
+    rows = [event for event in events(session.root) if event["phase"].startswith(("Mine", "xxx"))]
+    assert "\u2026" in json.dumps(rows[0], ensure_ascii=False)
+    assert rows[1]["args"] == {"shape": [3, 224, 224], "note": "kept as it is"}
+
+
+def test_the_name_of_a_phase_is_bounded(session):
+    hook = entry.Hook(session)
+    step(session)
+    with hook.phase(LONG):
+        pass
+    session.close()
+    (row,) = (event for event in events(session.root) if event["phase"].startswith("xxx"))
+    assert (len(row["phase"]), session.describe()["events_cut"]) == (201, 1)
 
 
 def test_numbers_that_json_does_not_have_are_recorded_as_text(session):

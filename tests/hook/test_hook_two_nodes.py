@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.folding import engine
+from sm_profiler import folding as engine
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.agent import Agent
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
@@ -85,6 +85,7 @@ def nodes_of(source) -> set[str]:
     return {item.node for item in source.files}
 
 
+@pytest.mark.long
 def test_the_first_host_writes_the_markers_and_late_files_are_read(trained, tmp_path):
     shared = Shared(tmp_path / "job")
     ends(trained, "algo-1", shared)

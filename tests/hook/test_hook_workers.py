@@ -77,7 +77,7 @@ def run(folder, what, window='{"StartStep": 2, "NumSteps": 6, }'):
     return json.loads(done.stdout), events(folder)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("what", ["forked", "persistent", "spawned", "pinned"])
 def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, what):
     if what == "pinned" and not hasattr(torch, "accelerator"):

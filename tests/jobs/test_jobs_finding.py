@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.exporters.mcp.server import jobs_of
+from sm_profiler.exporters.mcp import jobs_of
 from sm_profiler.formats.layout import hour_folder
 from sm_profiler.jobs import listing
 from sm_profiler.jobs.finding import MAX_DEPTH, find_jobs

@@ -114,6 +114,7 @@ def test_boto3(bench):
     assert_profiled(bench, bench.launch("launch_boto3.py"))
 
 
+@pytest.mark.long
 @pytest.mark.sdk3
 def test_model_trainer_v3(bench, sdk3_python):
     assert_profiled(bench, bench.launch("launch_model_trainer_v3.py", sdk3_python))

@@ -14,8 +14,8 @@ import boto3
 import pytest
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local import LocalSageMaker
-from sm_profiler.local.process import SUPERVISOR, JobProcess
+from sm_profiler.local import LocalSageMaker, supervisor
+from sm_profiler.local.supervisor import JobProcess
 
 SLEEPER = "import time; time.sleep(1000)"
 
@@ -178,7 +178,7 @@ def test_no_command_outlives_a_supervisor_that_is_ended_while_the_command_starts
         sys.executable,
         "-c",
         SUPERVISOR_ENDED_WHILE_ITS_COMMAND_STARTS,
-        str(SUPERVISOR.parent),
+        str(Path(supervisor.__file__).parent),
         str(int(number)),
         SLEEPER,
     ]
@@ -211,7 +211,7 @@ time.sleep(60)
 @pytest.mark.parametrize("session", ["own", "shared"])
 def test_what_a_stopped_script_leaves_behind_may_end_its_work(session, tmp_path):
     """A container outlives its script; the monitor of a stopped job was killed with it, and the last minute lost."""
-    words = [sys.executable, str(SUPERVISOR), "20", sys.executable, "-c", SCRIPT_WITH_UPLOADER, UPLOADER]
+    words = [sys.executable, supervisor.__file__, "20", sys.executable, "-c", SCRIPT_WITH_UPLOADER, UPLOADER]
     with subprocess.Popen([*words, str(tmp_path / "notes"), session], stdin=subprocess.PIPE) as process:
         limit = time.monotonic() + 30
         while not (tmp_path / "notes.ready").exists():

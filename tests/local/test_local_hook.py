@@ -68,6 +68,7 @@ def test_a_window_added_while_the_job_runs_is_recorded(bench):
     assert "DataLoaderIter" in names[1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_framework_metrics_are_switched_on_in_a_job_that_began_without(bench):
     config = {"S3OutputPath": f"s3://{bench.local.bucket}/later", "ProfilingIntervalInMilliseconds": 1000}

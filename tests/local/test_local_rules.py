@@ -106,6 +106,7 @@ def test_rules_can_be_added_to_a_running_job(bench):
     assert final_rules(bench, name)[0]["RuleEvaluationStatus"] in FINAL
 
 
+@pytest.mark.long
 def test_system_metrics_continue_after_an_update_with_rules(bench):
     """The update's request restarts sampling and starts a rule, and ends while both are running."""
     name = bench.start(

@@ -21,6 +21,7 @@ print("trained by v3")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sdk3
 def test_sdk_v3_trains_waits_and_reads_back(bench, repository, tmp_path):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 
 
 @pytest.fixture

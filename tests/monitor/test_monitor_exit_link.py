@@ -52,7 +52,7 @@ def end_on_s3(s3):
     return end_of(EndFacts(finished="marker" in kinds(names)), ranks)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("statement", "code", "state"),
     [
@@ -69,6 +69,7 @@ def test_the_exit_code_of_a_single_process_is_uploaded_before_it_is_gone(train, 
     assert (process.returncode, end.state, end.exit_code or 0) == (code, state, code)
 
 
+@pytest.mark.long
 def test_a_monitor_that_is_stopped_holds_up_no_exit(train, job):
     process = train("import time; time.sleep(2); sys.exit(7)")
     process.stdout.readline()

@@ -10,9 +10,9 @@ import pytest
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.process_end import UNKNOWN
+from sm_profiler.identity import host_id
 from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor import start
-from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.left_profile import keep_task, upload_left
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.start import Registration

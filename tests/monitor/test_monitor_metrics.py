@@ -31,8 +31,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.monitor import exposition
 from sm_profiler.monitor.agent import serve_metrics
 from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board, Progress, StepCounter, job_labels
-from sm_profiler.monitor.exposition import LOST_S, PORTS, Exposition, render
-from sm_profiler.monitor.telemetry import silence_retries, start_telemetry
+from sm_profiler.monitor.exposition import LOST_S, PORTS, Exposition, render, silence_retries, start_telemetry
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = 'algo"1\n\\'

@@ -16,8 +16,8 @@ from sm_profiler.container import escaped, expanded
 from sm_profiler.errors import ProfilerError
 from sm_profiler.hook.settings import find_config
 from sm_profiler.monitor.place import find, settle, user_name
-from sm_profiler.monitor.run_id import run_id
 from sm_profiler.monitor.task import job_name
+from sm_profiler.settings import run_id
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[2]
@@ -141,6 +141,34 @@ def test_users_share_a_parent_folder(tmp_path):
     assert [len(recorded(place)[0]) for place in places] == [1, 1]
     assert (tmp_path / "shared").stat().st_mode & 0o7777 == 0o1777
     assert [place.parent.stat().st_mode & 0o777 for place in places] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize(("mode", "shared"), [(0o777, 0o1777), (0o1777, 0o1777), (0o775, 0o1775), (0o755, 0o755)])
+def test_the_first_user_does_not_shut_out_the_others(tmp_path, mode, shared):
+    """The folders above that of the first user, as below a scratch folder for all, kept the others out."""
+    tmp_path.chmod(mode)
+    assert settled(tmp_path / "a" / "b" / "%u" / "%j", "train") == tmp_path / "a" / "b" / user_name() / "train"
+    assert {folder.stat().st_mode & 0o7777 for folder in (tmp_path / "a", tmp_path / "a/b")} == {shared}
+    private = 0o700 if mode & 0o2 else 0o755
+    assert {one.stat().st_mode & 0o777 for one in (tmp_path / "a/b").rglob("*") if one.name != "owner"} >= {private}
+
+
+def test_a_folder_named_like_the_user_is_the_users_if_it_is_the_last_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("sm_profiler.monitor.place.user_name", lambda: "profiles")
+    tmp_path.chmod(0o1777)
+    settled(tmp_path / "profiles" / "%u" / "%j", "train")
+    modes = [(tmp_path / folder).stat().st_mode & 0o7777 for folder in ("profiles", "profiles/profiles")]
+    assert modes == [0o1777, 0o700]
+
+
+@needs_root
+def test_the_second_user_of_a_plain_folder_gets_the_hint(tmp_path):
+    tmp_path.chmod(0o777)
+    mine = start(tmp_path, tmp_path / "profile", "train", user=NOBODY - 1)
+    theirs = start(tmp_path, tmp_path / "profile", "train", user=NOBODY)
+    errors = finish(mine, theirs)
+    assert "Permission denied; this profile is written to" in errors[1]
+    assert "; with %u in LocalPath, each user has a folder there\n" in errors[1]
 
 
 @needs_root

@@ -15,7 +15,7 @@ from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.scaling.part import rule_state
 from sm_profiler.report import build_report
 from sm_profiler.rules import RULES, ProfilerReport
-from sm_profiler.rules.registry import all_rules
+from sm_profiler.rules.profiler_report import all_rules
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job
 

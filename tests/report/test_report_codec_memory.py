@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.elements import check_elements
+from sm_profiler.formats.bounds import check_elements
 from sm_profiler.metrics.scaling import codec, part
 from tests.support.memory import peak_of
 
@@ -33,6 +33,7 @@ def test_numbers_keep_their_types():
         assert (type(found), found) == (type(number), number)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("element", [b"\x90", b"\xc0", b"\xa1x", b"\x92\xa1l\x90", b"\x80", b"\xcd\xff\xff"])
 def test_a_bomb_of_small_elements_takes_no_more_than_a_multiple_of_what_arrived(element):
     count = 4 << 20

@@ -61,6 +61,7 @@ def check(base, result, validator):
         assert result["loss_reported"], f"{job}: {result['before'] - result['after']} records lost, none reported"
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("base", BASES)
 def test_damaged_jobs_are_reported(base, tmp_path, validator):
     for result in report_damaged(base, tmp_path, 0, 3):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.ledger_view import shares
 from sm_profiler.report import Class
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import report_json
@@ -49,7 +49,7 @@ def test_waiting_for_the_gpu_is_not_time_outside_the_phases():
     assert rank.share("forward") == pytest.approx(15 / 47.5, abs=0.01)
     assert rank.share("backward") == pytest.approx(30 / 47.5, abs=0.01)
     assert rank.share("outside") < 0.01
-    assert "Forward (GPU)" in [one.label for one in loop_slices(report.metrics.ranks)]
+    assert "Forward (GPU)" in [each.label for each in shares(report.ledger, on_device=report.metrics.on_device)]
     assert report_json(report).job.ranks[0].phases == "device"
 
 

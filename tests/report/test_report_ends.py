@@ -8,12 +8,14 @@ import pytest
 from sm_profiler.cli.report import exit_code
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.exporters.destination import message_of
-from sm_profiler.metrics.ends import EndFacts, RankEnd, end_of, unrecorded_ranks
+from sm_profiler.metrics.ends import EndFacts, RankEnd, StoredEnd, end_of, unrecorded_ranks
 from sm_profiler.render.page import render_html
-from sm_profiler.report import terminal_summary
+from sm_profiler.report import build_report, terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.write import render_notebook
+from sm_profiler.source import open_source
 from sm_profiler.source.open_files import closes_in
+from tests.support.jobs import make_job
 from tests.support.reports import START_S, metrics_of, report_from, training
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
@@ -300,3 +302,57 @@ def test_a_rank_that_was_gone_before_its_first_record_is_named():
     assert "recorded nothing" not in end_of(EndFacts(finished=True, unrecorded=(2,)), []).sentence
     several = end_of(EndFacts(unrecorded=(2, 4, 5, 6, 7)), peers).sentence
     assert several.endswith("Ranks 2, 4, 5, 6 and others recorded nothing: they may have ended before the others.")
+
+
+def test_a_rank_that_fails_before_its_first_step_is_the_verdict():
+    """The launcher ends the others before they have recorded anything."""
+    failed = record(1, "crashed", 5.0, 0, "ValueError: no data", end_code=1, end_place="train.py:3", world_size=2)
+    report = report_from(metadata=(failed,), facts=of_run("crashed", 1))
+    main = report.verdict.main
+    assert main.kind is Class.DEAD_RANK
+    assert main.headline.startswith("After 0 training steps, algo-1-1 failed: ValueError: no data (train.py:3).")
+    found = json.loads(to_json(report))["end"]
+    assert (found["state"], found["exit_code"], found["error"]) == ("crashed", 1, "ValueError: no data")
+    assert "recorded nothing" not in report.metrics.ending.sentence
+    unknown = record(1, "crashed", 5.0, 0, end_code=1, world_size=2)
+    ending = report_from(metadata=(unknown,), facts=of_run("crashed", 1)).metrics.ending
+    assert ending.dead is None
+    assert "Rank 0 recorded nothing" in ending.sentence
+
+
+STORED = StoredEnd("crashed", 3, "ValueError: x", "train.py:3", START_S + 5.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "state", "code"),
+    [
+        (EndFacts(stored=STORED), [RankEnd("algo-1-0", step=9)], "crashed", 3),
+        (EndFacts(stored=STORED, is_fresh=True), [RankEnd("algo-1-0", step=9)], "crashed", 3),
+        (EndFacts(stored=STORED, finished=True), [RankEnd("algo-1-0", step=9)], "completed", None),
+        (EndFacts(stored=STORED), [RankEnd("algo-1-0", "killed", step=9)], "killed", None),
+        (EndFacts(run="completed", exit_code=0, stored=STORED), [RankEnd("algo-1-0", step=9)], "completed", 0),
+    ],
+)
+def test_an_earlier_report_has_the_end_that_a_copy_of_the_profile_lacks(facts, ranks, state, code):
+    ending = end_of(facts, ranks)
+    assert (ending.state, ending.exit_code) == (state, code)
+    if code == 3:
+        assert ending.sentence == "The job ended with exit code 3 after 9 training steps: ValueError: x (train.py:3)"
+
+
+def test_the_end_comes_from_the_report_beside_the_profile(tmp_path):
+    """Of a profile that was copied without its hidden files, as to S3."""
+    source = make_job(tmp_path / "job", "--minutes", "2")
+    for marker in source.rglob("training_job_end.ts"):
+        marker.unlink()
+    report = build_report(open_source(source, cache=False))
+    assert report.metrics.ending.state == "unknown"
+    stored = json.loads(to_json(report))
+    stored["end"] |= {"state": "crashed", "exit_code": 3}
+    (source / "report.json").write_text(json.dumps(stored))
+    assert build_report(open_source(source, cache=False)).metrics.ending.exit_code == 3
+    stored["job"]["end"] -= 300.0
+    (source / "report.json").write_text(json.dumps(stored))
+    assert build_report(open_source(source, cache=False)).metrics.ending.state == "unknown"  # it went on
+    (source / "report.json").write_text("{")
+    assert build_report(open_source(source, cache=False)).metrics.ending.state == "unknown"

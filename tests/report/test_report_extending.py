@@ -8,6 +8,7 @@ import pytest
 
 from sm_profiler.diagnosis import limits, words
 from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
+from sm_profiler.render import charts, ledger_view
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
@@ -16,9 +17,7 @@ from tests.support.reports import metrics_of, report_from, training
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sm_profiler"
-CHECKPOINT = parts.Part(
-    "checkpoint", "Checkpoint", "while saving a checkpoint", "violet", "C", parts.Kind.PHASE, "SaveCheckpoint"
-)
+CHECKPOINT = parts.Part("checkpoint", "Checkpoint", "while saving a checkpoint", parts.Kind.PHASE, "SaveCheckpoint")
 
 
 @pytest.fixture
@@ -60,10 +59,10 @@ def test_a_new_part_appears_in_metrics_files_page_and_terminal():
     assert rank.mean("checkpoint") == pytest.approx(0.004, rel=0.01)
     assert json.loads(to_json(report))["job"]["ranks"][0]["seconds"]["checkpoint"] == pytest.approx(0.8, rel=0.01)
     page = render_html(report)
-    assert 'key b-violet" aria-hidden="true"></span><span class="what">Checkpoint</span> <b>28 %</b>' in page
+    assert 'key b-moss" aria-hidden="true"></span><span class="what">Checkpoint</span> <b>28 %</b>' in page
     summary = terminal_summary(report, width=100)
-    assert "C checkpoint 28 %" in summary
-    assert "C" * 20 in summary
+    assert "Y checkpoint 28 %" in summary
+    assert "Y" * 20 in summary
 
 
 @pytest.mark.usefixtures("with_checkpoint_part")
@@ -81,9 +80,10 @@ def test_unknown_phases_are_no_part():
     assert rank.slices["between"] == pytest.approx(0.8, rel=0.01)
 
 
-def test_every_part_has_a_distinct_key_letter_and_a_defined_colour():
-    assert len({part.key for part in parts.PARTS}) == len({part.letter for part in parts.PARTS}) == len(parts.PARTS)
-    assert {part.colour for part in parts.PARTS} <= set(parts.COLOURS)
+def test_every_activity_of_a_step_has_a_letter_and_a_defined_colour():
+    looks = [*ledger_view._SHOWN.values(), *ledger_view._DECLARED, *ledger_view._SHOWN_LAST.values()]
+    assert {colour for colour, _ in looks} <= set(charts.COLOURS)
+    assert {part.key for part in parts.PARTS if part.kind is parts.Kind.PHASE} <= set(ledger_view._SHOWN)
 
 
 def test_each_number_that_decides_has_one_definition_a_reason_and_a_use():

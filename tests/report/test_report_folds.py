@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.folding.engine import Slice, SliceTree, run_sliced
+from sm_profiler.folding import Slice, SliceTree, run_sliced
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.metrics.memory_fold import MAX_SAMPLES, MemoryFold

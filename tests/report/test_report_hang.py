@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.exporters.mcp import server as answers
+from sm_profiler.exporters import mcp as answers
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.formatting import is_library
 from sm_profiler.metrics.hang import hang_arguments
@@ -17,7 +17,7 @@ from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
 from sm_profiler.report.timeline_export import describe_hangs
-from sm_profiler.timeline.writer import timeline_file
+from sm_profiler.timeline import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of
 
@@ -55,6 +55,24 @@ def test_names_line_function_and_time():
     )
     assert (main.where[0].file, main.where[0].line, main.where[0].rank) == ("/job/train.py", 30, "algo-1-0")
     assert main.confidence == "high"
+
+
+def test_all_places_count_the_steps_that_were_complete():
+    """The headline, the end of the job and report.json had three counts of a hang in the middle of a step."""
+    report = report_from([*training(200), stop(SLEEPS, steps=199)])
+    assert "after 199 training steps" in report.verdict.main.headline
+    assert report.metrics.ending.step == 199
+    found = json.loads(to_json(report))
+    assert (found["end"]["step"], found["hang"]["step"], found["hang"]["where"][0]["completed_steps"]) == (
+        199,
+        198,
+        199,
+    )
+    assert [row["value"] for row in found["verdict"]["evidence"] if "steps" in row["metric"]] == [199]
+    two = [row for rank in (0, 1) for row in training(200, node=f"algo-1-{rank}")]
+    stops = (stop(SLEEPS, steps=199), stop(COLLECTIVE, node="algo-1-1", steps=200))
+    main = verdict_of([*two, *stops]).main
+    assert "after 199 to 200 training steps" in main.headline
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.metrics.system_fold import USE_BUCKETS, SystemFold, Use
-from sm_profiler.render.heat_map import LEVELS, MAX_LINES, heat_section, levels, lines_of
 from sm_profiler.render.page import page_parts, page_style
+from sm_profiler.render.view import LEVELS, MAX_LINES, heat_section, levels, lines_of
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job

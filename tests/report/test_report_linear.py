@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.folding.window import MINUTE_US, EvaluationWindow
+from sm_profiler.folding import MINUTE_US, EvaluationWindow
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.event_names import SAVE
 from sm_profiler.report.build import MetricFolds
@@ -128,6 +128,7 @@ def work_of(update: Callable[[EvaluationWindow], object], windows) -> int:
 FOLDS = [*RULES, *(type(fold) for fold in MetricFolds().all())]
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("shape", [side_by_side, one_after_another], ids=lambda shape: shape.__name__)
 @pytest.mark.parametrize("fold", FOLDS, ids=lambda fold: fold.__name__)
 def test_four_times_the_nodes_are_four_times_the_work(fold, shape):

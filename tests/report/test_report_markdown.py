@@ -4,7 +4,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from sm_profiler.cli import main
-from sm_profiler.render.markdown import escape, to_markdown
+from sm_profiler.render.words import escape, to_markdown
 from sm_profiler.report.compare import compare, summarize_comparison
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, training

@@ -7,7 +7,6 @@ from sm_profiler.formats import event_names
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.parts import not_covered_before
-from sm_profiler.render.ledger_view import loop_slices
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report import Class
 from tests.support.reports import metrics_of, report_from, training, verdict_of
@@ -33,22 +32,15 @@ def test_a_collection_is_taken_from_the_part_that_it_interrupts(phase, key):
     assert rank.slices["gc"] == pytest.approx(350 * 0.004, rel=0.01)
     assert rank.slices[key] == pytest.approx(without.slices[key] - 350 * 0.004, rel=0.01)
     assert sum(rank.slices.values()) == pytest.approx(rank.loop)
-    shown = {one.label: one.share for one in loop_slices((rank,))}
-    assert shown["Garbage collection"] == pytest.approx(rank.gc / rank.loop)
-    assert sum(shown.values()) == pytest.approx(1)
 
 
-def test_evaluation_has_one_share_in_the_bar_and_in_the_ledger():
-    """The bar counted files that are saved meanwhile as evaluation, and the ledger as saving."""
+def test_what_is_saved_during_an_evaluation_is_no_evaluation():
     rows = training(200)
     held_out = training(100, mode="EVAL", at=rows[-1][2] + rows[-1][3] + 0.001, backward=0, optimizer=0, forward=0.01)
     rows += held_out + training(200, at=held_out[-1][2] + held_out[-1][3] + 0.001, number=200)
     rows += [(event_names.SAVE, "torch.save", row[2] + 0.001, 0.008, *row[4:6], {"calls": 1}) for row in held_out[::3]]
     report = report_from(rows)
-    shown = {one.label: one.share for one in loop_slices(report.metrics.ranks, totals=report.ledger)}
     assert report.ledger.share("saving") > 0.02
-    assert shown["Evaluation"] == pytest.approx(report.ledger.share("evaluation"), rel=0.01)
-    assert sum(shown.values()) == pytest.approx(1)
     text = terminal_summary(report)
     assert f"evaluation {percent(report.ledger.share('evaluation'))}" in text
 

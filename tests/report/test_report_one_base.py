@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.formatting import percent
+from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import gpu_samples, report_from, training
@@ -48,17 +49,18 @@ def test_unrecorded_waits_are_not_shown_as_small():
     rows = training(200, wait=0)
     rows += [("DataLoaderIter", "DataLoaderIter", rows[0][2] + 0.0091 * 3 + 0.0275, 0.0001, "algo-1-0", 3)]
     report = report_from(rows)
-    page, terminal = render_html(report), terminal_summary(report, width=100)
-    assert re.search(r"Waiting for data</span> <b>not recorded</b>", page)
-    assert "W waiting for data not recorded" in terminal
+    assert "waiting for data over the whole loop" in dict(report.verdict.not_judged)
+    for shown in (render_html(report), terminal_summary(report, width=100)):
+        assert not re.search(r"[Ww]aiting for data(</span> <b>)? \d", shown)
 
 
-def test_page_and_terminal_show_the_same_slices():
+def test_page_and_terminal_show_the_same_shares():
     report = report_from(training(200, wait=0.004, outside=0.00004))
     terminal = " ".join(terminal_summary(report, width=100).split())
-    named = [one for one in loop_slices(report.metrics.ranks) if one.is_named]
+    named = [each for each in shares(report.ledger) if each.is_named]
     assert len(named) == 5
+    assert sum(each.share for each in shares(report.ledger)) == pytest.approx(1)
     page = render_html(report)
-    for one in named:
-        assert f"{one.label}</span> <b>{one.value}</b>" in page
-        assert f"{one.label.lower()} {one.value}" in terminal
+    for each in named:
+        assert f"{each.label}</span> <b>{percent(each.share)}</b>" in page
+        assert f"{each.name} {percent(each.share)}" in terminal

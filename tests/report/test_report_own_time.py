@@ -5,8 +5,9 @@ import html
 import attrs
 import pytest
 
+from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.formats import event_names
-from sm_profiler.render.ledger_view import loop_slices
+from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import metrics_of, report_from, training, verdict_of
@@ -223,8 +224,7 @@ def test_a_phase_of_the_script_is_a_slice_and_a_finding_with_its_name():
     assert report.verdict.kind is Class.USER_PHASE
     assert "“augment” takes 66 %" in report.verdict.main.headline
     assert report.verdict.also == ()
-    assert [one.label for one in loop_slices([rank]) if one.part.key == "declared"] == ["augment"]
-    assert '<span class="what">augment</span> <b>66 %</b>' in render_html(report)
+    assert '<span class="what">Augment</span> <b>66 %</b>' in render_html(report)
     assert "augment 66 %" in terminal_summary(report, width=100)
 
 
@@ -240,15 +240,9 @@ def steps_only(*spans):
 
 def test_a_script_without_a_framework_has_no_forward_pass():
     """A phase of 80 % of each step was shown as 44 %, and the whole step as a forward pass."""
-    (rank,) = metrics_of(steps_only(("decode", 0.0, 0.008))).ranks
-    shares = {one.label: one.share for one in loop_slices([rank])}
-    assert shares["decode"] == pytest.approx(0.8, abs=0.01)
-    assert shares["Between phases"] == pytest.approx(0.19, abs=0.01)
-    assert shares["Forward"] == 0
-    (rank,) = metrics_of(steps_only()).ranks
-    shares = {one.label: one.share for one in loop_slices([rank])}
-    assert shares["Steps"] == pytest.approx(0.99, abs=0.01)
-    assert shares["Forward"] == 0
+    shown = {each.name: each.share for each in shares(totals_of(metrics_of(steps_only(("decode", 0.0, 0.008)))))}
+    assert shown == {"decode": pytest.approx(0.8, abs=0.01), "unseen": pytest.approx(0.2, abs=0.01)}
+    assert [each.name for each in shares(totals_of(metrics_of(steps_only())))] == ["unseen"]
 
 
 def test_a_phase_inside_a_step_is_not_between_its_phases():
@@ -298,8 +292,9 @@ def test_names_of_phases_are_shown_printable_and_few_have_a_slice():
     assert "<b>y" not in render_html(report)
     (rank,) = report.metrics.ranks
     many = attrs.evolve(rank, declared={f"phase {number}": 0.1 for number in range(40)})
-    shown = [one.label for one in loop_slices([many]) if one.part.key == "declared"]
-    assert len(shown) <= 6
+    shown = [each.name for each in shares(totals_of(attrs.evolve(report.metrics, ranks=(many,))))]
+    assert len(shown) == 9
+    assert shown[-1].endswith(" others")
 
 
 def test_a_high_profiling_cost_is_an_alarm():

@@ -4,7 +4,7 @@ import tempfile
 
 import pytest
 
-from sm_profiler.folding.engine import Slice, SliceTree, Stored, run_sliced, windows
+from sm_profiler.folding import Slice, SliceTree, Stored, run_sliced, windows
 from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import kept
 from sm_profiler.metrics.scaling import kept as put_away

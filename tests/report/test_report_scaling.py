@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sm_profiler import folding as engine
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
-from sm_profiler.folding import engine
 from sm_profiler.metrics import step_fold, step_sample
 from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec, folding, part

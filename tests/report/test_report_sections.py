@@ -6,7 +6,7 @@ from sm_profiler.render.page import MAX_STRETCHES, render_html, timeline
 from sm_profiler.render.sections import build_sections
 from sm_profiler.render.view import glance
 from sm_profiler.report import Class, Finding, Verdict
-from sm_profiler.rules.time_breakdown import TimeBreakdown
+from sm_profiler.rules.statistics import TimeBreakdown
 from tests.support.reports import events, metrics_of, report_from, training
 
 
@@ -81,7 +81,9 @@ def test_each_share_of_the_loop_has_one_definition_on_the_page():
     other = {"phase": {"Step:ModeKeys.TRAIN": 29.5, "others": 70.5}, "forward_backward": {"Forward": 1, "Backward": 2}}
     rules = {"OverallFrameworkMetrics": result(9, **other, ratio={"cpu_functions": 1.0})}
     report = report_from(training(200, wait=0.02), rules=rules)
-    (section,) = [one for one in build_sections(report.metrics, rules, {}) if one.key == "framework"]
+    (section,) = [
+        one for one in build_sections(report.metrics, rules, {}, totals=report.ledger) if one.key == "framework"
+    ]
     assert [one.caption for one in section.pictures] == ["Operators on CPU and GPU"]
     assert ("Waiting for data", "68 %", "20 ms per step") in section.tables[0].rows
     assert "70.5 %" not in render_html(report)

@@ -12,9 +12,9 @@ from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.hook.clock import birth
+from sm_profiler.identity import host_id, is_shared, shared_mounts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
-from sm_profiler.monitor.host import host_id, is_shared, shared_mounts
 from sm_profiler.render.view import pictures
 from sm_profiler.report import Class
 from sm_profiler.report.write import to_json

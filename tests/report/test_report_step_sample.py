@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.folding.engine import Slice, SliceTree
+from sm_profiler.folding import Slice, SliceTree
 from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
 from sm_profiler.metrics import step_fold, step_sample
 from sm_profiler.metrics.scaling import codec

@@ -1,22 +1,26 @@
 """Merged timelines, verified by a strict checker of the trace-event format."""
 
 import gzip
+import io
 import json
 import time
 from collections import defaultdict
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import detailed_folder, source_name
+from sm_profiler.formatting import shorten
 from sm_profiler.gpu_traces.timeline import Window, outside
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
-from sm_profiler.timeline.trace_json import JsonTrace
-from sm_profiler.timeline.writer import MAX_LANES, TimelineWriter
+from sm_profiler.timeline import MAX_LANES, TimelineWriter
 from tests.support.jobs import make_job
-from tests.support.reports import events, training
+from tests.support.reports import START_S, events, system, training
 
 METADATA = {
     "process_name": "name",
@@ -97,7 +101,7 @@ def test_checker_rejects_crossing_slices():
 def write(tmp_path, *tables, metadata=()):
     path = tmp_path / "trace.json"
     with path.open("wb") as out:
-        writer = TimelineWriter(JsonTrace(out), 1.7e15)
+        writer = TimelineWriter(out, 1.7e15)
         for table in tables:
             writer.add_events(table)
         done = writer.finish(list(metadata), "here")
@@ -131,6 +135,75 @@ def test_many_overlapping_events_share_few_lanes(tmp_path):
     assert len(written) + done.left_out == count
     assert done.events == len(written)
     assert trace["otherData"]["events_left_out"] == done.left_out
+
+
+NAMES = [
+    "a",
+    'x"\\\n\u0000</script>\ud800',
+    "y" * 400,
+    "",
+    "Step:ModeKeys.TRAIN",
+    "ReceiveBytesPerSecond",
+    "cpu0",
+    "cpu1",
+]
+PHASES = [
+    "Forward",
+    "cpu_functions",
+    "GPUFunctions-dev:0",
+    "DataLoaderWorker",
+    "",
+    "sm_profiler/gc",
+    "\ud800\u202e" * 80,
+]
+ODD = [float("nan"), float("inf"), -5.0]
+SLICE = st.tuples(
+    st.sampled_from(PHASES), st.sampled_from(NAMES), st.sampled_from([*ODD, *(number / 8 for number in range(40))]),
+    st.sampled_from([*ODD, *(number / 8 for number in range(12)), 1e-9]), st.sampled_from(["algo-1-0", "algo-1-1"]),
+    st.sampled_from([-1, 0, 7, 2**62]),
+)  # fmt: skip
+SAMPLE = st.tuples(
+    st.sampled_from([0.0, 0.5, 1.0, 1.25]), st.sampled_from([*ODD, 0.0, 1e-9, 1e300, 12.5]),
+    st.sampled_from(["algo-1", "algo-2"]), st.just("cpu"), st.sampled_from(NAMES),
+    st.sampled_from(["CPUUtilization", "Algorithm", "Platform"]),
+)  # fmt: skip
+
+
+def written(tables):
+    out = io.BytesIO()
+    writer = TimelineWriter(out, START_S * 1e6)
+    for table in tables:
+        (writer.add_events if hasattr(table, "phase") else writer.add_system)(table)
+    done = writer.finish([], "here")
+    return json.loads(out.getvalue()), done
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(SLICE, min_size=1, max_size=40), min_size=1, max_size=4))
+def test_any_slices_nest(batches):
+    trace, done = written([events(rows) for rows in batches])
+    check(trace)
+    rows = [row for rows in batches for row in rows if np.isfinite(row[2]) and np.isfinite(row[3])]
+    assert done.events + done.left_out == len(rows)
+    found = sorted(event["dur"] for event in trace["traceEvents"] if event["ph"] == "X")
+    if not done.left_out:
+        assert found == pytest.approx(sorted(max(row[3], 0.0) * 1e6 for row in rows), abs=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SAMPLE, min_size=1, max_size=40))
+def test_of_several_values_of_a_moment_the_last_one_counts(rows):
+    wanted = defaultdict(dict)
+    for seconds, value, node, _, name, dimension in rows:
+        title = "CPU use, %" if dimension == "CPUUtilization" else "network, bytes/s"
+        shown = {"ReceiveBytesPerSecond": "received", "": "value"}.get(name, shorten(name, 60))
+        if np.isfinite(value) and dimension != "Platform" and (dimension == "CPUUtilization" or "Bytes" in name):
+            wanted[f"{node} system", title, seconds * 1e6][shown] = value
+    trace, _ = written([system(rows)])
+    named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert {(named[event["pid"]], event["name"], event["ts"]): event["args"] for event in counters} == wanted
+    assert len(counters) == len(wanted)
 
 
 def test_contains_clock_errors(tmp_path):

@@ -25,7 +25,7 @@ from sm_profiler.rules import (
     invoke_rule,
     run_folds,
 )
-from sm_profiler.rules.custom_main import own_parameters
+from sm_profiler.rules.custom import own_parameters
 from sm_profiler.rules.rule import Actions
 from sm_profiler.rules.runner import Runner
 from sm_profiler.rules.settings import Settings, Status

@@ -8,9 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.folding import window as window_module
-from sm_profiler.folding.engine import Slice, SliceTree, Stored
-from sm_profiler.folding.window import WindowCutter
+from sm_profiler import folding as window_module
+from sm_profiler.folding import Slice, SliceTree, Stored, WindowCutter
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import (
     RULES,
@@ -19,13 +18,13 @@ from sm_profiler.rules import (
     Following,
     ProfilerReport,
     bottleneck,
-    quantile_sketch,
     run_folds,
     run_rules,
+    statistics,
     windows,
     write_rule_reports,
 )
-from sm_profiler.rules.quantile_sketch import LEAST_PENDING, QuantileSketch
+from sm_profiler.rules.statistics import LEAST_PENDING, QuantileSketch
 from sm_profiler.storage import open_storage
 from tests.support.rules import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
 
@@ -167,7 +166,7 @@ class TestFollowing:
 
 @pytest.mark.slow
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(quantile_sketch, "LIMIT", 512)  # reached within this test's hours
+    monkeypatch.setattr(statistics, "LIMIT", 512)  # reached within this test's hours
     monkeypatch.setattr(bottleneck, "MAX_LISTED", 200)
     report = ProfilerReport()
     rng = np.random.default_rng(0)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sm_profiler.rules import run_rules
-from sm_profiler.rules.quantile_sketch import histogram
 from sm_profiler.rules.runner import Runner, main
 from sm_profiler.rules.settings import Settings, Status
+from sm_profiler.rules.statistics import histogram
 from tests.support.rules import MemorySource, batches, events, make_job, samples, source_of
 
 CUSTOM_RULES = """

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 from sm_profiler.cli.main import main
 from sm_profiler.cli.serve import name_job
+from sm_profiler.fleet.finding import safe_sentence
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.sanitize import sentence
 from sm_profiler.jobs.finding import Job
 from sm_profiler.serve.app import create_app, job_row, target_of
 from sm_profiler.serve.fleet_page import FleetPage, address_of, pages_of, policy_of
@@ -255,7 +255,7 @@ def test_the_fleet_has_a_page(tmp_path, job):
     [
         ("/data/runs/a", {"source": "/data/runs/a/profiler-output"}),
         ("/data/runs/../runs/a/profiler-output", {"source": "/data/runs/a/profiler-output"}),
-        ("/data/a\u202e\x07", {"source": sentence("/data/a\u202e\x07")}),
+        ("/data/a\u202e\x07", {"source": safe_sentence("/data/a\u202e\x07")}),
         ("s3://jobs/out/a", {"source": "s3://jobs/out/a/profiler-output"}),
         ("s3://jobs/all/job=a%20b", {"source": "s3://jobs/all/job=a%20b"}),
         (f"account:{REGION}/a", {"arn": f"arn:aws:sagemaker:{REGION}:1:training-job/a"}),

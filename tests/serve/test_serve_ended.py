@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sm_profiler.compact import compact
-from sm_profiler.folding.engine import LATE_S
+from sm_profiler.folding import LATE_S
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.render.page import page_parts
 from sm_profiler.report.compare import compare, render_comparison

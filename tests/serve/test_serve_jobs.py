@@ -1,12 +1,18 @@
 """Jobs are listed again as they come, with the verdicts of their reports."""
 
+import json
+
 import pytest
 
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import TraceFile
 from sm_profiler.jobs.finding import Job
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report.report_json import read_verdict
-from sm_profiler.serve.jobs import Jobs, Verdicts
+from sm_profiler.serve.jobs import Endings, Jobs, Verdicts
+from sm_profiler.serve.reading import JobStatus
+from sm_profiler.storage import LocalStorage
+from tests.support.fleets import HOUR, report_json
 
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits for data."}}'
 
@@ -78,3 +84,57 @@ def test_a_report_is_read_again_when_it_changes():
         job = Job("a", "/jobs/a", identity=identity, read_report=lambda report=report: report)
         found += [verdicts.of(job).kind.name, verdicts.of(job).kind.name]
     assert found == ["INPUT_BOUND"] * 2 + ["HOST_BOUND"] * 2
+
+
+NOW = 1_700_000_000.0
+
+
+def running(ago, **more):
+    """Return a job on S3 whose files changed some seconds ago."""
+    return Job("a", "s3://bucket/prefix/a", NOW - ago, "running", **more)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """Return a function that stores the last record of a rank; S3 has no job of this name in the account."""
+    monkeypatch.setattr("sm_profiler.serve.jobs.open_storage", lambda _: LocalStorage(tmp_path))
+    monkeypatch.setattr(JobStatus, "ask", lambda _: None)
+
+    def store(rank, end, base="profiler-output"):
+        path = tmp_path / base / TraceFile(int((NOW - 150) * 1e6), f"{rank}-algo-1", "pythontimeline").path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records = [
+            {"name": "x" * 70_000, "ph": "X"},
+            {"name": "sm_profiler/process", "ph": "M", "args": {"rank": rank}},
+        ]
+        records[1]["args"] |= {"end": end} if end else {}
+        path.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
+
+    return store
+
+
+def test_a_job_on_s3_is_over_when_all_its_processes_have_recorded_their_end(bucket):
+    """It was shown as running for 15 minutes after its last file."""
+    endings = Endings(now=lambda: NOW)
+    assert not endings.is_over(running(150))  # nothing is recorded
+    bucket(0, "crashed")
+    bucket(1, "")
+    assert not endings.is_over(running(150))
+    bucket(1, "killed")
+    assert endings.is_over(running(150))
+    assert not endings.is_over(running(60))  # the next file may be on its way
+    assert not endings.is_over(Job("a", "/jobs/a", NOW - 150, "running"))
+
+
+def test_a_job_on_s3_is_over_when_its_report_or_the_account_says_so(bucket, monkeypatch):
+    stored = report_json(start=NOW - 170 - HOUR) | {"end": {"state": "crashed", "exit_code": 1, "error": "", "step": 5}}
+    bucket(0, "")
+    endings = Endings(now=lambda: NOW)
+    assert endings.is_over(running(150, read_report=lambda: json.dumps(stored).encode()))
+    stored["job"]["end"] -= 1000
+    assert not Endings(now=lambda: NOW).is_over(running(150, read_report=lambda: json.dumps(stored).encode()))
+    monkeypatch.setattr(JobStatus, "ask", lambda self: self.learn({"TrainingJobStatus": "Stopped"}))
+    assert Endings(now=lambda: NOW).is_over(running(150))
+    bucket(0, "completed")
+    monkeypatch.setattr(JobStatus, "ask", lambda self: self.learn({"TrainingJobStatus": "InProgress"}))
+    assert not Endings(now=lambda: NOW).is_over(running(150))  # it resumes

@@ -17,7 +17,7 @@ from argparse import Namespace
 import pytest
 
 from sm_profiler.cli.run import LiveView
-from sm_profiler.cli.run import run as run_command
+from sm_profiler.cli.run import run_run as run_command
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formatting import shorten
 from sm_profiler.processes import start_module

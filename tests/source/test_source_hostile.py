@@ -177,7 +177,6 @@ def test_unreadable_local_files_are_counted(job, tmp_path, processes, monkeypatc
 
     path.chmod(0)
     monkeypatch.setattr(base, "open_regular", denied)  # root may read any file
-    monkeypatch.setattr(parse, "ALONE_BYTES", 1 << 40)
     source = open_source(copy, cache=False, processes=processes)
     assert len(source.events()) > 0
     if processes == 1:

@@ -12,7 +12,7 @@ import pytest
 
 from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.monitor.host import host_id
+from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import NodeLock
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source

@@ -4,8 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
-from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.formats.packed import Packed, gather
+from sm_profiler.formats.columns import Category, EventColumns, Packed, SystemColumns, gather
 
 
 def columns(count):

@@ -53,15 +53,6 @@ def test_yields_everything_minute_by_minute(job, assert_same):
     assert list(source.batches()) == []
 
 
-@pytest.fixture(params=["parses too", "only gathers"])
-def helpers(request, monkeypatch):
-    """Number of parser processes among three: this process is one of them, depending on the amount of data."""
-    if request.param == "only gathers":
-        monkeypatch.setattr(parse, "ALONE_BYTES", 0)
-    return 3 if request.param == "only gathers" else 2
-
-
-@pytest.mark.usefixtures("helpers")
 def test_reads_the_same_with_several_processes(job, assert_same):
     alone = open_source(job, cache=False, processes=1)
     many = open_source(job, cache=False, processes=3, memory_limit=1 << 20)
@@ -70,7 +61,7 @@ def test_reads_the_same_with_several_processes(job, assert_same):
     assert alone.quality() == many.quality()
 
 
-def test_loses_nothing_with_a_killed_process(job, assert_same, monkeypatch, helpers):
+def test_loses_nothing_with_a_killed_process(job, assert_same, monkeypatch):
     started = []
     real = subprocess.Popen
 
@@ -84,11 +75,10 @@ def test_loses_nothing_with_a_killed_process(job, assert_same, monkeypatch, help
     crippled = open_source(job, cache=False, processes=3)
     expected = open_source(job, cache=False, processes=1).events()
     assert_same(crippled.events(), expected)
-    assert len(started) == helpers
+    assert len(started) == 3
     assert all(process.returncode is not None for process in started)
 
 
-@pytest.mark.usefixtures("helpers")
 def test_refuses_a_file_removed_meanwhile(job, tmp_path):
     copy = shutil.copytree(job, tmp_path / "copy")
     source = open_source(copy, cache=False, processes=3)
@@ -100,7 +90,7 @@ def test_refuses_a_file_removed_meanwhile(job, tmp_path):
     assert copy / refused.path == gone
 
 
-def test_ends_its_processes_when_reading_stops_early(job, monkeypatch, helpers):
+def test_ends_its_processes_when_reading_stops_early(job, monkeypatch):
     started = []
     real = subprocess.Popen
     monkeypatch.setattr(
@@ -109,7 +99,7 @@ def test_ends_its_processes_when_reading_stops_early(job, monkeypatch, helpers):
     batches = open_source(job, cache=False, processes=3).batches()
     next(batches)
     batches.close()
-    assert len(started) == helpers
+    assert len(started) == 3
     assert all(process.returncode is not None for process in started)
 
 
@@ -237,7 +227,6 @@ def test_refuses_files_too_large_for_the_memory(job, monkeypatch):
     assert {q.reason for q in source.quality() if q.status == "refused"} == {"too large for this machine's memory"}
 
 
-@pytest.mark.usefixtures("helpers")
 def test_reads_with_prints_at_interpreter_start(job, tmp_path, monkeypatch, assert_same):
     (tmp_path / "sitecustomize.py").write_text("import sys\nprint('hello' * 1000, flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -249,7 +238,6 @@ def test_reads_with_prints_at_interpreter_start(job, tmp_path, monkeypatch, asse
     assert answered  # by the helpers, not by this process in their place
 
 
-@pytest.mark.usefixtures("helpers")
 def test_imports_nothing_from_the_working_directory_in_parser_processes(job, tmp_path, monkeypatch):
     for module in ("gzip", "zlib", "numpy", "msgspec", "attrs", "sm_profiler"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit\n")

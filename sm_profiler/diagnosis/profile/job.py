@@ -59,7 +59,7 @@ def start_allowance(metrics: JobMetrics) -> float:
 
 def _model_allowance(metrics: JobMetrics) -> float:
     """Return the seconds that building a model, or starting loader workers in the first steps, may take."""
-    return min(metrics.loading or limits.START_S, limits.IMPORTS_S)
+    return max(min(metrics.loading or 0.0, limits.IMPORTS_S), limits.START_S)
 
 
 @attrs.frozen
@@ -566,7 +566,7 @@ def hang(case: Case) -> Found | None:
     ]
     evidence = (
         Evidence("time without a step", round(found.seconds, 1), round(longest, 1) or None, first.name, "s", "usually up to"),
-        Evidence("last step", "none" if first.before_first_step else first.record.step, None, first.name),
+        Evidence("completed training steps", first.steps, None, first.name),
         Evidence("CPU use of the process meanwhile", round(100 * first.record.args.cpu, 1), None, first.name, "percent"),
     )  # fmt: skip
     sure = first.is_sure and (not first.waits_for_ranks or found.gone or found.disagree)
@@ -591,7 +591,7 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
         "lines": ", ".join(lines[:MAX_LOCATIONS]),
         "waits": f", waiting for {first.waits_for}" if first.waits_for else "",
         "others": "",
-        "after": plural(first.record.step + 1, "training step"),
+        "after": _after_steps(*hang.steps),
         "dead": _dead(hang),
         "alone": FRAGMENTS["alone"].format(name=first.name) if alone else "",
     }
@@ -602,6 +602,10 @@ def _about_hang(hang: Hang) -> tuple[str, dict[str, Any]]:
     if hang.disagree:
         return "hang_disagree", words
     return ("hang_before" if first.before_first_step else "hang"), words
+
+
+def _after_steps(fewest: int, most: int) -> str:
+    return f"{f'{fewest:,} to ' if fewest != most else ''}{plural(most, 'training step')}"
 
 
 def _dead(hang: Hang) -> str:
@@ -663,6 +667,8 @@ def unequal_steps(case: Case) -> Found | None:
 def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
     """Return how far the peers of a rank came; its own steps are in the headline."""
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    if not others:
+        return ()
     furthest = min(others, key=lambda one: (-one.step, one.name))
     return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -35,8 +35,9 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
+from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
-from sm_profiler.folding.engine import error_line
+from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
@@ -175,21 +176,23 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
-    while left:
-        tried = []
-        for one in left:
-            after, share, certain = loop.gain(_saving_of(one, case, loop))
-            sure = limits.PROBABILITY[one.confidence(case, certain)]
-            tried.append((certain * sure, after, share, certain, one))
-        worth, after, share, certain, best = max(tried, key=lambda row: row[0])
-        left.remove(best)
-        if min(certain, share.low) < limits.FLOOR:  # chance may be all of it
-            continue
-        if best.found.of == "loop":
-            gain = _gain(_possible(share, best), loop)
-            ranked.append(Ranked(replace(best.with_confidence(case, certain), gain=gain), worth * of_job))
-        loop = after
+    for best, *_ in repaired_in_turn(loop, lambda loop: _worth_it(left, loop, case)):
+        left.remove(best.repaired)
+        if best.repaired.found.of == "loop":
+            gain = _gain(_possible(best.saved, best.repaired), best.before)
+            ranked.append(
+                Ranked(replace(best.repaired.with_confidence(case, best.certain), gain=gain), best.worth * of_job)
+            )
     return ranked
+
+
+def _worth_it(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
+    """Yield the repairs that save enough; of less, chance may be all."""
+    for one in candidates:
+        after, share, certain = loop.gain(_saving_of(one, case, loop))
+        if min(certain, share.low) >= limits.FLOOR:
+            worth = certain * limits.PROBABILITY[one.confidence(case, certain)]
+            yield Trial(one, loop, after, share, certain, worth)
 
 
 def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:

@@ -6,7 +6,7 @@ refers to another: which leads, and what is left of the others, follows from rep
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -15,20 +15,14 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
-from sm_profiler.diagnosis.table.naming import activity_of, is_computation, runs_backward
-from sm_profiler.diagnosis.table.operations import sums_by_rank
-from sm_profiler.diagnosis.table.patterns import long_steps, period_of, relative, slow_stretch, within_ranks
-from sm_profiler.diagnosis.table.whatif import Steps, by_stage, gain
+from sm_profiler.diagnosis.table.patterns import agreement_of, long_steps, period_of, relative, slow_stretches
+from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formatting import plural
 
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
-# Names of columns that count a rank's work.
-WORK = re.compile(
-    r"token|sample|example|sequence|seq.?len|length|word|item|image|pixel|frame|point|atom|edge|document|batch.?size|flop"
-)
-STEEPEST = 2.2  # percent of time for each percent of work: attention's cost is the square, and noise adds some
+SHOWN = 8  # names of a list
 
 
 @attrs.frozen
@@ -48,12 +42,13 @@ class Repair:
 
     Attributes:
         after: the repaired steps.
-        least: the steps if the repair works less well than expected; None if it cannot.
+        least, most: the steps if the repair works less well, or better, than expected; None if it cannot.
         words: values for the cause's texts.
         facts: numbers behind it.
         ranks: names of the ranks that cause it; empty if all do.
         stage: name of the stage that causes it; "" if none does.
         steps: the steps it happens in, if they are a stretch of the recording.
+        certain: what it cost these steps was recorded, or comes regularly, so chance would not have made it less.
     """
 
     after: Steps
@@ -63,6 +58,8 @@ class Repair:
     ranks: tuple[str, ...] = ()
     stage: str = ""
     steps: Mask | None = None
+    most: Steps | None = None
+    certain: bool = False
 
 
 @attrs.frozen
@@ -76,7 +73,12 @@ class Cause:
 
 
 def activity(
-    before: Steps, ledger: Ledger, *, name: str, kept: float = 0.0, least: float | None = None
+    before: Steps,
+    ledger: Ledger,
+    *,
+    name: str,
+    saved: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    common: bool = False,
 ) -> Repair | None:
     """Repair an activity that training can do without, or with less of it.
 
@@ -84,279 +86,190 @@ def activity(
         before: the steps.
         ledger: the ledger.
         name: the activity.
-        kept: share of its time that is left after the repair.
-        least: share that is left if the repair works less well; default: as much.
+        saved: share of its time that the repair saves: at least, usually and at most.
+        common: repair what most ranks spend on it; a rank that always spends more is late.
     """
-    rows = np.asarray([activity_of(each) == name or each == name for each in before.graph.names], np.bool_)
+    rows = before.graph.named(name)
     spent = before.seconds[rows]
     if not spent.any():
         return None
-
-    mine = sums_by_rank(spent, before.graph.ranks[rows], len(before.ranks))
+    mine = before.spent(rows & before.graph.local)
     waited = mine.max(axis=0) - mine  # those that do not save or evaluate wait for the rank that does
     unseen = before.graph.named(UNSEEN)
+    part_of = np.ones((len(spent), 1))
+    if common:
+        mean = mine.mean(axis=1)
+        usual_of = np.sort(mean)[(len(mean) - 1) // 2] / np.where(mean > 0, mean, 1.0)
+        part_of = np.minimum(usual_of, 1.0)[before.graph.ranks[rows]][:, None]
 
-    def with_share(share: float) -> Steps:
+    def without(part: float) -> Steps:
         seconds = before.seconds.copy()
-        seconds[rows] = spent * share
-        seconds[unseen] = np.maximum(seconds[unseen] - (1 - share) * waited[before.graph.ranks[unseen]], 0.0)
+        seconds[rows] = spent * np.maximum(1 - part * part_of, 0.0)
+        seconds[unseen] = np.maximum(seconds[unseen] - part * waited[before.graph.ranks[unseen]], 0.0)
         return before.repaired(seconds)
 
-    share = ledger.totals.share(name)
-    happens = spent.sum(axis=0) > 0
-    steps_with, period = int(happens.sum()), period_of(happens)
-    when = f", every {period} steps" if period else f", in {steps_with} steps" if not happens.all() else ""
+    share, each = ledger.totals.share(name), spent.sum(axis=0)
+    steps_with, period = int((each > 0).sum()), period_of(each)
+    when = f", every {period} steps" if period else f", in {steps_with} steps" if steps_with < len(each) else ""
     facts = (
         Fact(f"time of the ranks in {name}", share, "share"),
-        Fact(f"steps with {name}", steps_with, "", float(spent.shape[1])),
+        Fact(f"steps with {name}", steps_with, "", float(len(each))),
     )
-    return Repair(with_share(kept), None if least is None else with_share(least), {"share": share, "when": when}, facts)
+    least, usual, most = (without(part) for part in saved)
+    return Repair(usual, least, {"share": share, "when": when}, facts, most=most, certain=True)
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair the few ranks that take longer than their peers for the same work, in all steps."""
-    if len(before.ranks) < 2:
+    """Repair the ranks that take longer than their peers for the same work, in all steps."""
+    ratio = before.fair.ratio
+    factors = np.median(ratio, axis=1)
+    if len(before.stages) > 1:  # the only rank of a stage has no peers: its work may be longer
+        factors[np.bincount(before.stage_of + 1)[before.stage_of + 1] == 1] = 1.0
+    order = np.argsort(-factors, kind="stable")[: len(factors) // 2]
+    order = order[factors[order] * (1 - limits.FLOOR) >= 1]  # of the others, not even waiting for them costs enough
+    if not len(order):
         return None
-    fair = _even_work(before, ledger)  # a rank that has more work need not be slow
-    factors = np.median(relative(fair.local, np.asarray(before.stage_of)), axis=1)
 
-    def repaired(slow: Ints, *, slowest: bool = False) -> Steps:
-        if fair is before:
-            return _as_peers(before, slow, slowest=slowest)
-        scale = np.ones((len(factors), 1))
-        scale[slow, 0] = np.maximum(factors[slow], 1.0)
-        return before.working(before.local / scale)
+    def repaired(ranks: Ints, times: Floats) -> Steps:
+        scale = np.ones(np.broadcast_shapes(times.shape, (len(factors), 1)))
+        scale[ranks] = np.minimum(1 / np.maximum(times[ranks], 1e-12), 1.0)
+        return before.scaled(scale)
 
-    order = np.argsort(-factors, kind="stable")
-    most = min(len(order) // 2, limits.SAME_RANKS)
-    tried = [(gain(before, repaired(order[:count])).value, count) for count in range(1, most + 1)]
-    best = max(value for value, _ in tried)
-    count = next(count for value, count in tried if value >= limits.MOST * best)
+    def saved(count: int) -> float:
+        return before.saved(repaired(order[:count], factors[:, None]))
+
+    count = 1 + bisect_left(range(1, len(order)), limits.MOST * saved(len(order)), key=saved)
     slow = order[:count]
-    # what is faster than its peers in some steps and slower in others is not slow: the slowest of each step is chance
-    if min(best, 1 - 1 / max(float(factors[slow].max()), 1.0)) < limits.FLOOR or factors[slow].min() <= 1:
-        return None
-    names = tuple(before.ranks[rank] for rank in slow.tolist())
+    names = tuple(before.ranks[rank] for rank in sorted(slow.tolist()))
     facts = (
-        *(Fact("time for its own work, compared with its peers", float(factors[rank]), "times", 1.0, before.ranks[rank]) for rank in slow[:3].tolist()),
+        *_times("time for its own work, compared with its peers", factors, slow, before.ranks),
         _waiting(ledger),
-        *_explained(ledger, before.local),
-    )  # fmt: skip
-    least = repaired(slow, slowest=True)
-    return Repair(repaired(slow), least, {"factor": float(factors[slow].mean())}, facts, names)
-
-
-def _as_peers(before: Steps, slow: Ints, *, slowest: bool = False) -> Steps:
-    """Return the steps in which some ranks take as long as their peers for each operation, or as the slowest of these."""
-    graph, seconds = before.graph, before.seconds.copy()
-    stages = np.asarray(before.stage_of)
-    is_slow = np.isin(graph.ranks, slow)
-    groups: dict[tuple[str, int, int], list[int]] = {}
-    for node in np.flatnonzero(graph.local).tolist():
-        groups.setdefault((graph.names[node], int(graph.order[node]), int(stages[graph.ranks[node]])), []).append(node)
-    everywhere: dict[tuple[str, int], list[int]] = {}
-    for (name, order, _), nodes in groups.items():
-        everywhere.setdefault((name, order), []).extend(nodes)
-    for (name, order, _), nodes in groups.items():
-        mine = [node for node in nodes if is_slow[node]]
-        peers = [node for node in nodes if not is_slow[node]] or [
-            node for node in everywhere[name, order] if not is_slow[node]
-        ]
-        if mine and peers:
-            usual = before.seconds[peers].max(axis=0) if slowest else before.seconds[peers].mean(axis=0)
-            seconds[mine] = np.minimum(seconds[mine], usual)
-    return before.repaired(seconds)
+        *_explained(before),
+    )
+    slowest = max(float(np.delete(factors, slow).max()), 1.0)  # of the others; the repaired ranks may be as slow
+    least = repaired(slow, factors[:, None] / slowest)
+    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, facts, names)
 
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
-    local = before.local
-    several = len(before.ranks) > 1
-    series = relative(_even_work(before, ledger).local, np.asarray(before.stage_of)) if several else local
-    found = {rank: stretch for rank in range(len(series)) if (stretch := slow_stretch(series[rank]))}
-    if not found and several:  # all at once, which no comparison among ranks can show
-        stretch = slow_stretch(before.length)
-        found = dict.fromkeys(range(len(series)), stretch) if stretch else {}
+    found = slow_stretches(before.even_work.ratio)
+    if not found:  # all at once, which no comparison among ranks can show
+        found = {rank: one for one in slow_stretches(before.length[None]).values() for rank in range(len(before.ranks))}
     if not found:
         return None
-    lead = max(found, key=lambda rank: (found[rank].factor - 1) * (found[rank].last - found[rank].first))
-    stretch = found[lead]
-    together = [
-        rank for rank, one in found.items() if _overlap(one.first, one.last, stretch.first, stretch.last) >= 0.5
-    ]
-    seconds, least = before.seconds.copy(), before.seconds.copy()
-    steps = np.zeros(local.shape[1], np.bool_)
-    for rank in together:
-        one = found[rank]
-        steps[one.first : one.last] = True
-        rows = np.flatnonzero(before.graph.ranks == rank)
-        seconds[rows, one.first : one.last] /= one.factor
-        least[rows, one.first : one.last] /= 1 + (one.factor - 1) * limits.MOST
-    numbers = before.graph.steps
-    whole = len(together) == len(before.ranks)
-    words = {
-        "factor": float(np.mean([found[rank].factor for rank in together])),
-        "first": int(numbers[steps][0]),
-        "last": int(numbers[steps][-1]),
-        "since": stretch.open,
-        "all": whole,
-    }
-    facts = tuple(
-        Fact(
-            "its own work in these steps, compared with the others",
-            found[rank].factor,
-            "times",
-            1.0,
-            before.ranks[rank],
-        )
-        for rank in sorted(together, key=lambda rank: -found[rank].factor)[:4]
-    )
-    names = () if whole and several else tuple(before.ranks[rank] for rank in together)
-    return Repair(before.repaired(seconds), before.repaired(least), words, facts, names if several else (), "", steps)
-
-
-def _overlap(first: int, last: int, other_first: int, other_last: int) -> float:
-    return max(min(last, other_last) - max(first, other_first), 0) / max(min(last - first, other_last - other_first), 1)
+    lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
+    found = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
+    scale, least = np.ones((2, *before.local.shape))
+    steps, factors = np.zeros(before.local.shape[1], np.bool_), np.ones(len(before.ranks))
+    for rank, one in found.items():
+        steps[one.first : one.last], factors[rank] = True, one.factor
+        scale[rank, one.first : one.last] /= one.factor
+        least[rank, one.first : one.last] /= 1 + (one.factor - 1) * limits.MOST
+    names, after, numbers = tuple(before.ranks[rank] for rank in found), before.scaled(scale), before.graph.steps[steps]
+    if len(names) == len(before.ranks):
+        names = ()
+        if before.saved(after) < limits.FLOOR:
+            return None  # any job is slower for a while; a rank that is slower than the others is about to fail
+    first, last = int(numbers[0]), int(numbers[-1])
+    when = f"Since step {first}" if lead.open else f"From step {first} to {last}"
+    words = {"factor": float(factors[list(found)].mean()), "first": first, "When": when}
+    metric = "its own work in these steps, compared with the others"
+    facts = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
+    return Repair(after, before.scaled(least), words, facts, names, steps=steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair microbatches of unequal cost: forward and backward agree on which of them are long, on every rank."""
-    graph = before.graph
-    agreement, spread = _passes_agree(before)
-    if agreement < limits.TOGETHER:
+    agreement, spent = before.microbatches
+    if agreement < limits.TOGETHER or before.saved(before.fair) < limits.FLOOR + before.jitter:
         return None
-    seconds = before.seconds.copy()
-    stages = np.asarray(before.stage_of)
-    for name in _passes(before):
-        for stage in sorted(set(stages.tolist())):
-            ranks_of = np.flatnonzero(stages == stage)
-            rows = graph.named(name) & np.isin(graph.ranks, ranks_of)
-            if not rows.any():
-                continue
-            usual = before.seconds[rows].mean()
-            for rank in ranks_of.tolist():
-                mine = graph.named(name) & (graph.ranks == rank)
-                each = before.seconds[mine]
-                error = each.std() / np.sqrt(max(each.size, 1))
-                # A rank whose mean differs by chance had longer sequences; beyond chance it is slow, which stays as it is.
-                by_chance = abs(each.mean() - usual) <= limits.BEYOND_CHANCE * error if each.size else True
-                seconds[mine] = usual if by_chance else each.mean()
+    longest = float(np.quantile(spent, 0.95) / spent.mean())
     facts = (
         Fact("agreement of forward and backward on which microbatches are long", agreement, "correlation"),
-        Fact(
-            "longest of 20 microbatches, compared with the mean",
-            float(np.quantile(spread, 0.95) / spread.mean()),
-            "times",
-            1.0,
-        ),
+        Fact("longest of 20 microbatches, compared with the mean", longest, "times", 1.0),
         _waiting(ledger),
     )
-    after = attrs.evolve(before, seconds=seconds)  # short ones take longer then: the work is divided, not removed
-    return Repair(after, None, {"agreement": agreement}, facts)
+    return Repair(before.fair, None, {"agreement": agreement}, facts)
 
 
-def _passes_agree(before: Steps) -> tuple[float, Floats]:
-    """Return the correlation of forward and backward of the same microbatch within each rank, and the forward times."""
-    graph = before.graph
-    pairs: dict[tuple[int, int], list[int]] = {}
-    passes = _passes(before)
-    for node in np.flatnonzero(graph.local).tolist():
-        if graph.names[node] in passes:
-            pairs.setdefault((int(graph.ranks[node]), int(graph.order[node])), []).append(node)
-    forward, backward, ranks = [], [], []
-    for (rank, _), nodes in pairs.items():
-        ahead = [node for node in nodes if not runs_backward(graph.names[node])]
-        back = [node for node in nodes if runs_backward(graph.names[node])]
-        if len(ahead) == 1 and len(back) == 1:
-            forward.append(before.seconds[ahead[0]])
-            backward.append(before.seconds[back[0]])
-            ranks += [rank] * len(graph.steps)
-    if not forward:
-        return 0.0, np.zeros(0)
-    spread = np.concatenate(forward)
-    return within_ranks(spread, np.concatenate(backward), ranks), spread
-
-
-def _passes(steps: Steps) -> list[str]:
-    """Return the names of the operations that are forward and backward passes."""
-    names = {steps.graph.names[node] for node in np.flatnonzero(steps.graph.local).tolist()}
-    return sorted(name for name in names if is_computation(name) or activity_of(name) in ("forward", "backward"))
+def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
+    """Repair work that is divided unevenly, as a column of the table counts it: tokens, samples."""
+    work = before.work
+    if work is None or before.microbatches[0] >= limits.TOGETHER:
+        return None
+    more = np.median(relative(work.values, before.stage_of), axis=1)
+    most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
+    most = most if len(most) <= len(more) // 2 else most[:0]
+    names = tuple(before.ranks[rank] for rank in most.tolist())
+    facts = (
+        Fact(f"the ranks' work goes with the column {work.column}", work.agreement, "correlation"),
+        *_times(f"{work.column}, compared with its peers", more, most, before.ranks),
+        _waiting(ledger),
+    )
+    uneven = "the ranks with more of it change from step to step, and all others wait for them"
+    if names:
+        has = f"{listed(names)} ha{'ve' if len(names) > 1 else 's'}"
+        uneven = f"{has} {float(more[most].mean()):.3g} times as much as the others, which wait"
+    return Repair(before.fair, None, {"column": work.column, "uneven": uneven}, facts, names)
 
 
 def padding(before: Steps, ledger: Ledger) -> Repair | None:
     """Take the padding out of batches: what the passes compute on it is not computed, attention least of all."""
-    part = ledger.facts.get("padding")
-    if (
-        part is None
-        or part.shape != (len(before.ranks), len(before.graph.steps))
-        or not 0 <= part.min() <= part.max() <= 1
-    ):
+    part = before.facts.get("padding")
+    if part is None or not 0 <= part.min() <= part.max() <= 1:
         return None
-    seconds = before.seconds.copy()
-    for name in _passes(before):
-        for rank in range(len(before.ranks)):
-            rows = before.graph.named(name) & (before.graph.ranks == rank)
-            seconds[rows] *= 1 - part[rank]
+    seconds, rows = before.seconds.copy(), before.passes
+    seconds[rows] *= 1 - part[before.graph.ranks[rows]]
     least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
     facts = (Fact("padding, of all tokens", float(part.mean()), "share"),)
-    return Repair(before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, facts)
+    return Repair(before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, facts, certain=True)
 
 
 def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair pipeline stages of unequal cost: layers move from the expensive ones to the others."""
     if len(before.stages) < 2:
         return None
-    graph, seconds = before.graph, before.seconds.copy()
-    stage_of = np.asarray([before.stage_of[rank] if rank >= 0 else -1 for rank in graph.ranks])
-    ratio = np.ones(len(before.stages))
-    for name in _passes(before):
-        means = {
-            stage: float(before.seconds[rows].mean())
-            for stage in range(len(before.stages))
-            if (rows := graph.named(name) & (stage_of == stage)).any()
-        }
-        usual = float(np.mean(list(means.values())))
-        for stage, mean in means.items():
-            rows = graph.named(name) & (stage_of == stage)
-            seconds[rows] = before.seconds[rows] * (usual / mean if mean > 0 else 1.0)
-            ratio[stage] = max(ratio[stage], mean / usual if usual > 0 else 1.0)
-    worst = int(ratio.argmax())
-    facts = tuple(
-        Fact(
-            "computation, compared with the mean stage",
-            float(ratio[stage]),
-            "times",
-            1.0,
-            f"stage {before.stages[stage]}",
-        )
-        for stage in np.argsort(-ratio)[:3].tolist()
-    )
-    words = {"factor": float(ratio[worst]), "stage": before.stages[worst]}
-    return Repair(attrs.evolve(before, seconds=seconds), None, words, facts, (), before.stages[worst])
+    graph, seconds, ratio = before.graph, before.seconds.copy(), np.ones(len(before.stages))
+    computes = before.passes if before.passes.any() else graph.local
+    for name in graph.names.values:
+        rows = np.flatnonzero(graph.names.mask(name) & computes & (graph.stages >= 0))
+        of, spent = graph.stages[rows], before.seconds[rows].mean(axis=1)
+        means = np.bincount(of, spent, len(ratio)) / np.maximum(np.bincount(of, minlength=len(ratio)), 1)
+        if means.any():
+            usual = float(means[np.unique(of)].mean())
+            seconds[rows] *= (usual / np.where(means > 0, means, usual))[of][:, None]
+            ratio = np.maximum(ratio, means / usual)
+    order = np.argsort(-ratio, kind="stable")
+    stages = [f"stage {name}" for name in before.stages]
+    facts = _times("computation, compared with the mean stage", ratio, order, stages)
+    worst = before.stages[int(order[0])]
+    words = {"factor": float(ratio[order[0]]), "stage": worst}
+    return Repair(attrs.evolve(before, seconds=seconds), None, words, facts, (), worst)
 
 
 def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None:
     """Repair a few steps that take much longer than the others, at regular intervals or not."""
-    long = long_steps(before.length)
-    period = period_of(long)
+    length = before.length
+    long = long_steps(length)
+    period = period_of(np.where(long, length - np.median(length), 0.0))
     if not long.any() or (period is not None) != regular:
         return None
     usual = np.median(before.seconds[:, ~long], axis=1)
+    more = np.maximum(before.seconds[:, long] - usual[:, None], 0.0)
+    more[before.graph.activities.mask(lambda name: name in NAMED)] = 0.0  # these are causes by themselves
     seconds = before.seconds.copy()
-    seconds[:, long] = np.minimum(seconds[:, long], usual[:, None])
-    length = before.length
-    grown = _grown_most(before, before.seconds[:, long].mean(axis=1) - usual)
-    total = sum(grown.values())
-    if sum(grown.get(name, 0.0) for name in NAMED) >= limits.MAJORITY * total:
-        return None  # that operation is the cause
+    seconds[:, long] -= more
+    grown = _grown_most(before, more.mean(axis=1))
     most = max(grown, key=lambda name: grown[name])
-    known = grown[most] >= limits.MAJORITY * total and most not in UNKNOWN
+    known = grown[most] >= limits.MAJORITY * sum(grown.values()) and most not in UNKNOWN
     find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
     if known:
         find = f"Find out why {most} takes longer every {{}}; do that less often, faster, or in the background."
-    numbers = before.graph.steps
+    longest = int(length.argmax())
     words = {
-        "count": int(long.sum()),
+        "count": plural(int(long.sum()), "step"),
+        "take": "takes" if long.sum() == 1 else "take",
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
         "mostly": f", most of it in {most}" if known else "",
@@ -364,89 +277,21 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         "what": f"{most} in those steps" if known else "those steps",
     }
     facts = (
-        Fact(
-            "the longest step",
-            float(length.max()),
-            "s",
-            float(np.median(length)),
-            f"step {numbers[int(length.argmax())]}",
-        ),
+        Fact("the longest step", float(length[longest]), "s", float(np.median(length)), f"step {before.graph.steps[longest]}"),
         Fact("what grows most in them", most),
-    )
-    return Repair(before.repaired(seconds), None, words, facts)
+    )  # fmt: skip
+    return Repair(before.repaired(seconds), None, words, facts, certain=regular)
 
 
 def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
     """Return how much the activities of a rank grow, given it by node: the rank on which most of the growth has a name."""
-    graph, best = before.graph, dict[str, float]()
-    for rank in range(len(before.ranks)):
-        grown: dict[str, float] = {}
-        for node in np.flatnonzero((graph.ranks == rank) | ~graph.local).tolist():
-            name = activity_of(graph.names[node])
-            grown[name] = grown.get(name, 0.0) + max(float(more[node]), 0.0)
-        best = max(best, grown, key=lambda each: sum(spent for name, spent in each.items() if name not in UNKNOWN))
-    return best
-
-
-def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair work that is divided unevenly, as a column of the table counts it: tokens, samples."""
-    found = _work_column(before, ledger)
-    if found is None:
-        return None
-    name, values, agreement = found
-    more = np.median(relative(values, np.asarray(before.stage_of)), axis=1)
-    most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
-    names = (
-        tuple(before.ranks[rank] for rank in most.tolist())
-        if len(most) <= min(len(more) // 2, limits.SAME_RANKS)
-        else ()
-    )
-    facts = (
-        Fact(f"the ranks' work goes with the column {name}", agreement, "correlation"),
-        *(Fact(f"{name}, compared with its peers", float(more[rank]), "times", 1.0, before.ranks[rank]) for rank in most[:3].tolist() if names),
-        _waiting(ledger),
-    )  # fmt: skip
-    uneven = "the ranks with more of it change from step to step, and all others wait for them"
-    if names:
-        listed = f"rank{'s' * (len(names) > 1)} {', '.join(names)} ha{'ve' if len(names) > 1 else 's'}"
-        uneven = f"{listed} {float(more[most].mean()):.3g} times as much as the others, which wait"
-    words = {"column": name, "uneven": uneven}
-    return Repair(_even_work(before, ledger), None, words, facts, names)
-
-
-def _even_work(before: Steps, ledger: Ledger) -> Steps:
-    """Return the steps in which the ranks have equal work; as they are if no column shows the work."""
-    found = _work_column(before, ledger)
-    if found is None:
-        return before
-    work, local = found[1] - by_stage(found[1], before.stage_of), before.local
-    slope = float((work * local).sum() / (work * work).sum())
-    return before.working(np.maximum(local - slope * work, 0.0))  # the work is divided, not removed
-
-
-def _work_column(before: Steps, ledger: Ledger) -> tuple[str, Floats, float] | None:
-    """Return the column of work that differs among ranks as their time does: name, values by rank and step, correlation.
-
-    A column such as a temperature may follow the time, too, so the name must show that it counts work; and if time grows
-    faster than the square of the work, it is something else that takes it.
-    """
-    stages, kept = before.stage_of, np.isin(ledger.common_steps, before.graph.steps)
-    local = before.local
-    spent = local - by_stage(local, stages)
-    best: tuple[str, Floats, float] | None = None
-    for name, column in ledger.facts.items():
-        values = column[:, kept]
-        if not WORK.search(name.lower()) or values.shape != local.shape or values.min() < 0:
-            continue
-        work = values - by_stage(values, stages)
-        scale = float((work * work).sum() * (spent * spent).sum())
-        together = float((work * spent).sum())
-        if scale <= 0 or together < limits.TOGETHER * scale**0.5:
-            continue
-        growth = together / float((work * work).sum()) * float(values.mean() / local.mean())
-        if growth <= STEEPEST and (best is None or together / scale**0.5 > best[2]):
-            best = name, values, together / scale**0.5
-    return best
+    kinds, ranks, count = before.graph.activities, before.graph.ranks, len(before.ranks)
+    codes = kinds.codes
+    met, width = ranks < 0, len(kinds.values)
+    grown = np.bincount(ranks[~met] * width + codes[~met], more[~met], count * width).reshape(count, width)
+    grown += np.bincount(codes[met], more[met], width)
+    named = [name not in UNKNOWN for name in kinds.values]
+    return dict(zip(kinds.values, grown[int(grown[:, named].sum(axis=1).argmax())].tolist(), strict=True))
 
 
 def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
@@ -454,9 +299,7 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     count = len(before.ranks)
     if count < 2:
         return None
-    late, usual = before.lateness
-    gone = before.repaired(before.working(before.local / np.maximum(late, 1.0)).seconds)
-    spread = before.working(by_stage(before.local / usual, before.stage_of) * usual)
+    late, gone = before.lateness, before.on_time
     lost = np.maximum(before.length - gone.length, 0.0)
     rows = lost <= np.quantile(lost, limits.MOST)  # rare long steps are another cause
     if lost.sum() <= 0 or lost[rows].sum() < limits.FLOOR * before.length[rows].sum():
@@ -466,18 +309,13 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
     most = int(causes.argmax())
     if (causes[most] > 1 / count + limits.MAJORITY * (1 - 1 / count)) != single:
         return None
-    if _work_column(before, ledger) is not None or _passes_agree(before)[0] >= limits.TOGETHER:
-        return None  # the data explain it
-    grown = {name: _grown(before, name, last) for name in sorted({activity_of(one) for one in before.graph.names})}
-    where = max(grown, key=lambda name: grown[name])
-    changes = Fact(
-        "steps in which another rank is late than in the step before", float((np.diff(last) != 0).mean()), "share"
-    )
+    where = _late_in(before, last)
+    changes = float((np.diff(last) != 0).mean())
     facts = (
         Fact("time lost to the rank that is late most often", float(causes[most]), "share", 1 / count, before.ranks[most]),
-        *(() if single else (changes,)),
+        *(() if single else (Fact("steps in which another rank is late than in the step before", changes, "share"),)),
         _waiting(ledger),
-        *_explained(ledger, before.local),
+        *_explained(before),
     )  # fmt: skip
     words = {
         "mostly": f"; what takes it longer is mostly {where}" if where not in UNKNOWN else "",
@@ -486,14 +324,24 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         if where == "data wait"
         else "",
     }
+    spread = before.scaled(before.by_stage(late) / np.where(late > 0, late, 1.0))
     return Repair(gone, spread, words, facts, (before.ranks[most],) if single else ())
 
 
-def _grown(before: Steps, name: str, last: Ints) -> float:
-    """Return the seconds of an activity that the late rank of each step has beyond the median of all."""
-    rows = np.asarray([activity_of(one) == name for one in before.graph.names], np.bool_) & before.graph.local
-    spent = sums_by_rank(before.seconds[rows], before.graph.ranks[rows], len(before.ranks))
-    return float((spent[last, np.arange(len(last))] - np.median(spent, axis=0)).sum())
+def _late_in(before: Steps, last: Ints) -> str:
+    """Return the activity in which the late rank of each step exceeds the median of all ranks most."""
+
+    def beyond(name: str) -> float:
+        spent = before.spent(before.graph.activities.mask(name) & before.graph.local)
+        return float((spent[last, np.arange(len(last))] - np.median(spent, axis=0)).sum())
+
+    names = before.graph.activities.values
+    return max(sorted(names), key=beyond) if len(names) > 1 else names[0]
+
+
+def _times(metric: str, factors: Floats, places: Ints, names: Sequence[str]) -> tuple[Fact, ...]:
+    """Return how many times as long, or as much, the first of some ranks or stages take."""
+    return tuple(Fact(metric, float(factors[at]), "times", 1.0, names[at]) for at in places[:3].tolist())
 
 
 def _waiting(ledger: Ledger) -> Fact:
@@ -504,23 +352,24 @@ def _waiting(ledger: Ledger) -> Fact:
     return Fact(f"{name}, of all ranks' time", ledger.totals.share(MEETING), "share")
 
 
-def _explained(ledger: Ledger, local: Floats) -> tuple[Fact, ...]:
+def _explained(before: Steps) -> tuple[Fact, ...]:
     """Return further columns of the table that go with what the ranks' own work takes, on average or step by step."""
-    found = []
-    ranks = np.repeat(np.arange(len(local)), local.shape[1]).tolist()
-    for name, values in ledger.facts.items():
+    found, local = [], before.local
+    for name, values in before.facts.items():
         means, spent = values.mean(axis=1), local.mean(axis=1)
-        correlation = 0.0
-        if len(means) == len(local) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
-            correlation = float(np.corrcoef(means, spent)[0, 1])
-        if values.shape == local.shape:
-            in_step = (values - values.mean(axis=0)).ravel(), (local - local.mean(axis=0)).ravel()
-            correlation = max(correlation, within_ranks(*in_step, ranks), key=abs)
+        correlation = agreement_of(values, local, np.arange(len(local)))
+        if len(means) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
+            correlation = max(float(np.corrcoef(means, spent)[0, 1]), correlation, key=abs)
         if abs(correlation) >= limits.TOGETHER:
-            found.append(
-                (abs(correlation), Fact(f"the ranks' work goes with the column {name}", correlation, "correlation"))
-            )
+            fact = Fact(f"the ranks' work goes with the column {name}", correlation, "correlation")
+            found.append((abs(correlation), fact))
     return tuple(fact for _, fact in sorted(found, key=lambda pair: -pair[0])[:2])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return ranks as text; of many, some."""
+    shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+    return f"rank{'s' * (len(names) > 1)} {' and '.join([', '.join(shown[:-1]), shown[-1]] if shown[1:] else shown)}"
 
 
 CAUSES: Sequence[Cause] = (
@@ -578,36 +427,36 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "STEP_OUTLIERS", partial(rare_steps, regular=False),
-        "{count} steps take {factor:.3g} times as long as the others, at no regular interval{mostly}.",
+        "{count} {take} {factor:.3g} times as long as the others, at no regular interval{mostly}.",
         "Compare {what} with the others: their data, other jobs on the machine, the network.",
     ),
     Cause(
-        "INPUT_BOUND", partial(activity, name="data wait", kept=0.0, least=0.3),
+        "INPUT_BOUND", partial(activity, name="data wait", saved=limits.KERNELS_SAVED["INPUT_BOUND"], common=True),
         "The ranks wait for data {share:.0%} of the time.",
         "Load ahead: more workers, prefetching, cheaper decoding; or prepare the data once and store it.",
     ),
     Cause(
-        "CHECKPOINTING", partial(activity, name="saving", kept=0.0, least=0.5),
+        "CHECKPOINTING", partial(activity, name="saving", saved=limits.SAVED),
         "Saving takes {share:.0%} of the time{when}.",
         "Save asynchronously, less often, or to faster storage.",
     ),
     Cause(
-        "EVALUATION_BOUND", partial(activity, name="evaluation", kept=0.5),
+        "EVALUATION_BOUND", partial(activity, name="evaluation", saved=(0.5, 0.5, 0.5)),
         "Evaluation takes {share:.0%} of the time{when}.",
-        "Evaluate half as often, or on a part of the data.",
+        "Evaluate half as often, or on half of the data.",
     ),
     Cause(
-        "LOGGING", partial(activity, name="logging", kept=0.1),
+        "LOGGING", partial(activity, name="logging", saved=limits.SAVED),
         "Logging takes {share:.0%} of the time.",
         "Log every few steps, and do not read values from the device for each.",
     ),
     Cause(
-        "GC_BOUND", partial(activity, name="garbage collection", kept=0.0),
+        "GC_BOUND", partial(activity, name="garbage collection", saved=limits.SAVED),
         "Garbage collection takes {share:.0%} of the time.",
         "Call gc.freeze() after the start, and collect at steps of your choice, the same on all ranks.",
     ),
     Cause(
-        "COMMUNICATION_BOUND", partial(activity, name="communication", kept=0.0, least=0.7),
+        "COMMUNICATION_BOUND", partial(activity, name="communication", saved=limits.KERNELS_SAVED["COMMUNICATION_BOUND"]),
         "Communication itself takes {share:.0%} of the time, without waiting for slow ranks.",
         "Overlap it with computation, send less (lower precision, gradient accumulation), or use faster links.",
     ),

@@ -8,12 +8,13 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 import attrs
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, check_groups
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_groups
 from sm_profiler.printable import printable
 from sm_profiler.storage import open_storage
 
@@ -59,17 +60,19 @@ def stored(name: str) -> bytes:
 
 
 def lines(data: bytes, name: str) -> Iterator[str]:
-    """Yield the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
+    """Return the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
 
     Raises:
-        SourceError: it is damaged, or unpacks to too much.
+        SourceError: as they are read: it is damaged, or unpacks to too much.
     """
-    file: Any = io.BytesIO(data)
-    limit = MAX_BYTES
     if data[:2] == GZIP:
-        limit = min(MAX_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * len(data)))
-        file = gzip.GzipFile(fileobj=file)
-    left = limit
+        return _unpacked(data, name)
+    return io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="\n")
+
+
+def _unpacked(data: bytes, name: str) -> Iterator[str]:
+    left = limit = min(MAX_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * len(data)))
+    file = gzip.GzipFile(fileobj=io.BytesIO(data))
     try:
         while line := file.readline(left + 1):
             left -= len(line)
@@ -85,34 +88,22 @@ def lines(data: bytes, name: str) -> Iterator[str]:
 def read_csv(data: bytes, name: str) -> TableFile:
     """Return a CSV table."""
     rows = csv.reader(lines(data, name))
-    head = [cell.removeprefix("\ufeff").strip() for cell in _next_row(rows, name) or []]
+    head = [cell.removeprefix("\ufeff").strip() for row in _some(rows, 1, None, name) for cell in row]
     at = {key: place for place, key in enumerate(head) if key}
-    return TableFile(list(at), _csv_pieces(rows, at, name))
+    return TableFile(list(at), _csv_pieces(rows, at, len(head), name))
 
 
-def _csv_pieces(rows: Iterator[list[str]], at: dict[str, int], name: str) -> Iterator[Piece]:
-    held: list[list[str]] = []
-    cells = 0
-
-    def column(key: str) -> list[str]:
-        place = at[key]
-        return [row[place] if place < len(row) else "" for row in held]
-
-    while (row := _next_row(rows, name)) is not None:
-        if row:
-            held.append(row)
-            cells += len(row)
-        if len(held) == PIECE_ROWS or cells > PIECE_CELLS:
-            yield Piece(len(held), column)
-            held.clear()
-            cells = 0
-    if held:
-        yield Piece(len(held), column)
+def _csv_pieces(rows: Iterator[list[str]], at: dict[str, int], width: int, name: str) -> Iterator[Piece]:
+    count = min(PIECE_ROWS, PIECE_CELLS // max(width, 1) + 1)
+    while held := _some(rows, count, width, name):
+        full = [row for row in held if row]
+        columns = list(zip_longest([""] * width, *full, fillvalue=""))  # the first row pads the others
+        yield Piece(len(full), lambda key, columns=columns: columns[at[key]][1:])  # type: ignore[misc]
 
 
-def _next_row(rows: Iterator[list[str]], name: str) -> list[str] | None:
+def _some(rows: Iterator[list[str]], count: int, width: int | None, name: str) -> list[list[str]]:
     try:
-        return next(rows, None)
+        return [row[:width] for row in islice(rows, count)]
     except csv.Error as error:
         raise SourceError(f"{printable(name)}: not a CSV table: {error}") from None
 

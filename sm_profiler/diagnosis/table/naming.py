@@ -17,6 +17,7 @@ ACTIVITIES = (
     ("backward", r"backward|bwd"),
     ("forward", r"forward|fwd"),
     ("compute", r"compute|matmul|attention|mlp|layer"),
+    ("step", r"^(train(ing)?|step|iter(ation)?)([-_ ]?(step|iter(ation)?|batch))?$"),
 )  # fmt: skip
 _COMPILED = tuple((activity, re.compile(pattern)) for activity, pattern in ACTIVITIES)
 
@@ -34,6 +35,12 @@ def activity_of(name: str) -> str:
 def is_computation(name: str) -> bool:
     """Return whether an operation computes by its name, such as `backward-compute`."""
     return "compute" in name.lower()
+
+
+@cache
+def is_pass(name: str) -> bool:
+    """Return whether an operation is a forward or backward pass, or other computation."""
+    return is_computation(name) or activity_of(name) in ("forward", "backward")
 
 
 @cache

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import attrs
 import numpy as np
 
-from sm_profiler.diagnosis.table.naming import is_communication, is_received, is_sent, runs_backward
-from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.table.naming import (
+    activity_of,
+    is_communication,
+    is_pass,
+    is_received,
+    is_sent,
+    runs_backward,
+)
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering
 
 MAX_REPLAYED = 4_000_000  # durations held for a replay: operations of a step times steps; 32 MB
-ENDS_TOGETHER = 0.1  # of a collective's length: ranks that leave it within this were in it together
+
+
+@attrs.frozen(eq=False)
+class Level:
+    """Nodes of a graph that follow only nodes of earlier levels.
+
+    Attributes:
+        nodes: the nodes.
+        before: those that each of them follows, one node's after the other's.
+        first: where each node's begin in `before`.
+    """
+
+    nodes: Ints
+    before: Ints
+    first: Ints
 
 
 @attrs.frozen(eq=False)
@@ -29,33 +52,29 @@ class Operations:
         names: operation of each node.
         ranks: rank of each node, as an index; -1 where ranks meet.
         stages: pipeline stage of each node, as an index; -1 where ranks meet.
-        parties: ranks of each node, as indices; several where ranks meet.
         order: the occurrence of each node: how often its rank ran the operation before it in the step.
         seconds: time of each node in each step, shape (nodes, steps).
-        before: nodes that each node follows.
-        schedule: nodes in an order in which each follows those before it.
+        levels: nodes that can be replayed together, each group after those before it.
         recorded: seconds of each step as recorded.
+        parties: ranks of each node, as indices; several where ranks meet.
     """
 
     steps: Ints
-    names: Sequence[str]
+    names: Category
     ranks: Ints
     stages: Ints
-    parties: Sequence[Sequence[int]]
     order: Ints
     seconds: Floats
-    before: Sequence[Ints]
-    schedule: Sequence[int]
+    levels: Sequence[Level]
     recorded: Floats
+    parties: Sequence[Sequence[int]] = ()
 
     def step_seconds(self, seconds: Floats | None = None) -> Floats:
         """Return how long each step takes if the nodes take `seconds`; by default as long as they took."""
-        seconds = self.seconds if seconds is None else seconds
-        done = np.zeros_like(seconds)
-        for node in self.schedule:
-            before = self.before[node]
-            done[node] = seconds[node] + (done[before].max(axis=0) if len(before) else 0.0)
-        return np.asarray(done.max(axis=0)) if len(done) else np.zeros(len(self.steps))
+        done = (self.seconds if seconds is None else seconds).copy()
+        for level in self.levels:
+            done[level.nodes] += np.maximum.reduceat(done[level.before], level.first, axis=0)
+        return np.asarray(done.max(axis=0, initial=0.0))
 
     @cached_property
     def error(self) -> float:
@@ -64,47 +83,67 @@ class Operations:
         return float(np.median(np.abs(replayed / np.where(self.recorded > 0, self.recorded, 1.0) - 1)))
 
     @classmethod
-    def of_activities(cls, names: Sequence[str], ranks: Ints, stages: Ints, seconds: Floats, steps: Ints) -> Operations:
+    def of_activities(cls, keys: Sequence[str], stages: Ints, tables: Sequence[Floats], steps: Ints) -> Operations:
         """Return a graph in which each rank runs its activities one after the other, and the step ends with the slowest rank.
 
         Args:
-            names, ranks, stages: activity, rank and stage of each node; the nodes of a rank are together.
-            seconds: shape (nodes, steps).
+            keys: the activities.
+            stages: stage of each rank.
+            tables: seconds of each activity, shape (ranks, steps).
             steps: numbers of the steps.
         """
-        before = [
-            np.asarray([node - 1] if node and ranks[node] == ranks[node - 1] else [], np.int64)
-            for node in range(len(names))
-        ]
-        recorded = sums_by_rank(seconds, ranks, int(ranks.max(initial=0)) + 1).max(axis=0)
-        parties = [[int(rank)] for rank in ranks]
+        count = len(stages)
+        ranks, rows = np.tile(np.arange(count), len(keys)), np.arange(count * len(keys)).reshape(len(keys), count)
+        levels = [Level(after, before, np.arange(count)) for before, after in pairwise(rows)]
+        names = Category(np.repeat(np.arange(len(keys), dtype=np.int32), count), tuple(keys))
+        recorded = np.sum(tables, axis=0).max(axis=0)
         return cls(
-            steps, names, ranks, stages, parties, np.zeros(len(names), np.int64), seconds, before, range(len(names)), recorded
-        )  # fmt: skip
+            steps, names, ranks, stages[ranks], np.zeros(len(ranks), np.int64), np.concatenate(tables), levels, recorded
+        )
+
+    def at(self, rows: slice) -> Operations:
+        """Return the graph of some of the steps."""
+        return attrs.evolve(self, steps=self.steps[rows], seconds=self.seconds[:, rows], recorded=self.recorded[rows])
 
     @property
     def local(self) -> Mask:
         """Mask of the nodes that run on one rank alone."""
         return np.asarray(self.ranks >= 0)
 
+    @cached_property
+    def activities(self) -> Category:
+        """Activity of each node."""
+        found = Category.of(activity_of(name) for name in self.names.values)
+        return Category(found.codes[self.names.codes], found.values)
+
     def named(self, name: str) -> Mask:
-        """Return which local nodes are of an operation."""
-        return np.asarray([each == name for each in self.names], np.bool_) & self.local
+        """Return which nodes are of an operation, or of an activity."""
+        return np.asarray(self.names.mask(name) | self.activities.mask(name))
 
 
 def sums_by_rank(seconds: Floats, ranks: Ints, count: int) -> Floats:
     """Return the seconds of each rank and step, shape (count, steps), from those of nodes, shape (nodes, steps)."""
     found = np.zeros((count, seconds.shape[1]))
-    np.add.at(found, ranks, seconds)
+    order = np.argsort(ranks, kind="stable")
+    present, first = np.unique(ranks[order], return_index=True)
+    if len(present):
+        found[present] = np.add.reduceat(seconds[order], first, axis=0)
     return found
 
 
 @attrs.frozen(eq=False)
 class _Recorded:
-    """Operations of one rank, one row for each that all steps have: name, occurrence, start and end by step."""
+    """Operations that all steps have, each with its rank, the rank's stage and place in it, and its start and end by step.
 
-    names: list[str]
-    order: list[int]
+    `order` counts how often the rank ran the operation before it in the step. The ranks at the same place of each stage form
+    a pipeline.
+    """
+
+    names: Sequence[str]
+    order: Sequence[int]
+    ranks: Sequence[int]
+    stages: Sequence[int]
+    places: Sequence[int]
     start: Floats
     end: Floats
 
@@ -115,41 +154,44 @@ def build_operations(
     """Return the operations of a table, or None if its steps have too little in common to be replayed.
 
     Args:
-        rank, stage, step: of each row; the stage is -1 for ranks that belong to none.
+        rank, stage, step: of each row.
         names: names of operations.
         code: index into `names` of each row.
         start, end: seconds; all ranks have the same clock.
     """
-    ranks, steps = np.unique(rank), np.unique(step)
-    recorded: dict[int, _Recorded] = {}
-    kept = np.ones(len(steps), np.bool_)
-    for each in ranks.tolist():
-        rows = np.flatnonzero(rank == each)
-        found = _of_rank(step[rows], code[rows], start[rows], end[rows], steps, names)
-        if found is None:
+    steps, by_rank = np.unique(step), np.argsort(rank, kind="stable")
+    found, stages = [], []
+    for rows in np.split(by_rank, np.flatnonzero(np.diff(rank[by_rank])) + 1):
+        of_rank = _of_rank(step[rows], code[rows], start[rows], end[rows], steps)
+        if of_rank is None:
             return None
-        recorded[each], complete = found
-        kept &= complete
-    count = sum(len(one.names) for one in recorded.values())
-    if not kept.any() or count * int(kept.sum()) > MAX_REPLAYED or len(ranks) < 2:
+        found.append(of_rank)
+        stages.append(int(np.median(stage[rows])))
+    codes, order, tables, complete = zip(*found, strict=True)
+    kept, ranks = np.all(complete, axis=0), np.repeat(np.arange(len(found)), [len(one) for one in codes])
+    if not kept.any() or len(ranks) * int(kept.sum()) > MAX_REPLAYED or len(found) < 2:
         return None
-    recorded = {
-        each: attrs.evolve(one, start=one.start[:, kept], end=one.end[:, kept]) for each, one in recorded.items()
-    }
-    stages = {each: int(np.median(stage[rank == each])) for each in ranks.tolist()}
-    return _graph(recorded, stages, steps[kept])
+    stage_of, place_of = np.asarray(stages), np.zeros(len(stages), np.int64)
+    for each in np.unique(stage_of).tolist():
+        place_of[stage_of == each] = np.arange(np.count_nonzero(stage_of == each))
+    recorded = _Recorded(
+        [names[at] for at in np.concatenate(codes).tolist()], np.concatenate(order).tolist(), ranks.tolist(),
+        stage_of[ranks].tolist(), place_of[ranks].tolist(), *np.concatenate(tables, axis=1)[:, :, kept],
+    )  # fmt: skip
+    return _graph(recorded, steps[kept])
 
 
-def _of_rank(
-    step: Ints, code: Ints, start: Floats, end: Floats, steps: Ints, names: Sequence[str]
-) -> tuple[_Recorded, Mask] | None:
-    """Return a rank's operations as rows over steps, and the steps that have all of them; None without a common form."""
+def _of_rank(step: Ints, code: Ints, start: Floats, end: Floats, steps: Ints) -> tuple[Ints, Ints, Floats, Mask] | None:
+    """Return a rank's operations: codes, occurrences, starts and ends by step, and the steps that have all of them.
+
+    None if its steps have no common form.
+    """
     order = np.lexsort((start, code, step))
     step, code, start, end = step[order], code[order], start[order], end[order]
     group = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(code) != 0)])
     occurrence = np.arange(len(step)) - np.repeat(group, np.diff(np.r_[group, len(step)]))
-    key = code.astype(np.int64) * (int(occurrence.max(initial=0)) + 1) + occurrence
-    column = np.searchsorted(steps, step)
+    width = int(occurrence.max(initial=0)) + 1
+    key, column = code.astype(np.int64) * width + occurrence, np.searchsorted(steps, step)
     per_step = np.bincount(column, minlength=len(steps))
     usual = int(np.median(per_step[per_step > 0]))
     complete = per_step == usual
@@ -158,143 +200,127 @@ def _of_rank(
     if len(kinds) != usual:  # the steps differ in what they run
         return None
     keep = complete[column]
-    row = np.searchsorted(kinds, key[keep])
     table = np.full((2, len(kinds), len(steps)), np.nan)
-    table[0, row, column[keep]], table[1, row, column[keep]] = start[keep], end[keep]
-    width = int(occurrence.max(initial=0)) + 1
-    found = _Recorded([names[at] for at in kinds // width], (kinds % width).tolist(), table[0], table[1])
-    return found, complete
+    table[:, np.searchsorted(kinds, key[keep]), column[keep]] = start[keep], end[keep]
+    return kinds // width, kinds % width, table, complete
 
 
-def _graph(recorded: Mapping[int, _Recorded], stages: Mapping[int, int], steps: Ints) -> Operations | None:
+def _graph(recorded: _Recorded, steps: Ints) -> Operations | None:
     """Join the ranks' operations where they meet, and find what each follows."""
-    names, ranks, order = [], [], []
-    for each, found in recorded.items():
-        names += found.names
-        order += found.order
-        ranks += [each] * len(found.names)
-    start = np.concatenate([one.start for one in recorded.values()])
-    end = np.concatenate([one.end for one in recorded.values()])
-    node_of = _meetings(names, ranks, order, stages, start, end)
-    count = int(node_of.max()) + 1
-    members: list[list[int]] = [[] for _ in range(count)]
-    for at, node in enumerate(node_of.tolist()):
+    start, end, node_of = recorded.start, recorded.end, _meetings(recorded)
+    members: list[list[int]] = [[] for _ in range(max(node_of) + 1)]
+    follows: list[set[int]] = [set() for _ in members]
+    for at, node in enumerate(node_of):
         members[node].append(at)
-    follows: list[set[int]] = [set() for _ in range(count)]
-    first = 0
-    for found in recorded.values():
-        rows = np.arange(first, first + len(found.names))
-        first += len(found.names)
-        for at, earlier in _sequence(rows, names, start, end):
-            follows[node_of[at]] |= {int(node_of[one]) for one in earlier}
-    before = [np.asarray(sorted(one - {node}), np.int64) for node, one in enumerate(follows)]
-    schedule = _schedule(before)
-    if schedule is None:
+    for at, earlier in (*_sequence(recorded), *_handed_on(recorded)):
+        if node_of[at] != node_of[earlier]:
+            follows[node_of[at]].add(node_of[earlier])
+    levels = _levels(follows)
+    if levels is None:
         return None
-    meets = [len(one) > 1 for one in members]
-    index = {each: place for place, each in enumerate(recorded)}
+    first = [one[0] for one in members]
+    meets = np.asarray([len(one) > 1 for one in members])
     seconds = np.asarray([end[one].max(axis=0) - start[one].max(axis=0) for one in members])
     return Operations(
-        steps,
-        [names[one[0]] for one in members],
-        np.asarray([-1 if met else index[ranks[one[0]]] for one, met in zip(members, meets, strict=True)]),
-        np.asarray([-1 if met else stages[ranks[one[0]]] for one, met in zip(members, meets, strict=True)]),
-        [sorted({index[ranks[at]] for at in one}) for one in members],
-        np.asarray([order[one[0]] for one in members]),
-        np.maximum(seconds, 0.0),
-        before,
-        schedule,
-        np.asarray(end.max(axis=0) - start.min(axis=0)),
-    )
+        steps, Category.of(recorded.names[at] for at in first), np.where(meets, -1, np.asarray(recorded.ranks)[first]),
+        np.where(meets, -1, np.asarray(recorded.stages)[first]), np.asarray(recorded.order)[first],
+        np.maximum(seconds, 0.0), levels, np.asarray(end.max(axis=0) - start.min(axis=0)),
+        [sorted({recorded.ranks[at] for at in one}) for one in members],
+    )  # fmt: skip
 
 
-def _meetings(
-    names: Sequence[str],
-    ranks: Sequence[int],
-    order: Sequence[int],
-    stages: Mapping[int, int],
-    start: Floats,
-    end: Floats,
-) -> Ints:
+def _meetings(recorded: _Recorded) -> list[int]:
     """Return a number for each operation; those in which ranks meet have the same one.
 
     What a stage sends, the next stage receives; a collective is left by all its ranks at once, which shows whether those
     of a stage, those at the same place of each stage, or all ranks take part.
     """
-    place: dict[int, int] = {}  # of a rank within its stage: the ranks at the same place form a pipeline
-    seen: dict[int, int] = defaultdict(int)
-    for each in sorted(stages):
-        place[each] = seen[stages[each]]
-        seen[stages[each]] += 1
-    last = max(stages.values())
+    stages, places, order = recorded.stages, recorded.places, recorded.order
+    count = max(stages) + 1
     keys: list[tuple[object, ...]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
-    for at, name in enumerate(names):
-        rank = ranks[at]
+    for at, name in enumerate(recorded.names):
         if is_sent(name) or is_received(name):
-            towards = -1 if runs_backward(name) else 1
-            sender = stages[rank] if is_sent(name) else stages[rank] - towards
-            keys.append(("between stages", runs_backward(name), sender % (last + 1), place[rank], order[at]))
+            sender = stages[at] - (0 if is_sent(name) else -1 if runs_backward(name) else 1)
+            keys.append(("between stages", runs_backward(name), sender % count, places[at], order[at]))
         else:
             keys.append(("alone", at))
             if is_communication(name):
                 by_name[name].append(at)
-    groups = (
-        lambda _: "all", lambda rank: ("stage", stages[rank]), lambda rank: ("place", place[rank]),
-    )  # fmt: skip
     for name, rows in by_name.items():
-        for group in groups:
+        for group in ([0] * len(stages), stages, places):
             joined: dict[object, list[int]] = defaultdict(list)
             for at in rows:
-                joined[group(ranks[at]), order[at]].append(at)
-            if all(_end_together(start[one], end[one]) for one in joined.values()):
+                joined[group[at], order[at]].append(at)
+            if all(_end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
                 for key, members in joined.items():
                     for at in members:
                         keys[at] = (name, key)
                 break
-    numbers: dict[tuple[object, ...], int] = {}
-    return np.asarray([numbers.setdefault(key, len(numbers)) for key in keys])
+    numbers = Numbering()
+    return [numbers[key] for key in keys]
 
 
 def _end_together(start: Floats, end: Floats) -> bool:
+    """Return whether ranks that run an operation leave it together: nearly all of it is over when the first does."""
     longest = (end - start).max(axis=0)
-    return bool(np.median(np.ptp(end, axis=0) - ENDS_TOGETHER * longest) <= 0)
+    return bool(np.median(np.ptp(end, axis=0) - (1 - limits.MOST) * longest) <= 0)
 
 
-def _sequence(rows: Ints, names: Sequence[str], start: Floats, end: Floats) -> list[tuple[int, list[int]]]:
-    """Return what each operation of a rank follows: the one before it, and communication that was done by then.
+def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
+    """Yield what each operation of a rank follows: the one before it, and communication that was done by then.
 
     Operations that overlap, as a send and a receive that are posted together, do not follow each other.
     """
-    begins, ends = np.median(start[rows], axis=1), np.median(end[rows], axis=1)
-    found = []
-    by_time = np.lexsort((ends, begins))
-    for position, at in enumerate(by_time.tolist()):
-        earlier: list[int] = []
-        for other in by_time[:position][::-1].tolist():
-            middle = (begins[other] + ends[other]) / 2
-            if begins[at] < middle or (
-                is_communication(names[rows[at]]) and is_communication(names[rows[other]]) and begins[at] < ends[other]
-            ):
-                continue
-            earlier.append(int(rows[other]))
-            if not is_communication(names[rows[other]]):
-                break
-        found.append((int(rows[at]), earlier))
-    return found
+    begins, ends = np.median(recorded.start, axis=1).tolist(), np.median(recorded.end, axis=1).tolist()
+    meets = [is_communication(name) for name in recorded.names]
+    earlier: list[int] = []
+    for at in np.lexsort((ends, begins, recorded.ranks)).tolist():
+        if earlier and recorded.ranks[earlier[-1]] != recorded.ranks[at]:
+            earlier = []
+        for other in reversed(earlier):
+            done = ends[other] if meets[at] and meets[other] else (begins[other] + ends[other]) / 2
+            if begins[at] >= done:
+                yield at, other
+                if not meets[other]:
+                    break
+        earlier.append(at)
 
 
-def _schedule(before: Sequence[Ints]) -> list[int] | None:
-    """Return the nodes in an order in which each comes after those before it; None if they form a circle."""
+def _handed_on(recorded: _Recorded) -> Iterator[tuple[int, int]]:
+    """Yield which pass follows which of another stage, if no sends are recorded: a microbatch goes on when it is done there."""
+    if any(is_sent(name) or is_received(name) for name in recorded.names):
+        return
+    keys = list(zip(recorded.names, recorded.order, recorded.places, recorded.stages, strict=True))
+    at_key = {key: at for at, key in enumerate(keys)}
+    for at, (name, order, place, stage) in enumerate(keys):
+        earlier = at_key.get((name, order, place, stage + (1 if runs_backward(name) else -1)))
+        if earlier is not None and is_pass(name):
+            over = recorded.end[earlier] - recorded.start[at]
+            if np.median(over) <= (1 - limits.MOST) * np.median(recorded.end[earlier] - recorded.start[earlier]):
+                yield at, earlier
+
+
+def _levels(before: Sequence[set[int]]) -> list[Level] | None:
+    """Return nodes in levels, each of which only follows those before it; None if they form a circle."""
     waiting = [len(one) for one in before]
     after: list[list[int]] = [[] for _ in before]
     for node, earlier in enumerate(before):
-        for one in earlier.tolist():
+        for one in earlier:
             after[one].append(node)
-    ready = [node for node, count in enumerate(waiting) if not count]
-    for node in ready:
-        for following in after[node]:
-            waiting[following] -= 1
-            if not waiting[following]:
-                ready.append(following)
-    return ready if len(ready) == len(before) else None
+    levels: list[Level] = []
+    ready, done = [node for node, count in enumerate(waiting) if not count], 0
+    while ready:
+        done += len(ready)
+        following = []
+        for node in ready:
+            for other in after[node]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    following.append(other)
+        if following:
+            counts = np.asarray([len(before[node]) for node in following])
+            earlier_of = np.asarray([one for node in following for one in before[node]])
+            levels.append(Level(np.asarray(following), earlier_of, np.cumsum(counts) - counts))
+        ready = following
+    return levels if done == len(before) else None

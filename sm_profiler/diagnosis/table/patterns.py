@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from statistics import NormalDist
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.metrics import thresholds
+from sm_profiler.metrics.stalls import find_period
+
+_MAD = NormalDist().inv_cdf(0.75)  # median absolute deviation of a normal distribution, in standard deviations
 
 
 @attrs.frozen
@@ -26,6 +30,11 @@ class Stretch:
     factor: float
     open: bool
 
+    def overlap(self, other: Stretch) -> float:
+        """Return the share of the shorter stretch that is also in the other."""
+        common = min(self.last, other.last) - max(self.first, other.first)
+        return max(common, 0) / min(self.last - self.first, other.last - other.first)
+
 
 def relative(seconds: Floats, groups: Ints) -> Floats:
     """Return seconds as multiples of what the other ranks of the same group take in the same step.
@@ -37,84 +46,100 @@ def relative(seconds: Floats, groups: Ints) -> Floats:
     found = np.ones_like(seconds)
     if len(seconds) < 2:
         return found
-    of_all = _median_of_others(seconds)
     for group in np.unique(groups).tolist():
         rows = np.flatnonzero(groups == group)
-        usual = _median_of_others(seconds[rows]) if len(rows) > 1 else of_all[rows]
+        usual = _median_of_others(seconds[rows]) if len(rows) > 1 else _median_of_others(seconds)[rows]
         found[rows] = seconds[rows] / np.where(usual > 0, usual, np.inf)
     return found
 
 
 def _median_of_others(seconds: Floats) -> Floats:
     """Return the median of each column without the row's own value: of sorted values, those after it move up."""
-    count = len(seconds)
-    ordered, place = np.sort(seconds, axis=0), np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0)
-    middle = ((count - 2) // 2, (count - 1) // 2)
-    low, high = (np.where(place <= at, ordered[at + 1], ordered[at]) for at in middle)
+    middle = ((len(seconds) - 2) // 2, (len(seconds) - 1) // 2)
+    ordered = np.partition(seconds, sorted({*middle, *(at + 1 for at in middle)}), axis=0)
+    low, high = (np.where(seconds <= ordered[at], ordered[at + 1], ordered[at]) for at in middle)
     return np.asarray((low + high) / 2)
 
 
-def slow_stretch(ratio: Floats) -> Stretch | None:
-    """Return the stretch of steps that is slower than the rest beyond chance, or None.
+def slow_stretches(ratio: Floats) -> dict[int, Stretch]:
+    """Return the stretches of steps that are slower than the rest beyond chance, by row.
 
-    The stretch is that with the largest sum of what its steps take beyond the usual step and its noise; that it is no
+    A stretch is that with the largest sum of what its steps take beyond the usual step and its noise; that it is no
     chance is tested against the same steps in other orders.
 
     Args:
-        ratio: length of each step, as a multiple of anything that is the same for all steps.
+        ratio: length of each step, as a multiple of anything that is the same for all steps of a row; shape (rows, steps).
     """
-    if len(ratio) < 2 * limits.MIN_STEPS:
-        return None
-    usual = float(np.median(ratio))
-    if usual <= 0:
-        return None
-    noise = float(np.median(np.abs(ratio - usual))) / 0.6745  # of a normal distribution: one standard deviation
-    beyond = np.clip(ratio / usual - 1, -1.0, 1.0) - max(noise / usual, limits.FLOOR / 2)
+    if ratio.shape[1] < 2 * limits.MIN_STEPS:
+        return {}
+    usual = np.median(ratio, axis=1, keepdims=True)
+    ratio = ratio / np.where(usual > 0, usual, np.inf)
+    noise = np.median(np.abs(np.diff(ratio, axis=1)), axis=1, keepdims=True) / (
+        _MAD * 2**0.5
+    )  # of neighbours, so no trend
+    # a single step counts no more than a long one, and what is slower by less is not worth a repair
+    beyond = np.minimum(ratio, thresholds.LONG_STEP) - 1 - np.maximum(noise, limits.FLOOR)
+    found = ((row, _stretch(ratio[row], beyond[row])) for row in range(len(ratio)))
+    return {row: stretch for row, stretch in found if stretch is not None}
+
+
+def _stretch(ratio: Floats, beyond: Floats) -> Stretch | None:
     first, last, score = _largest_sum(beyond)
-    if last - first < limits.MIN_STEPS or len(ratio) - (last - first) < limits.MIN_STEPS:
+    if min(last - first, len(ratio) - (last - first)) < limits.MIN_STEPS:
+        return None
+    rest = float(np.median(np.r_[ratio[:first], ratio[last:]]))
+    factor = float(np.median(ratio[first:last])) / rest if rest > 0 else 0.0
+    if factor * (1 - limits.FLOOR) < 1:
         return None
     shuffle = np.random.default_rng(limits.SEED)
-    by_chance = [_largest_sum(shuffle.permutation(beyond))[2] for _ in range(limits.SHUFFLES)]
-    if score <= max(by_chance):
+    if score <= max(_largest_sum(shuffle.permutation(beyond))[2] for _ in range(limits.SHUFFLES)):
         return None
-    rest = np.r_[ratio[:first], ratio[last:]]
-    factor = float(np.median(ratio[first:last]) / np.median(rest))
-    return Stretch(first, last, factor, last >= len(ratio) - limits.MIN_STEPS) if factor > 1 else None
+    return Stretch(first, last, factor, last >= len(ratio) - limits.MIN_STEPS)
 
 
 def _largest_sum(values: Floats) -> tuple[int, int, float]:
     """Return where the contiguous values with the largest sum begin and end, and the sum."""
     sums = np.r_[0.0, np.cumsum(values)]
-    lowest = np.minimum.accumulate(sums)
-    last = int((sums - lowest).argmax())
+    last = int((sums - np.minimum.accumulate(sums)).argmax())
     first = int(sums[: last + 1].argmin())
     return first, last, float(sums[last] - sums[first])
 
 
 def long_steps(seconds: Floats) -> Mask:
-    """Return which steps are exceptions: longer than twice the usual step, and at most one of four."""
-    usual = float(np.median(seconds)) if len(seconds) else 0.0
-    long: Mask = seconds > 2 * usual
-    return long if 0 < long.mean() <= limits.USUAL else np.zeros(len(seconds), np.bool_)
+    """Return which steps are exceptions: far longer than the usual step, also for its noise, and at most one of four."""
+    usual = float(np.median(seconds))
+    spread = float(np.median(np.abs(seconds - usual)))
+    long: Mask = seconds - usual > max((thresholds.LONG_STEP - 1) * usual, thresholds.LONG_STEP_MADS * spread)
+    return long if long.mean() <= limits.USUAL else np.zeros(len(seconds), np.bool_)
 
 
-def period_of(long: Mask) -> int | None:
-    """Return the number of steps from one long step to the next if they are regular."""
-    gaps = np.diff(np.flatnonzero(long))
-    if len(gaps) < limits.REPEATS:
-        return None
-    middle = int(np.median(gaps))
-    return (
-        middle if middle > 1 and float((np.abs(gaps - middle) <= max(1, 0.1 * middle)).mean()) >= limits.MOST else None
-    )
+def warm_up(seconds: Floats) -> int:
+    """Return the number of first steps that are long because they allocate, compile and start workers."""
+    first = seconds[: int(thresholds.WARM_UP_STEPS)] > thresholds.LONG_STEP * np.median(seconds)
+    return int(np.r_[first, False].argmin())
 
 
-def within_ranks(first: Floats, second: Floats, ranks: Sequence[int]) -> float:
-    """Return the correlation of two quantities within each rank, -1 to 1: differences between ranks do not count."""
-    a, b = first.astype(np.float64).copy(), second.astype(np.float64).copy()
-    for rank in set(ranks):
-        rows = np.asarray(ranks) == rank
-        a[rows] -= a[rows].mean()
-        b[rows] -= b[rows].mean()
-    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / scale if scale > 0 else 0.0
+def period_of(seconds: Floats) -> int | None:
+    """Return the number of steps from one step that takes any of these seconds to the next, if they are regular."""
+    places = np.flatnonzero(seconds > 0)
+    return find_period(places, seconds[places], len(seconds) - 1)[0]
+
+
+def agreement_of(first: Floats, second: Floats, ranks: Ints) -> float:
+    """Return the correlation of two quantities within each rank, without what most ranks have in common: that of most ranks.
+
+    A rank on which the first hardly varies has none: it is jitter.
+
+    Args:
+        first, second: shape (rows, steps).
+        ranks: rank of each row.
+    """
+    usual, first, second = first, first - np.median(first, axis=0), second - np.median(second, axis=0)
+    found = []
+    for rank in np.unique(ranks).tolist():
+        rows = ranks == rank
+        a, b = (values[rows] - values[rows].mean() for values in (first, second))
+        scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+        varies = scale > 0 and a.std() > limits.REPEAT * np.abs(usual[rows]).mean()
+        found.append(float((a * b).sum()) / scale if varies else 0.0)
+    return float(np.median(found)) if found else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
@@ -30,6 +31,8 @@ from sm_profiler.diagnosis.table.operations import Operations, build_operations
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, unpacked_head
+from sm_profiler.formatting import natural_key
+from sm_profiler.metrics.parts import Covered
 from sm_profiler.printable import logger_for, one_line, printable
 
 MAX_ROWS = 20_000_000  # some 2 GB of columns
@@ -38,6 +41,7 @@ MAX_NAMES = 100_000  # ranks, stages or operations
 MAX_CELLS, CELLS_A_ROW = 1 << 22, 8  # activities times steps of all ranks: so many, and so many times the rows
 OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
+ROUNDING = 1e-9  # of an operation's length; one that ends this much after the next begins does not overlap it
 MLLOG = ":::MLLOG"
 _MOMENTS = ("init_start", "run_start", "eval_start", "eval_stop")  # of its events
 SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
@@ -74,12 +78,14 @@ class Table:
         rows: rows that were read.
         lost: rows left out because a number was missing, negative or not finite.
         why: the first reason for which a row was left out.
+        filled: steps that single ranks lack and that count as usual.
     """
 
     ledger: Ledger
     rows: int
     lost: int = 0
     why: str = ""
+    filled: int = 0
 
 
 def is_table(where: str) -> bool:
@@ -156,19 +162,14 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     read = _Reader(found, [key for key in file.head if key not in found.values()][:MAX_FACTS], name)
     for piece in file.pieces:
         read.add(piece)
-    rows, facts = read.result()
-    repeated = 0
-    if rows.code is None and "microbatch" not in found:
-        kept = _without_repeated(rows, name, has_rank="rank" in found)
-        repeated = len(rows.step) - len(kept)
-        facts = {key: values[kept] for key, values in facts.items()}
-        rows = attrs.evolve(
-            rows, rank=rows.rank[kept], stage=None if rows.stage is None else rows.stage[kept], step=rows.step[kept],
-            start=rows.start[kept], seconds=rows.seconds[kept],
-        )  # fmt: skip
-    ledger = _ledger(rows, facts, name)
+    rows = read.result()
+    count = len(rows.step)
+    if "operation" not in found and "microbatch" not in found:
+        rows = rows.at(_without_repeated(rows, name, has_rank="rank" in found))
+    repeated = count - len(rows.step)
     why = "a time or step is missing, negative or not finite" if read.lost else "a step is repeated" if repeated else ""
-    return Table(ledger, len(rows.step), read.lost + repeated, why)
+    ledger, filled = _ledger(rows, name)
+    return Table(ledger, len(rows.step), read.lost + repeated, why, filled)
 
 
 class _Reader:
@@ -207,8 +208,10 @@ class _Reader:
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
             self._numbers[key].append(values[at])
         for role, (numbering, codes) in self._texts.items():
-            texts = piece.column(found[role])
-            codes.append(np.fromiter((numbering[_text(texts[row])] for row in at.tolist()), np.int64, len(at)))
+            texts = list(piece.column(found[role]))
+            usable_texts = texts if len(at) == len(texts) else [texts[row] for row in at.tolist()]
+            number = {text: numbering[_text(text)] for text in dict.fromkeys(usable_texts)}
+            codes.append(np.fromiter(map(number.__getitem__, usable_texts), np.int64, len(at)))
             if len(numbering) > MAX_NAMES:
                 raise SourceError(
                     f"{printable(self._name)}: column {printable(found[role])} has more than {MAX_NAMES:,} different values"
@@ -223,34 +226,34 @@ class _Reader:
     def _seconds(self, role: str, piece: Piece) -> Floats:
         return _numbers(piece.column(self._found[role])) * self._scale[role]
 
-    def result(self) -> tuple[_Rows, dict[str, Floats]]:
-        """Return the rows, and the other numeric columns."""
+    def result(self) -> _Rows:
+        """Return the rows."""
         numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
-        count = len(numbers["step"])
-        if not count:
+        if not len(numbers["step"]):
             why = f"each of its {self._count:,} rows has a missing, negative or too large time or step"
             if self._count and not any(scale < 1 for scale in self._scale.values()):
                 why += "; times are in seconds, unless the column's name ends with _ms, _us or _ns"
             raise SourceError(
                 f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}"
             )
-        rank_names, rank = self._coded("rank", count)
-        stage_names, stage = self._coded("stage", count)
-        operations, code = self._coded("operation", count)
         facts = {printable(key)[:40]: np.concatenate(parts) for key, parts in self._facts.items()}
-        rows = _Rows(
-            rank, rank_names, stage if "stage" in self._texts else None, stage_names, numbers["step"].astype(np.int64),
-            numbers["start"], numbers["seconds"], code if "operation" in self._texts else None, operations,
-            timed="start" in self._found,
+        step = numbers["step"].astype(np.int64)
+        epoch = next((np.unique(facts[key], return_inverse=True)[1] for key in facts if key.lower() == "epoch"), None)
+        if epoch is not None and (epoch.max() + 1) * (step.max() + 1.0) < 2**53:
+            whole = epoch * (step.max() + 1) + step
+            step = whole if len(np.unique(step)) < len(np.unique(whole)) else step  # counted anew in each epoch
+        return _Rows(
+            *self._coded("rank", "0"), *self._coded("stage", ""), *self._coded("operation", STEP),
+            step, numbers["start"], numbers["seconds"], facts,
+            timed="start" in self._found and "operation" in self._found,
         )  # fmt: skip
-        return rows, facts
 
-    def _coded(self, role: str, count: int) -> tuple[list[str], Ints]:
+    def _coded(self, role: str, default: str) -> tuple[list[str], Ints]:
         """Return the distinct values as text, numbers in their order, and the index of each row's value."""
         if role not in self._texts:
-            return ["0"], np.zeros(count, np.int64)
+            return [default], np.zeros(sum(map(len, self._numbers["step"])), np.int64)
         numbering, parts = self._texts[role]
-        distinct = sorted(numbering, key=_in_order)
+        distinct = sorted(numbering, key=natural_key)
         place = np.empty(len(distinct), np.int64)
         place[[numbering[text] for text in distinct]] = np.arange(len(distinct))
         return distinct, place[np.concatenate(parts)]
@@ -266,8 +269,9 @@ def _named(head: Sequence[str], names: Mapping[str, str], where: str) -> dict[st
     for key, aliases in NAMES.items():
         column = names.get(key) or next((low[alias] for alias in aliases if alias in low), None)
         if column is None and key in TIMED:
-            known = (*aliases, *(DURATIONS if key == "seconds" else ()))
-            column = next((each for each in head if _unit(each)[1] < 1 and _unit(each)[0] in known), None)
+            timed = {_unit(each)[0]: each for each in head if _unit(each)[1] < 1}
+            known = (*aliases, *DURATIONS, *(timed if len(timed) == 1 else ())) if key == "seconds" else aliases
+            column = next((timed[each] for each in known if each in timed), None)
         if column is not None:
             found[key] = column
     if "step" not in found or not ({"seconds"} <= found.keys() or {"start", "end"} <= found.keys()):
@@ -291,6 +295,9 @@ def _listed(head: Sequence[str]) -> str:
 def _numbers(values: Sequence[Any]) -> Floats:
     if hasattr(values, "astype"):
         return np.asarray(values, np.float64)
+    if {*map(type, values)} <= {str, float, int}:
+        with contextlib.suppress(ValueError, OverflowError):  # one that is no number, as in a damaged row
+            return np.fromiter(map(float, values), np.float64, len(values))
     return np.asarray([_number(value) for value in values], np.float64)
 
 
@@ -307,28 +314,29 @@ def _text(value: object) -> str:
     return printable(str(value).strip()[:80])[:80]
 
 
-def _in_order(text: str) -> tuple[Any, ...]:
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,15})", text))
-
-
 @attrs.frozen(eq=False)
 class _Rows:
-    """Usable rows: codes and numbers; `stage` and `code` (of the operation) are None if the table has no such column."""
+    """Usable rows: texts as codes, and numbers; `timed` if they are operations with a start."""
 
-    rank: Ints
     rank_names: Sequence[str]
-    stage: Ints | None
+    rank: Ints
     stage_names: Sequence[str]
+    stage: Ints
+    operations: Sequence[str]
+    code: Ints
     step: Ints
     start: Floats
     seconds: Floats
-    code: Ints | None
-    operations: Sequence[str]
+    facts: Mapping[str, Floats]
     timed: bool
 
     @property
     def end(self) -> Floats:
         return self.start + self.seconds
+
+    def at(self, rows: Ints) -> _Rows:
+        columns = {key: getattr(self, key)[rows] for key in ("rank", "stage", "code", "step", "start", "seconds")}
+        return attrs.evolve(self, **columns, facts={key: values[rows] for key, values in self.facts.items()})
 
 
 def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
@@ -352,53 +360,70 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     return np.sort(order[~repeated])
 
 
-def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
-    graph = None
-    if rows.timed and rows.code is not None:
-        stage = rows.stage if rows.stage is not None else np.full(len(rows.rank), -1, np.int64)
-        graph = build_operations(rows.rank, stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
-    windows = _windows(rows) if rows.timed and rows.code is not None else None
-    activities = _activities(rows) if rows.code is not None else Category.of(())
+def _ledger(rows: _Rows, source: str) -> tuple[Ledger, int]:
+    """Return the ledger of some rows, and how many steps of single ranks it lacked."""
+    graph, activities = None, _activities(rows)
+    if rows.timed:
+        graph = build_operations(rows.rank, rows.stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
+        all_steps, windows = _windows(rows)
     ranks = []
     by_rank = np.argsort(rows.rank, kind="stable")
-    edges = np.searchsorted(rows.rank[by_rank], np.arange(len(rows.rank_names) + 1)).tolist()
-    for each, name in enumerate(rows.rank_names):
-        at = by_rank[edges[each] : edges[each + 1]]
+    edges = np.searchsorted(rows.rank[by_rank], np.arange(1, len(rows.rank_names)))
+    for each, at in enumerate(np.split(by_rank, edges)):
         steps, of_step = np.unique(rows.step[at], return_inverse=True)
-        if rows.code is None:
-            length: Floats = np.bincount(of_step, rows.seconds[at]).astype(np.float64)
-            seconds: dict[str, Floats] = {STEP: length}
-        elif windows is None:
-            seconds = _sums(rows, at, of_step, len(steps), activities)
-            length = np.sum(list(seconds.values()), axis=0)
-        else:
-            seconds = _painted(rows, at, of_step, len(steps), activities)
-            length = np.asarray([windows[step] for step in steps.tolist()])
+        seconds = (_painted if rows.timed else _sums)(rows, at, of_step, len(steps), activities)
+        length = windows[np.searchsorted(all_steps, steps)] if rows.timed else np.sum(list(seconds.values()), axis=0)
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
-        stage_name = rows.stage_names[int(np.median(rows.stage[at]))] if rows.stage is not None else ""
-        ranks.append(RankLedger.of(name, steps, length, seconds, stage=stage_name))
-    ledger = Ledger(tuple(ranks), graph, source=source)
-    return attrs.evolve(ledger, facts=_by_step(ledger, rows, facts))
+        stage = rows.stage_names[int(np.median(rows.stage[at]))]
+        ranks.append(RankLedger.of(rows.rank_names[each], steps, length, seconds, stage=stage))
+    whole = tuple(_filled(ranks))
+    ledger = Ledger(whole, graph, source=source)
+    filled = sum(len(rank.steps) for rank in whole) - sum(len(rank.steps) for rank in ranks)
+    return attrs.evolve(ledger, facts=_by_step(ledger, rows)), filled
 
 
-def _by_step(ledger: Ledger, rows: _Rows, facts: Mapping[str, Floats]) -> dict[str, Floats]:
+def _filled(ranks: Sequence[RankLedger]) -> Iterator[RankLedger]:
+    """Yield the ranks with the steps between their own that nearly all have: unseen, and as long as those of the others.
+
+    Rows are lost one by one; of hundreds of ranks, hardly any step would be left that all of them have.
+    """
+    steps, counts = np.unique(np.concatenate([rank.steps for rank in ranks]), return_counts=True)
+    if (counts == len(ranks)).all():
+        yield from ranks
+        return
+    wanted = steps[counts >= limits.MOST * len(ranks)]
+    length = np.full((len(ranks), len(wanted)), np.nan)
+    for row, rank in enumerate(ranks):
+        length[row, np.isin(wanted, rank.steps)] = rank.length[np.isin(rank.steps, wanted)]
+    for rank, known in zip(ranks, np.isfinite(length), strict=True):
+        lacks = np.flatnonzero(~known & (wanted > rank.steps[0]) & (wanted < rank.steps[-1]))
+        found = np.r_[rank.steps, wanted[lacks]]
+        order = np.argsort(found)
+        lengths = np.r_[rank.length, np.nanmedian(length[:, lacks], axis=0)]
+        seconds = {key: np.r_[values, np.zeros(len(lacks))][order] for key, values in rank.seconds.items()}
+        yield RankLedger.of(rank.name, found[order], lengths[order], seconds, stage=rank.stage)
+
+
+def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
     """Return the mean of each fact for each rank and common step."""
     steps, shape = ledger.common_steps, (len(ledger.ranks), len(ledger.common_steps))
     if not shape[1]:
         return {}
     column = np.searchsorted(steps, rows.step)
     here = (column < shape[1]) & (steps[np.minimum(column, shape[1] - 1)] == rows.step)
-    cell = rows.rank[here] * shape[1] + column[here]
-    count = np.maximum(np.bincount(cell, minlength=shape[0] * shape[1]), 1)
-    return {
-        key: (np.bincount(cell, values[here], shape[0] * shape[1]) / count).reshape(shape)
-        for key, values in facts.items()
-    }
+    cell, size = rows.rank[here] * shape[1] + column[here], shape[0] * shape[1]
+    count = np.bincount(cell, minlength=size).reshape(shape)
+    found = {}
+    for key, values in rows.facts.items():
+        sums = np.bincount(cell, values[here], size).reshape(shape)
+        usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
+        found[key] = np.where(count > 0, sums / np.maximum(count, 1), usual)
+    return found
 
 
-def _windows(rows: _Rows) -> dict[int, float]:
-    """Return the length of each step of the job: from its first start to its last end, with the pause before it."""
+def _windows(rows: _Rows) -> tuple[Ints, Floats]:
+    """Return the steps of the job with their lengths: from its first start to its last end, with the pause before it."""
     steps, of_step = np.unique(rows.step, return_inverse=True)
     first, last = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
     np.minimum.at(first, of_step, rows.start)
@@ -407,15 +432,17 @@ def _windows(rows: _Rows) -> dict[int, float]:
     pause = np.r_[0.0, first[1:] - last[:-1]]
     follows = np.r_[False, np.diff(steps) == 1]
     # steps may overlap a little, and tables may count the seconds of each step from 0
-    if follows.any() and np.median(pause[follows]) >= -0.5 * float(np.median(length)) and (np.diff(first) > 0).all():
+    usual = float(np.median(pause[follows])) if follows.any() else -np.inf
+    if usual >= -limits.MAJORITY * float(np.median(length)) and (np.diff(first) > 0).all():
         length = np.where(follows, length + pause, length)
-    return dict(zip(steps.tolist(), np.maximum(length, 0.0).tolist(), strict=True))
+    return steps, np.maximum(length, 0.0)
 
 
 def _activities(rows: _Rows) -> Category:
     """Return the activity of each operation; of too many, the shortest are one together."""
-    assert rows.code is not None  # for the type checker
     keys, key_of = np.unique([activity_of(name) for name in rows.operations], return_inverse=True)
+    if len(keys) <= CELLS_A_ROW:
+        return Category(key_of.astype(np.int32), tuple(keys.tolist()))
     cells = max(MAX_CELLS, CELLS_A_ROW * len(rows.code))
     most = max(cells // np.unique(np.stack([rows.rank, rows.step]), axis=1).shape[1], 1)
     if len(keys) <= most:
@@ -428,7 +455,6 @@ def _activities(rows: _Rows) -> Category:
 
 
 def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Category) -> dict[str, Floats]:
-    assert rows.code is not None  # for the type checker
     keys, mine = activities.values, activities.codes[rows.code[at]].astype(np.int64)
     table = np.bincount(mine * steps + of_step, rows.seconds[at], len(keys) * steps).reshape(len(keys), steps)
     return {keys[key]: table[key] for key in np.unique(mine).tolist()}
@@ -436,20 +462,24 @@ def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Category
 
 def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int, activities: Category) -> dict[str, Floats]:
     """Return seconds by activity, each moment counted once: computation hides communication, and what began later is inner."""
-    assert rows.code is not None  # for the type checker
+    order = np.lexsort((rows.start[at], of_step))
+    begins, ends, of = rows.start[at[order]], rows.end[at[order]], of_step[order]
+    overlaps = (np.diff(of) == 0) & (ends[:-1] - begins[1:] > ROUNDING * (ends - begins)[:-1])
+    mixed = np.isin(of_step, of[1:][overlaps])
     table = np.zeros((len(activities.values), steps))
-    inner = np.asarray([not is_communication(name) for name in rows.operations])
-    order = np.lexsort((rows.start[at], inner[rows.code[at]], of_step))
-    edges = np.flatnonzero(np.r_[True, np.diff(of_step[order]) != 0, True])
-    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        mine = at[order[first:last]]
-        begins, ends = rows.start[mine], rows.end[mine]
+    for name, spent in _sums(rows, at[~mixed], of_step[~mixed], steps, activities).items():
+        table[activities.values.index(name)] = spent
+    inner = np.asarray([not is_communication(name) for name in rows.operations])[rows.code[at]]
+    order = np.lexsort((rows.start[at], inner, of_step))
+    order = order[mixed[order]]
+    for mine in np.split(order, np.flatnonzero(np.diff(of_step[order])) + 1) if len(order) else ():
+        begins, ends = rows.start[at[mine]], rows.end[at[mine]]
         moments = np.unique(np.concatenate([begins, ends]))
         owner = np.full(max(len(moments) - 1, 0), -1)
         places = np.searchsorted(moments, np.stack([begins, ends]))
-        _paint(owner, places, activities.codes[rows.code[mine]].astype(np.int64))
+        _paint(owner, places, activities.codes[rows.code[at[mine]]].astype(np.int64))
         seen = owner >= 0
-        table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(table))
+        table[:, of_step[mine[0]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(table))
     return dict(zip(activities.values, table, strict=True))
 
 
@@ -524,7 +554,7 @@ def _mllog(text: Iterable[str], name: str) -> Table:
     ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
     begins = np.r_[ends[0] - steps[0], ends[:-1]]
     length = np.maximum(ends - begins, steps)
-    evaluation = _within(list(_intervals(moments["eval_start"], moments["eval_stop"])), begins, ends)
+    evaluation = Covered.by(*_intervals(moments["eval_start"], moments["eval_stop"])).within(begins, ends)
     starts, runs = moments["init_start"], moments["run_start"]
     before = max((runs[0] if runs else float(begins[0])) - starts[0], 0.0) if starts else 0.0
     rank = RankLedger.of("0", np.arange(len(ends)), length, {STEP: steps, "evaluation": evaluation})
@@ -545,21 +575,14 @@ def _loss(value: Mapping[str, Any]) -> float:
     return next((_number(loss) for key, loss in value.items() if "loss" in str(key)), float("nan"))
 
 
-def _intervals(starts: Sequence[float], stops: Sequence[float]) -> Iterator[tuple[float, float]]:
+def _intervals(starts: Sequence[float], stops: Sequence[float]) -> Floats:
+    """Return starts and ends of intervals, each from the first start to the next stop; shape (2, intervals)."""
+    found: list[tuple[float, float]] = []
     begun: float | None = None
     for moment, is_stop in sorted([(one, False) for one in starts] + [(one, True) for one in stops]):
         if not is_stop:
             begun = moment if begun is None else begun
         elif begun is not None:
-            yield begun, moment
+            found.append((begun, moment))
             begun = None
-
-
-def _within(spans: Sequence[tuple[float, float]], begins: Floats, ends: Floats) -> Floats:
-    """Return how much of each stretch lies in spans, which follow each other."""
-    if not spans:
-        return np.zeros(len(begins))
-    edges = np.asarray(spans).ravel()
-    spent = np.cumsum(np.c_[np.zeros(len(spans)), np.diff(np.asarray(spans), axis=1)].ravel())
-    found: Floats = np.interp(ends, edges, spent) - np.interp(begins, edges, spent)
-    return np.maximum(found, 0.0)
+    return np.asarray(found).reshape(-1, 2).T

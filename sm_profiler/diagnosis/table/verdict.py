@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.blocks import Blocks
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
 from sm_profiler.diagnosis.model import Interval
-from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair
-from sm_profiler.diagnosis.table.whatif import Steps, gain
-
-MOST_FINDINGS = 6
+from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
+from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair, listed
+from sm_profiler.diagnosis.table.whatif import Steps
 
 
 @attrs.frozen
@@ -56,6 +56,7 @@ class Verdict:
         step_s: mean seconds of a step of the job.
         steps: number of steps judged.
         even: how many times as fast the steps would be if all ranks and microbatches took the same time.
+        start: seconds of the first steps, which are left out because they are as long in every job.
     """
 
     findings: tuple[Finding, ...]
@@ -64,6 +65,7 @@ class Verdict:
     step_s: float = 0.0
     steps: int = 0
     even: float = 1.0
+    start: float = 0.0
 
 
 def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
@@ -73,79 +75,87 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
         ledger: the ledger.
         causes: what to look for; default: `CAUSES`, and the causes of other packages.
     """
-    if causes is None:
-        causes = (*CAUSES, *more_causes())
-    if not ledger.ranks or len(ledger.common_steps) < limits.MIN_STEPS:
-        count = len(ledger.common_steps) if ledger.ranks else 0
-        return Verdict(
-            (),
-            reason=f"Too few steps to judge: all ranks have {count} in common, {limits.MIN_STEPS} are needed.",
-            steps=count,
-        )
+    count = len(ledger.common_steps) if ledger.ranks else 0
+    if count < limits.MIN_STEPS:
+        reason = f"Too few steps to judge: all ranks have {count} in common, {limits.MIN_STEPS} are needed."
+        return Verdict((), reason=reason, steps=count)
     if ledger.totals.duration <= 0:
-        return Verdict((), reason="No step takes any time: all seconds are 0.", steps=len(ledger.common_steps))
-    steps = whole = Steps.of(ledger)
-    findings: list[Finding] = []
-    while len(findings) < MOST_FINDINGS:
-        found = [
-            (gain(steps, repair.after, least=repair.least, steps=repair.steps), cause, repair)
-            for cause in causes
-            if all(one.kind != cause.kind for one in findings) and (repair := cause.repair(steps, ledger)) is not None
-        ]
-        found = [one for one in found if one[0].low >= limits.FLOOR]
-        if not found:
-            break
-        found.sort(key=lambda one: -one[0].low)
-        saved, cause, repair = found[0]
-        rival = next((other.high for other, another, _ in found if another.kind != cause.kind), 0.0)
-        seconds = float((steps.length - repair.after.length).sum())
-        findings.append(_finding(cause, repair, saved, seconds, _confidence(saved, rival, ledger), ledger))
-        steps = repair.after
-    length, even = whole.length, whole.even().length
-    waits = max(float(1 - whole.level().length.sum() / max(length.sum(), 1e-12)), 0.0)
+        return Verdict((), reason="No step takes any time: all seconds are 0.", steps=count)
+    whole = Steps.of(ledger)
+    left = list((*CAUSES, *more_causes()) if causes is None else causes)
+    findings = []
+    for best, *others in repaired_in_turn(whole, lambda steps: _worth_it(left, steps, ledger)):
+        kind = best.repaired[0].kind
+        left[:] = [cause for cause in left if cause.kind != kind]
+        rival = next((other.saved.high for other in others if other.repaired[0].kind != kind), 0.0)
+        findings.append(_finding(best, _confidence(best.saved, rival, ledger), ledger))
+    even, waits = whole.saved(whole.even()), max(whole.saved(whole.level()) - whole.jitter, 0.0)
     seen = ledger.totals.coverage >= limits.SEEN and ledger.totals.useful >= limits.SEEN
     healthy = not findings and seen and waits < limits.FLOOR
     reason = "" if findings else _reason(ledger, whole, waits, healthy=healthy)
+    length = whole.length
     return Verdict(
-        tuple(findings),
-        healthy,
-        reason,
-        float(length.mean()),
-        len(length),
-        float(length.sum() / max(even.sum(), 1e-12)),
-    )
+        tuple(findings), healthy, reason, float(length.mean()), len(length), 1 / (1 - min(even, limits.MOST_SAVED)),
+        whole.start,
+    )  # fmt: skip
+
+
+def _worth_it(causes: Sequence[Cause], steps: Steps, ledger: Ledger) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
+    """Yield the repairs that certainly save enough of the steps that they are about."""
+    for cause in causes:
+        repair = cause.repair(steps, ledger)
+        if repair is not None:
+            saved = _gain(steps, repair)
+            if saved.low >= limits.FLOOR:
+                worth = saved.low * steps.seconds_of(repair.steps)
+                yield Trial((cause, repair), steps, repair.after, saved, saved.low, worth)
+
+
+def _gain(before: Steps, repair: Repair) -> Interval:
+    """Return the share of the time that a repair saves, of the steps that it is about.
+
+    The interval covers the chance of these steps (a bootstrap over blocks of steps, because neighbours resemble each
+    other), the model's own error, and what is known about how well the repair works.
+    """
+    rows = slice(None) if repair.steps is None else repair.steps
+    old, new = before.length[rows], repair.after.length[rows]
+    if not old.any():
+        return Interval(0.0, 0.0, 0.0)
+    blocks = Blocks.of(old)
+    shares = 1 - blocks.weights @ blocks.sums(new) / np.maximum(blocks.weights @ blocks.seconds, 1e-12)
+    ends = np.quantile(shares, ((1 - limits.INTERVAL) / 2, (1 + limits.INTERVAL) / 2)).tolist()
+    scenarios = (repair.least or repair.after, repair.after, repair.most or repair.after)
+    low, value, high = (before.saved(after, repair.steps) for after in scenarios)
+    low, high, error = low if repair.certain else min(low, ends[0]), max(high, ends[1]), before.graph.error
+    value = min(max(value, 0.0), limits.MOST_SAVED)
+    return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))
 
 
 def _confidence(saved: Interval, rival: float, ledger: Ledger) -> str:
     """Return how sure it is that this cause leads: by its distance from the floor, from the next cause, and by what is known."""
-    if saved.low >= limits.SURELY * limits.FLOOR and rival < saved.low and ledger.totals.coverage >= limits.SEEN:
-        return "high"
-    return "medium" if saved.low >= limits.SURELY * limits.FLOOR else "low"
+    if saved.low < limits.SURELY * limits.FLOOR:
+        return "low"
+    return "high" if rival < saved.low and ledger.totals.coverage >= limits.SEEN else "medium"
 
 
-def _finding(cause: Cause, repair: Repair, saved: Interval, seconds: float, confidence: str, ledger: Ledger) -> Finding:
+def _finding(found: Trial[tuple[Cause, Repair], Steps], confidence: str, ledger: Ledger) -> Finding:
+    cause, repair = found.repaired
     words = {**_about_ranks(repair, len(ledger.ranks)), **repair.words}
-    span = None
-    if repair.steps is not None:
-        numbers = repair.after.graph.steps[repair.steps]
-        span = int(numbers[0]), int(numbers[-1])
+    numbers = found.before.graph.steps[repair.steps].tolist() if repair.steps is not None else []
     return Finding(
-        cause.kind, cause.headline.format_map(words), cause.advice.format_map(words), saved, repair.facts, confidence,
-        repair.ranks, repair.stage, span, seconds,
+        cause.kind, cause.headline.format_map(words), cause.advice.format_map(words), found.saved, repair.facts,
+        confidence, repair.ranks, repair.stage, (numbers[0], numbers[-1]) if numbers else None,
+        found.saved.value * found.before.seconds_of(repair.steps),
     )  # fmt: skip
 
 
 def _about_ranks(repair: Repair, count: int) -> Mapping[str, object]:
-    """Return the words of texts that name ranks and steps."""
+    """Return the words of texts that name ranks."""
     names = repair.ranks
+    ranks = listed(names) if names else "all ranks" if count > 1 else "the job"
     many = len(names) != 1
-    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if many and names else "".join(names)
-    ranks = f"rank{'s' if many else ''} {listed}" if names else "all ranks" if count > 1 else "the job"
-    given, when = repair.words, ""
-    if "first" in given:
-        when = f"Since step {given['first']}" if given["since"] else f"From step {given['first']} to {given['last']}"
     return {
-        "ranks": ranks, "Ranks": f"{ranks[0].upper()}{ranks[1:]}", "When": when, "take": "take" if many else "takes",
+        "ranks": ranks, "Ranks": f"{ranks[0].upper()}{ranks[1:]}", "take": "take" if many else "takes",
         "their": "their" if many else "its", "wait": ", and the others waited" if names else "",
     }  # fmt: skip
 
@@ -156,7 +166,7 @@ def _reason(ledger: Ledger, whole: Steps, waits: float, *, healthy: bool) -> str
             f"{ledger.totals.useful:.0%} of the time is computation, and no repair would save {limits.FLOOR:.0%} of it."
         )
     if waits >= limits.FLOOR:
-        last = np.bincount(whole.local.argmax(axis=0), minlength=len(whole.ranks)) / len(whole.length)
+        last = np.bincount(whole.local.argmax(axis=0)) / len(whole.length)
         most = int(last.argmax())
         return (
             f"With equal work in each step, the ranks would save {waits:.0%} of the time, which they wait for each other; what makes "

@@ -1,24 +1,45 @@
-"""The gain of a repair: the steps are replayed with the repaired seconds."""
+"""The steps of a job, which are replayed with the seconds that a repair leaves."""
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
-from sm_profiler.diagnosis.model import Interval
+from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, UNSEEN, Ledger
+from sm_profiler.diagnosis.table.naming import is_pass, runs_backward
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
-from sm_profiler.diagnosis.table.patterns import relative
+from sm_profiler.diagnosis.table.patterns import agreement_of, relative, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from sm_profiler.formats.columns import Floats, Mask
+    from sm_profiler.formats.columns import Floats, Ints, Mask
+
+# Names of columns that count a rank's work. A column such as a temperature may follow the time, too.
+WORK = re.compile(
+    r"token|sample|example|sequence|seq.?len|length|word|item|image|pixel|frame|point|atom|edge|document|batch.?size|flop"
+)
+
+
+@attrs.frozen
+class Work:
+    """A column that counts the ranks' work, and which differs among ranks as their time does.
+
+    Attributes:
+        column: its name.
+        values: by rank and step.
+        agreement: its correlation with the time, both without the mean of the rank's stage in each step.
+    """
+
+    column: str
+    values: Floats
+    agreement: float
 
 
 @attrs.frozen(eq=False)
@@ -30,35 +51,41 @@ class Steps:
         seconds: time of each node in each step; repairs change it.
         ranks: names of the ranks.
         stages: names of the stages.
+        facts: further columns, by rank and step.
+        start: seconds of the warm-up before these steps.
     """
 
     graph: Operations
     seconds: Floats
     ranks: tuple[str, ...]
     stages: tuple[str, ...]
+    facts: Mapping[str, Floats] = attrs.field(factory=dict)
+    start: float = 0.0
 
     @classmethod
     def of(cls, ledger: Ledger) -> Steps:
-        """Return the steps of a ledger: its recorded operations, else its activities one after the other.
+        """Return the steps of a ledger after the warm-up: its recorded operations, else its activities one after the other.
 
         Waiting for other ranks is left out, since it follows from the others, and a meeting takes what it takes the rank
         that comes last.
         """
         names = tuple(rank.name for rank in ledger.ranks)
         stages = tuple(dict.fromkeys(rank.stage for rank in ledger.ranks if rank.stage))
-        if ledger.operations is not None and _shows_most(ledger.operations, ledger):
-            return cls(ledger.operations, ledger.operations.seconds, names, stages)
-        tables = {key: ledger.table(key) for key in ledger.totals.activities if key != MEETING}
-        if TRANSFER in tables and len(names) > 1:
-            tables[TRANSFER] = np.broadcast_to(tables[TRANSFER].min(axis=0), tables[TRANSFER].shape)
-        keys = list(tables)
-        seconds = np.asarray([tables[key][rank] for rank in range(len(names)) for key in keys])
-        rank = np.repeat(np.arange(len(names)), len(keys))
-        stage = np.asarray(
-            [stages.index(one.stage) if one.stage else -1 for one in ledger.ranks for _ in keys], np.int64
-        )
-        graph = Operations.of_activities(keys * len(names), rank, stage, seconds, ledger.common_steps)
-        return cls(graph, graph.seconds, names, stages)
+        graph = ledger.operations
+        if graph is None or not _shows_most(graph, ledger):
+            keys = [key for key in ledger.totals.activities if key != MEETING] or [UNSEEN]
+            tables = [ledger.table(key) for key in keys]
+            if TRANSFER in keys and len(names) > 1:
+                at = keys.index(TRANSFER)
+                tables[at] = np.broadcast_to(tables[at].min(axis=0), tables[at].shape)
+            stage = np.asarray([stages.index(rank.stage) if rank.stage else -1 for rank in ledger.ranks], np.int64)
+            graph = Operations.of_activities(keys, stage, tables, ledger.common_steps)
+        length = graph.step_seconds()
+        first = warm_up(length)
+        graph = graph.at(slice(first, None))
+        rows, shape = np.isin(ledger.common_steps, graph.steps), (len(names), len(ledger.common_steps))
+        facts = {name: values[:, rows] for name, values in ledger.facts.items() if values.shape == shape}
+        return cls(graph, graph.seconds, names, stages, facts, float(length[:first].sum()))
 
     @cached_property
     def length(self) -> Floats:
@@ -68,48 +95,136 @@ class Steps:
     @cached_property
     def local(self) -> Floats:
         """Seconds that each rank works by itself, shape (ranks, steps)."""
-        rows = self.graph.local
-        return sums_by_rank(self.seconds[rows], self.graph.ranks[rows], len(self.ranks))
+        return self.spent(self.graph.local)
 
     @cached_property
-    def stage_of(self) -> list[int]:
+    def stage_of(self) -> Ints:
         """Stage of each rank, as an index; -1 if it has none."""
         found, rows = np.full(len(self.ranks), -1), self.graph.local
         np.maximum.at(found, self.graph.ranks[rows], self.graph.stages[rows])
-        return [int(stage) for stage in found]
+        return found
 
     @cached_property
-    def lateness(self) -> tuple[Floats, Floats]:
-        """Work of each rank as a multiple of its peers': in each step beyond what is usual for that rank, and usually.
+    def ratio(self) -> Floats:
+        """Work of each rank in each step as a multiple of its peers', shape (ranks, steps)."""
+        return relative(self.local, self.stage_of)
 
-        The shapes are (ranks, steps) and (ranks, 1).
-        """
-        ratio = relative(self.local, np.asarray(self.stage_of))
-        usual = np.median(ratio, axis=1, keepdims=True)
-        usual = np.where(usual > 0, usual, 1.0)
-        return ratio / usual, usual
+    @cached_property
+    def lateness(self) -> Floats:
+        """The same beyond what is usual for the rank, if the ranks had equal work."""
+        usual = np.median(self.fair.ratio, axis=1, keepdims=True)
+        return self.fair.ratio / np.where(usual > 0, usual, 1.0)
+
+    @property
+    def jitter(self) -> float:
+        """Share by which the slowest of as many ranks exceeds the usual one on any machine."""
+        return limits.REPEAT * NormalDist().inv_cdf(1 - 1 / max(len(self.ranks), 2))
+
+    @cached_property
+    def on_time(self) -> Steps:
+        """The steps in which no rank is later than usual, but for jitter."""
+        return self.scaled(np.minimum((1 + self.jitter) / np.maximum(self.lateness, 1.0), 1.0))
+
+    @cached_property
+    def work(self) -> Work | None:
+        """The column of work that explains most of how the ranks' time differs; None if none does."""
+        spent = self.local - self.by_stage(self.local)
+        best: Work | None = None
+        for name, values in self.facts.items():
+            if WORK.search(name.lower()) and values.min(initial=0) >= 0:
+                work = values - self.by_stage(values)
+                scale = float((work * work).sum() * (spent * spent).sum()) ** 0.5
+                together = float((work * spent).sum()) / scale if scale > 0 else 0.0
+                if together >= limits.TOGETHER and (best is None or together > best.agreement):
+                    best = Work(name, values, together)
+        return best
+
+    @cached_property
+    def passes(self) -> Mask:
+        """Mask of the nodes that are forward and backward passes, or other computation."""
+        return np.asarray(self.graph.names.mask(is_pass) & self.graph.local)
+
+    @cached_property
+    def microbatches(self) -> tuple[float, Floats]:
+        """Agreement of forward and backward within each rank on which microbatches are long, and the forward times."""
+        graph = self.graph
+        found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for node in np.flatnonzero(self.passes).tolist():
+            pair = found.setdefault((int(graph.ranks[node]), int(graph.order[node])), ([], []))
+            pair[runs_backward(graph.names.values[graph.names.codes[node]])].append(node)
+        pairs = [(*ahead, *back) for ahead, back in found.values() if len(ahead) == len(back) == 1]
+        if not pairs:
+            return 0.0, np.zeros(0)
+        ahead, back = np.asarray(pairs).T
+        return agreement_of(self.seconds[ahead], self.seconds[back], graph.ranks[ahead]), self.seconds[ahead]
+
+    @cached_property
+    def fair(self) -> Steps:
+        """The steps with equal work for all ranks, and in all microbatches, as far as the recording shows that they differ."""
+        return self._even_microbatches() if self.microbatches[0] >= limits.TOGETHER else self.even_work
+
+    @cached_property
+    def even_work(self) -> Steps:
+        """The steps with equal work for all ranks, as far as a column shows it: it is divided, not removed."""
+        if self.work is None:
+            return self
+        work = self.work.values - self.by_stage(self.work.values)
+        slope = float((work * (self.local - self.by_stage(self.local))).sum() / (work * work).sum())
+        square = 2 * float(
+            self.local.mean() / self.work.values.mean()
+        )  # no pass takes more than the square of its work
+        return self.working(np.maximum(self.local - min(slope, square) * work, 0.0))
+
+    def _even_microbatches(self) -> Steps:
+        graph, seconds = self.graph, self.seconds.copy()
+        for code in np.unique(graph.names.codes[self.passes]).tolist():
+            rows = np.flatnonzero((graph.names.codes == code) & self.passes)
+            of, stage, spent = graph.ranks[rows], graph.stages[rows] + 1, self.seconds[rows]
+            count = np.maximum(np.bincount(of, minlength=len(self.ranks)), 1)
+            mean, square = (np.bincount(of, (spent**power).mean(axis=1), len(count)) / count for power in (1, 2))
+            error = np.sqrt(np.maximum(square - mean**2, 0.0) / (count * len(graph.steps)))
+            of_stage = np.bincount(stage, spent.mean(axis=1)) / np.maximum(np.bincount(stage), 1)
+            usual = of_stage[np.minimum(self.stage_of + 1, len(of_stage) - 1)]
+            # A rank whose mean differs by chance had longer sequences; beyond chance it is slow, which stays as it is.
+            by_chance = np.abs(mean - usual) <= limits.BEYOND_CHANCE * error
+            seconds[rows] = np.where(by_chance, usual, mean)[of][:, None]
+        return attrs.evolve(self, seconds=seconds)
+
+    def spent(self, nodes: Mask) -> Floats:
+        """Return the seconds of each rank in some local nodes, shape (ranks, steps)."""
+        return sums_by_rank(self.seconds[nodes], self.graph.ranks[nodes], len(self.ranks))
+
+    def by_stage(self, values: Floats) -> Floats:
+        """Return the mean of each rank's stage in each step, for each rank; shape (ranks, steps)."""
+        found = np.zeros(values.shape)
+        for stage in np.unique(self.stage_of).tolist():
+            rows = self.stage_of == stage
+            found[rows] = values[rows].mean(axis=0)
+        return found
+
+    def scaled(self, factors: Floats) -> Steps:
+        """Return the steps in which each rank's own work takes so many times as long, shape (ranks, steps) or (ranks, 1)."""
+        found, rows = self.seconds.copy(), self.graph.local
+        found[rows] *= factors[self.graph.ranks[rows]]
+        return attrs.evolve(self, seconds=found)
 
     def working(self, seconds: Floats) -> Steps:
         """Return the steps in which each rank works this long, shape (ranks, steps); its operations keep their shares."""
-        local, rows = self.local, self.graph.local
-        scale = np.where(local > 0, seconds / np.where(local > 0, local, 1.0), 1.0)
-        found = self.seconds.copy()
-        found[rows] *= scale[self.graph.ranks[rows]]
-        return attrs.evolve(self, seconds=found)
+        return self.scaled(np.where(self.local > 0, seconds / np.where(self.local > 0, self.local, 1.0), 1.0))
 
     def level(self) -> Steps:
         """Return the steps in which all ranks of a stage work as long as they do on average in that step."""
-        return self.working(by_stage(self.local, self.stage_of))
+        return self.working(self.by_stage(self.local))
 
     def even(self) -> Steps:
         """Return the steps in which each operation takes the same time on all ranks and in all steps, as long as on average.
 
         Communication takes its median, because its longest times are those of late ranks.
         """
-        graph, seconds = self.graph, self.seconds.copy()
-        for name in sorted(set(graph.names)):
-            rows = np.asarray([each == name for each in graph.names])
-            for kind, usual in ((rows & graph.local, np.mean), (rows & ~graph.local, np.median)):
+        seconds, local = self.seconds.copy(), self.graph.local
+        for name in self.graph.names.values:
+            rows = self.graph.names.mask(name)
+            for kind, usual in ((rows & local, np.mean), (rows & ~local, np.median)):
                 if kind.any():
                     seconds[kind] = usual(self.seconds[kind])
         return attrs.evolve(self, seconds=seconds)
@@ -118,13 +233,13 @@ class Steps:
         """Return the steps with other seconds; a repair never makes anything slower."""
         return attrs.evolve(self, seconds=np.minimum(seconds, self.seconds))
 
+    def seconds_of(self, steps: Mask | None = None) -> float:
+        """Return the seconds of some steps; by default of all."""
+        return float((self.length if steps is None else self.length[steps]).sum())
 
-def by_stage(values: Floats, stage_of: Sequence[int]) -> Floats:
-    """Return the mean of each rank's stage in each step, for each rank; shape (ranks, steps)."""
-    found, stages = np.zeros(values.shape), np.asarray(stage_of)
-    for stage in np.unique(stages).tolist():
-        found[stages == stage] = values[stages == stage].mean(axis=0)
-    return found
+    def saved(self, after: Steps, steps: Mask | None = None) -> float:
+        """Return the share of the time of some steps that a repair saves."""
+        return 1 - after.seconds_of(steps) / max(self.seconds_of(steps), 1e-12)
 
 
 def _shows_most(operations: Operations, ledger: Ledger) -> bool:
@@ -132,30 +247,3 @@ def _shows_most(operations: Operations, ledger: Ledger) -> bool:
     seconds = ledger.table().max(axis=0)
     shown = seconds[np.isin(ledger.common_steps, operations.steps)].sum()
     return bool(shown >= (1 - limits.FLOOR) * seconds.sum())
-
-
-def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask | None = None) -> Interval:
-    """Return the share of the time that a repair saves.
-
-    The interval covers the chance of these steps (a bootstrap over blocks of steps, because neighbours resemble each
-    other), the model's own error, and what is known about how well the repair works.
-
-    Args:
-        before, after: the steps.
-        least: the steps after a repair that works less well.
-        steps: the steps that count; default: all.
-    """
-    rows = slice(None) if steps is None else steps
-    old, new = before.length[rows], after.length[rows]
-    if not len(old) or old.sum() <= 0:
-        return Interval(0.0, 0.0, 0.0)
-    blocks = Blocks.of(old)
-    shares = 1 - blocks.weights @ blocks.sums(new) / np.maximum(blocks.weights @ blocks.seconds, 1e-12)
-    value = float(1 - new.sum() / old.sum())
-    tail = (1 - limits.INTERVAL) / 2
-    low, high = (float(each) for each in np.quantile(shares, (tail, 1 - tail)))
-    if least is not None:
-        low = min(low, float(1 - least.length[rows].sum() / old.sum()))
-    error = before.graph.error
-    value = min(max(value, 0.0), limits.MOST_SAVED)
-    return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))

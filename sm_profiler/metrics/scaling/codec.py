@@ -17,7 +17,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from sm_profiler.formats.elements import COUNTED_BYTES, FREE_ELEMENTS, check_elements
+from sm_profiler.formats.bounds import COUNTED_BYTES, FREE_ELEMENTS, check_elements
 
 _PACKAGES = tuple(f"sm_profiler.{name}." for name in ("formats", "rules", "metrics", "report", "diagnosis"))
 # What states contain; anything else is refused.
@@ -33,12 +33,10 @@ _LISTED = {
     "rules.bottleneck": "_Totals _WindowCounts",
     "rules.dataloader": "_Waits",
     "rules.gpu_rules": "BatchSizeParameters GPUMemoryIncreaseParameters LowGPUUtilizationParameters RollingSeries "
-    "_Increase _LowUtilization _Underutilized",
-    "rules.load_balancing": "_Histogram",
+    "_Histogram _Increase _LowUtilization _Underutilized",
     "rules.overall": "_Loop",
-    "rules.quantile_sketch": "QuantileSketch",
-    "rules.step_outlier": "_LongStep _Phase",
-    "rules.time_breakdown": "EventClass TimeBreakdown",
+    "rules.statistics": "EventClass QuantileSketch TimeBreakdown",
+    "rules.step_rules": "_LongStep _Phase",
 }
 FREE_BYTES, MAX_TIMES = 64 << 20, 64  # unpacked: so much, and so many times what arrived
 _LIMIT = 1 << 63

@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler import folding as engine
 from sm_profiler.executors import Meter, Pool, map_tasks, open_pool
-from sm_profiler.folding import engine
-from sm_profiler.folding.engine import Slice, SliceTree
+from sm_profiler.folding import Slice, SliceTree
 from sm_profiler.metrics.scaling.kept import put_away
 from sm_profiler.metrics.scaling.part import (
     Answer,

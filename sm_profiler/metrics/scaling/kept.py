@@ -25,7 +25,7 @@ import numpy as np
 
 import sm_profiler
 from sm_profiler.errors import SourceError
-from sm_profiler.folding.engine import Slice, Stored
+from sm_profiler.folding import Slice, Stored
 from sm_profiler.formats.outcome import READ
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.metrics.scaling.part import decode_slice, encode_slice, rule_state, version

@@ -18,8 +18,7 @@ from sm_profiler import plugins
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Remote
-from sm_profiler.folding.engine import Slice, SliceTree
-from sm_profiler.folding.window import (
+from sm_profiler.folding import (
     LOOK_AHEAD_US,
     MAX_EMPTY_TOTAL,
     MAX_EMPTY_WINDOWS,
@@ -27,6 +26,8 @@ from sm_profiler.folding.window import (
     MAX_SPAN_US,
     MINUTE_US,
     EvaluationWindow,
+    Slice,
+    SliceTree,
     WindowCutter,
 )
 from sm_profiler.formats.columns import Ints

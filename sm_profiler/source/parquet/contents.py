@@ -18,22 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.formats import layout
-from sm_profiler.formats.elements import check_elements
+from sm_profiler.formats.bounds import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import ItemColumns, ItemTable
-from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.header import Header, SourceFile
+from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, SourceFile, encode_header
 from sm_profiler.storage import FileInfo
 
 GROUP_ROWS = 1 << 16  # what a reader holds of each node and timeline
 _LEVEL = 6  # of zstd
 
+VERSION = 1  # of this format
+FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
+
 
 class TableWriter:
-    """A Parquet file in memory."""
-
     def __init__(self, table: str) -> None:
         self._out = io.BytesIO()
         self._writer = pq.ParquetWriter(
@@ -48,7 +49,6 @@ class TableWriter:
         self.rows = 0
 
     def write(self, batch: Any) -> None:
-        """Append an Arrow table as a row group."""
         self.rows += len(batch)
         self._writer.write_table(batch.cast(schema.SCHEMAS[self._table]), row_group_size=max(len(batch), 1))
 
@@ -58,18 +58,15 @@ class TableWriter:
         self.write(pa.table([pa.array(columns[field.name], field.type) for field in fields], fields))
 
     def finish(self, header: Header) -> bytes:
-        """Return the file."""
-        self._writer.add_key_value_metadata({headers.KEY.decode(): headers.encode(header).decode()})
+        self._writer.add_key_value_metadata({KEY.decode(): encode_header(header).decode()})
         self._writer.close()
         return self._out.getvalue()
 
 
 class PartWriter:
-    """The rows of one part, file by file."""
-
     def __init__(self, table: str, origin: str) -> None:
         self._table = table
-        self._header = Header(headers.VERSION, origin)
+        self._header = Header(SCHEMA_VERSION, origin)
         self._writer = TableWriter(table)
         self._group = 0
         self._rank: int | None = None
@@ -116,11 +113,6 @@ class PartWriter:
     def finish(self) -> bytes:
         """Return the file; call `flush` before."""
         return self._writer.finish(self._header)
-
-
-VERSION = 1  # of this format
-FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
-FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):
@@ -180,7 +172,6 @@ class Contents:
             parts: see there, as the next two.
             origin: see there.
             rows: see there.
-            infos: all of its files.
             odd: see there.
         """
         items, beside = ItemTable(), dict[str, FileInfo]()
@@ -198,7 +189,7 @@ class Contents:
         """Return contents; None if the bytes are not those of these Parquet files."""
         try:
             stored = _STORED.decode(data)
-            if (stored.versions, stored.parts) != ((VERSION, headers.VERSION), parts):
+            if (stored.versions, stored.parts) != ((VERSION, SCHEMA_VERSION), parts):
                 return None
             size = len(stored.packed)
             unpacked = zlib.decompressobj().decompress(stored.packed, FREE_BYTES + MAX_TIMES * size)
@@ -210,11 +201,10 @@ class Contents:
             return None
 
     def encode(self) -> bytes:
-        """Return them as bytes."""
         beside = [(info.key, info.size, info.mtime, info.etag) for info in self.beside.values()]
         body = _Body(self.origin, self.rows, self.items.columns(), beside, self.odd)
         packed = zlib.compress(msgspec.msgpack.encode(body))
-        return msgspec.msgpack.encode(_Stored((VERSION, headers.VERSION), self.parts, packed))
+        return msgspec.msgpack.encode(_Stored((VERSION, SCHEMA_VERSION), self.parts, packed))
 
     def beside_in(self, prefix: str) -> Iterator[FileInfo]:
         """Yield the files of `beside` whose key begins with `prefix`, by key."""

@@ -28,7 +28,6 @@ class Part:
 
     Attributes:
         table: one of TABLES.
-        job: name of the job.
         node: `algo-1`; "" for the table of files.
         hour: YYYYMMDDHH, UTC, of the names of the files that the rows come from; "" for the table of files.
     """
@@ -40,7 +39,6 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Path below the dataset's root."""
         inner = f"node={_escaped(self.node)}/hour={self.hour}/" if self.node else ""
         return f"{folder_of(self.table, self.job)}{inner}{DATA}"
 

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, unpacked_size
-from sm_profiler.source.parquet import header as headers
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, unpacked_size
 from sm_profiler.source.parquet import schema
-from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import FILES, Part
+from sm_profiler.source.parquet.schema import KEY, Header, decode_header
 from sm_profiler.storage import FileInfo, Storage
 
 _TAIL_BYTES = 64 << 10  # a footer is often smaller
@@ -50,24 +49,19 @@ class RangeFile(io.RawIOBase):
         self._held = b""
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next bytes."""
         end = self._info.size if size is None or size < 0 else min(self._at + size, self._info.size)
         if not self._start <= self._at <= end <= self._start + len(self._held):
             self.hold(self._at, end)
@@ -82,7 +76,6 @@ class PartFile:
 
     Attributes:
         part: whose rows it holds.
-        info: the file as listed.
         packed_header: the footer's account of the files that its rows come from, which a long job has a hundred thousand of.
         count: number of its rows.
     """
@@ -104,8 +97,8 @@ class PartFile:
         """
         _, file = _opened(storage, info)
         try:
-            packed = (file.metadata.metadata or {})[headers.KEY]
-            header = headers.decode(packed)
+            packed = (file.metadata.metadata or {})[KEY]
+            header = decode_header(packed)
         except KeyError:
             raise ValueError("not written by sm-profiler compact") from None
         except SourceError as error:
@@ -127,7 +120,7 @@ class PartFile:
     @property
     def header(self) -> Header:
         """The footer's account of the files that its rows come from."""
-        return headers.decode(self.packed_header)
+        return decode_header(self.packed_header)
 
     def columns(self, group: int) -> Any:
         """Return the rows of a row group as columns.
@@ -206,7 +199,6 @@ class PartFile:
         return found
 
     def close(self) -> None:
-        """Free what reading needs."""
         self._open = None
 
 

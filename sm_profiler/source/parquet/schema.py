@@ -5,17 +5,36 @@ Texts are plain strings, numbers are plain numbers, and nothing is null, so that
 
 from __future__ import annotations
 
+import base64
+import zlib
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.bounds import check_json
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.outcome import Outcome
+from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
 from sm_profiler.source.cache import from_arrow, to_arrow
+from sm_profiler.source.item_table import Item
 from sm_profiler.source.parquet import paths
+from sm_profiler.storage import FileInfo
 
 _TEXT, _DOUBLE, _LONG, _INT = pa.string(), pa.float64(), pa.int64(), pa.int32()
+
+KINDS: dict[str, Any] = {paths.SYSTEM: SystemColumns, paths.EVENTS: EventColumns}
+_RENAMED = {paths.SYSTEM: {"node": "node_id"}, paths.EVENTS: {"node": "process"}}
+
+SCHEMA_VERSION = 1  # of the schema; docs/parquet.md describes it
+KEY = b"sm_profiler"
+MAX_BYTES = 64 << 20  # unpacked
+FREE_BYTES, MAX_TIMES = 64 << 10, 16  # the same, in relation to the packed header: accounts of files pack to a tenth
+
+_RECORDS = msgspec.json.Decoder(tuple[dict[str, Any], ...])
 
 
 def _schema(*fields: tuple[str, Any]) -> Any:
@@ -45,8 +64,6 @@ SCHEMAS = {
         ("key", _TEXT), ("size", _LONG), ("etag", _TEXT), ("mtime", _DOUBLE), ("kept", pa.bool_()), ("data", pa.binary()),
     ),
 }  # fmt: skip
-KINDS: dict[str, Any] = {paths.SYSTEM: SystemColumns, paths.EVENTS: EventColumns}
-_RENAMED = {paths.SYSTEM: {"node": "node_id"}, paths.EVENTS: {"node": "process"}}
 
 
 def names_of(table: str) -> list[tuple[str, str]]:
@@ -55,7 +72,6 @@ def names_of(table: str) -> list[tuple[str, str]]:
 
 
 def texts_of(table: str) -> list[str]:
-    """Return the names of the columns with text."""
     return [field.name for field in SCHEMAS[table] if field.type == _TEXT]
 
 
@@ -96,3 +112,114 @@ def from_batch(batch: Any, table: str) -> Any:
                 raise ValueError(f"{column} has texts that are missing")
         found[name] = values.astype(np.int8) if column == "pin_memory" else values
     return KINDS[table](**found)
+
+
+# What a Parquet footer holds of the files that its rows come from
+
+
+class SourceFile(msgspec.Struct):
+    """A file of the profile, and where its rows are.
+
+    Attributes:
+        at_us, start_us: as in `Item`.
+        group: index of the row group that holds its rows; files of a group follow each other.
+        rows: number of its rows.
+        joined: number of these, the first, that began in earlier files; a reader joins them again.
+        outcome: status, lost records and reason of reading it.
+        metadata: sm-profiler's own records in it, as JSON; see `records`.
+        ends, begins: ends and begins of events without a counterpart in it.
+    """
+
+    key: str
+    size: int
+    etag: str
+    mtime: float
+    at_us: int
+    start_us: int
+    group: int
+    rows: int
+    joined: int = 0
+    outcome: tuple[str, int, str] = ("read", 0, "")
+    metadata: msgspec.Raw = msgspec.Raw(b"[]")
+    ends: tuple[tuple[Key, float, str], ...] = ()
+    begins: tuple[tuple[Key, tuple[str, str, int, int], float, str], ...] = ()
+
+    @property
+    def info(self) -> FileInfo:
+        return FileInfo(self.key, self.size, self.mtime, self.etag)
+
+    @property
+    def loose(self) -> tuple[tuple[LooseEnd, ...], tuple[OpenEvent, ...]]:
+        """Its ends and begins without a counterpart."""
+        return tuple(LooseEnd(*each) for each in self.ends), tuple(OpenEvent(*each) for each in self.begins)
+
+    def is_of(self, item: Item) -> bool:
+        """Return whether the rows are those of a file as it is now."""
+        return (self.info, self.at_us, self.start_us) == (item.info, item.at_us, item.start_us)
+
+    @property
+    def records(self) -> tuple[dict[str, Any], ...]:
+        """sm-profiler's own records in it; none if they are none."""
+        text = bytes(self.metadata)
+        try:
+            check_json(text, len(text) // 4 + 2)  # of records, it is a tenth
+            return _RECORDS.decode(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return ()
+
+    @property
+    def result(self) -> Outcome:
+        return Outcome(*self.outcome)
+
+
+class Header(msgspec.Struct):
+    """Description of a Parquet file in its footer.
+
+    Attributes:
+        version: of the schema.
+        origin: location of the profile.
+        files: the files in the order of their rows.
+    """
+
+    version: int
+    origin: str
+    files: list[SourceFile] = []
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_HEADER, _VERSION = msgspec.json.Decoder(Header), msgspec.json.Decoder(_Version)
+
+
+def encode_header(header: Header) -> bytes:
+    """Return a header as text, as other readers take these values for text."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(header)))
+
+
+def decode_header(data: bytes) -> Header:
+    """Return a header.
+
+    Raises:
+        ValueError: it is damaged.
+        SourceError: a newer version wrote it.
+    """
+    try:
+        unpack = zlib.decompressobj()
+        most = min(MAX_BYTES, FREE_BYTES + MAX_TIMES * len(data))
+        text = unpack.decompress(base64.b64decode(data, validate=True), most)
+        if not unpack.eof:
+            raise ValueError("larger than a header can be")
+        version = _VERSION.decode(text).version
+        if version > SCHEMA_VERSION:
+            raise SourceError(
+                f"written with version {version} of the schema, which is newer than this one ({SCHEMA_VERSION}): update sm-profiler"
+            )
+        header = _HEADER.decode(text)
+    except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    outcomes: dict[tuple[str, int, str], tuple[str, int, str]] = {}
+    for file in header.files:  # a long job has a hundred thousand, most of them read as they were
+        file.outcome = outcomes.setdefault(file.outcome, file.outcome)
+    return header

@@ -12,9 +12,9 @@ import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
+from sm_profiler.formats.columns import Packed
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
@@ -22,9 +22,9 @@ from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.contents import Contents, digest_of
-from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.schema import SourceFile
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
@@ -47,7 +47,6 @@ class ParquetStorage:
     """The files of one profile, as `sm-profiler compact` found them.
 
     Attributes:
-        base: the storage with the Parquet files.
         job: the profile's job.
         unreadable: Parquet files that cannot be used, with the reason.
     """
@@ -66,12 +65,10 @@ class ParquetStorage:
 
     @property
     def uri(self) -> str:
-        """Location of the dataset, with the job."""
         return f"{self.base.uri.rstrip('/')}/job={self.job}"
 
     @property
     def origin(self) -> str:
-        """Location of the profile that was compacted."""
         return self._contents.origin
 
     @property
@@ -88,7 +85,6 @@ class ParquetStorage:
 
     @property
     def contents(self) -> Contents:
-        """The list of files."""
         self.load()
         return self._contents
 
@@ -217,7 +213,6 @@ class ParquetStorage:
         """Yield the rows of files in this order. A row group is in memory from its first file to its last.
 
         Args:
-            items: the files.
             by_minute: they are in the order of time, so that a group is not needed after its last minute; it is packed, as
                 those of all nodes and ranks are in memory at once.
 
@@ -271,7 +266,6 @@ class ParquetStorage:
         raise SourceError(f"{self.uri}/{key} cannot be written: a profile in Parquet is read only")
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such a file."""
         return next((True for info in self.list(key) if info.key == key), False)
 
 
@@ -304,7 +298,6 @@ class _Group:
     """A row group in memory.
 
     Attributes:
-        part: its file.
         rows: its rows, or why they cannot be used.
         left: number of its files that have not been read.
         last_us: the latest of their times.

@@ -1,1 +1,0 @@
-"""A Model Context Protocol server: coding agents ask about jobs, and change nothing."""

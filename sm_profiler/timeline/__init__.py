@@ -1,1 +1,0 @@
-"""Timelines for Perfetto and chrome://tracing."""
