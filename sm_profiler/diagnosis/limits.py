@@ -59,9 +59,7 @@ START_S = 5.0  # to start Python and import a framework, and as long again for C
 IMPORTS_S = 60.0  # imports take no longer even on a slow, busy machine
 SHORT_RUN_S = 900.0  # a trial run: its start is the price of trying; memory that is full this soon ends the job
 PAGE_S = 1e-4  # to read a page back from swap, at least, even from a local SSD
-HICCUP_S = (
-    0.05  # a pause that the system makes: another program's slices of a core, an allocator that returns its cache
-)
+HICCUP_S = 0.05  # that the system stops a thread: slices of a core for others, a cache of the device that is emptied
 
 # The machine. Use is in percent.
 WORKERS = 8  # to try first; more start slowly, take memory, and are rarely needed
