@@ -87,22 +87,26 @@ def totals_of(metrics: JobMetrics) -> Totals | None:
     return Totals(tuple(ranks)) if ranks else None
 
 
+# Parts whose rows are divided together: where a step ends decides what is between its phases and what is outside, and of
+# a step without phases that is not known.
+_DIVIDED = (*((part.key,) for part in parts.PARTS if part.key not in ("gc", BETWEEN, OUTSIDE)), (OUTSIDE, BETWEEN))
+
+
 def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
     """Divide a rank's loop: its parts are those of all steps, and each is divided in proportion to the rows."""
     seconds = defaultdict[str, float](float)
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
-    for part in parts.PARTS:
-        if part.key == "gc":
-            seconds[COLLECTING] += rank.slices[part.key]
-            continue
-        found = {name: float(row.sum()) for name, row in (rows.divided(part.key) if rows else {}).items()}
+    for keys in _DIVIDED:
+        found = defaultdict[str, float](float)
+        for key in keys if rows else ():
+            for name, row in rows.divided(key).items():
+                found[name] += float(row.sum())
         found.pop(COLLECTING, None)
         whole = sum(found.values())
-        shares = (
-            {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, part.key)
-        )
+        shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, keys[0])
         for name, share in shares.items():
-            seconds[name] += rank.slices[part.key] * share
+            seconds[name] += sum(rank.slices[key] for key in keys) * share
+    seconds[COLLECTING] = rank.slices["gc"]
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
