@@ -53,7 +53,7 @@ def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving 
     if not spent.any():
         return None
     taken = name, *(other for other in loop.left if other not in NAMED)
-    return Saving((spent + loop.around(spent > 0)) * value, least / value, most / value, taken, strict=True)
+    return Saving((spent + loop.around(spent)) * value, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:
