@@ -201,7 +201,7 @@ class Room:
         if isinstance(value, dict):
             return self._copy_object(value)
         if isinstance(value, (list, tuple)):
-            found = []
+            found: list[Any] = []
             for item in value:
                 if self._is_full(value, found):
                     found.append(CUT)
@@ -362,10 +362,10 @@ def _arm(session: Session, framework: Framework) -> None:
         session.arm(_adapter_class(session, framework)(session), first=first)
 
 
-def _adapter_class(session: Session, framework: Framework) -> type[FrameworkAdapter]:
+def _adapter_class(session: Session, framework: Framework) -> Callable[[Session], FrameworkAdapter]:
     module, _, name = framework.adapter.partition(":")
     if framework in FRAMEWORKS:
-        found: type[FrameworkAdapter] = getattr(import_module(module), name)
+        found: Callable[[Session], FrameworkAdapter] = getattr(import_module(module), name)
         return found
     try:
         return confined(getattr(import_module(module), name), session.adapter_failed, session.tracker.release)
