@@ -11,8 +11,9 @@ FLOOR = thresholds.FLOOR  # the share of the time that a repair must certainly s
 SURELY = 2  # times the floor, or as slow as no other load explains; what is closer may be chance
 CLEARLY = 1.5  # times a limit, or what is usual; what is closer may be on its other side in another run
 MIN_STEPS = 10  # of a table; fewer give no median that a single odd step cannot move
-STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires
+STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires; what each keeps shows
 SAMPLES = 10  # of a kind; fewer are chance
+SURE_SIGMAS = 3  # standard errors above the floor; chance does not reach this far in a thousand jobs
 BEYOND_CHANCE = 4  # standard errors of a mean; among thousands of ranks none is beyond it by chance
 CHANCE = 1e-4  # that some moment of a steady loop looks like a change; neighbouring steps resemble each other
 INTERVAL = 0.9  # probability that a gain lies in its interval
@@ -34,7 +35,7 @@ TOGETHER = 0.8  # correlation from which two quantities have the same cause; it 
 MOST_SAVED = 0.99  # of the loop; no repair makes a loop more than a hundred times as fast
 REPEAT = 0.03  # of a step; the same training on the same machine differs by this much from run to run
 REPEAT_MOST = 0.15  # of a step; a machine that varies more is disturbed in this run only
-SAVED = (0.86, 0.96, 1.05)  # of calls and exceptions: a rare or shorter one is left; arguments and first runs cost, too
+SAVED = (0.86, 0.96, 1.0)  # of calls and exceptions: a rare or shorter one is left
 PART_SAVED = (0.7, 0.9)  # at least and usually, of a share that no model describes
 PART_SAVED_INDIRECT = (0.5, 0.8)  # the same of a share that was not measured directly
 KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % on an H100, fusing elementwise operators 83 %
@@ -48,7 +49,6 @@ USUAL = 0.25  # of the time, or of the steps: evaluation, a start, exceptions of
 HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
 GROWS = (0.3, 0.7, 1.0)  # of loading and computing, that grows with the batch: small ones leave cores and units idle
-PREPARED_ONCE = 0.35  # of the waiting, that preparing less for each batch saves on any machine
 
 # Times, in seconds.
 COLLATING_S = 1.5e-3  # collating a small batch in the training process takes less, however small the step
@@ -59,7 +59,7 @@ START_S = 5.0  # to start Python and import a framework, and as long again for C
 IMPORTS_S = 60.0  # imports take no longer even on a slow, busy machine
 SHORT_RUN_S = 900.0  # a trial run: its start is the price of trying; memory that is full this soon ends the job
 PAGE_S = 1e-4  # to read a page back from swap, at least, even from a local SSD
-FLUSH_S = 0.05  # for an allocation that is retried: the device finishes its work, and all cached memory is returned
+HICCUP_S = 0.05  # that the system stops a thread: slices of a core for others, a cache of the device that is emptied
 
 # The machine. Use is in percent.
 WORKERS = 8  # to try first; more start slowly, take memory, and are rarely needed
@@ -72,7 +72,6 @@ SWITCHES = 500.0  # context switches a second and core; threads that fit onto th
 GROWTH_BYTES = 50e6  # caches, allocator arenas and late imports gain some tens of megabytes in a healthy job
 HOST_GROWTH = 5.0  # percentage points of a node's memory; page caches and other programs vary by less
 GPU_GROWTH = 15.0  # percentage points of a GPU's memory; a caching allocator takes some in steps
-OBJECTS = 50  # of a type, gained; fewer are the state of libraries, not what a loop collects
 BLOCKS = (60, 5)  # stretches of a loop at most, and steps of each at least; the median of fewer is an outlier too often
 PLAIN_BUSY = 40.0  # percent of the time of the units for single or double precision; products reach 75 %
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %

@@ -461,9 +461,9 @@ def _grown_objects(args: Objects, process: str) -> list[Evidence]:
         evidence.append(Evidence("container that grows most", args.container, None, process))
     if args.tensor_bytes >= limits.GROWTH_BYTES:
         evidence.append(Evidence("tensors gained", args.tensor_bytes, None, process, "bytes"))
-    if args.tensors_in_graphs >= limits.OBJECTS:
+    if args.tensors_in_graphs >= limits.STEADY_STEPS:
         evidence.append(Evidence("tensors gained that keep a graph", args.tensors_in_graphs, None, process))
-    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= limits.OBJECTS]
+    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= limits.STEADY_STEPS]
     if gained:
         evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
     return evidence
@@ -478,7 +478,7 @@ def _keeps_nothing(objects: Sequence[Objects]) -> bool:
         return False
     last = objects[-1]
     most = max(last.tensors_in_graphs, *last.types.values(), 0)
-    return most < limits.OBJECTS and last.tensor_bytes < limits.GROWTH_BYTES
+    return most < limits.STEADY_STEPS and last.tensor_bytes < limits.GROWTH_BYTES
 
 
 def _growing_lines(objects: Sequence[Objects]) -> tuple[Location, ...]:

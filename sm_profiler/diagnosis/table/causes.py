@@ -153,9 +153,10 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
-    found = slow_stretches(before.even_work.ratio)
+    found = slow_stretches(before.even_work.local, before.even_work.ratio)
     if not found:  # all at once, which no comparison among ranks can show
-        found = {rank: one for one in slow_stretches(before.length[None]).values() for rank in range(len(before.ranks))}
+        whole = slow_stretches(before.length[None], before.length[None])
+        found = {rank: one for one in whole.values() for rank in range(len(before.ranks))}
     if not found:
         return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))

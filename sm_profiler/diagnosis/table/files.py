@@ -20,7 +20,7 @@ from sm_profiler.storage import open_storage
 
 MAX_BYTES = 1 << 30  # of a table as stored
 UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64  # a gzip file may unpack to so much, or to so many times its size
-PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 8192, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
+PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 2048, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
 GZIP = b"\x1f\x8b"
 
 
