@@ -72,7 +72,7 @@ def test_a_cell_that_is_run_again_gets_one_hint(tmp_path):
         sm_profiler.start("runs/a")
 
 
-def test_the_second_rank_in_a_folder_is_told_what_records_all(monkeypatch):
+def test_the_second_rank_in_a_folder_learns_what_records_all(monkeypatch):
     sm_profiler.start("runs/a").stop()
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ProfilerError, match=r"to profile all ranks, start them with 'sm-profiler run'$"):
