@@ -13,12 +13,17 @@ from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
 RANDOM = np.random.default_rng(5)
 TEXTS = ("cpu0", "", "é", "a longer text than the others")
+TICK = RANDOM.integers(0, 4, 111)
 CODES = {
     "none": np.empty(0),
     "few": np.array([2, 1, 0]),
     "random": RANDOM.integers(0, 4, 150_001),
     "one text": np.full(40_000, 3),
-}
+    "runs": np.repeat(RANDOM.integers(0, 4, 9), [5000, 1, 20_000, 7000, 3, 900, 60_000, 4, 2000]),
+    "the same tick after tick": np.tile(TICK, 700),
+    "a tick cut short now and then": np.concatenate([np.tile(TICK, 500)[: -int(cut)] for cut in RANDOM.integers(1, 99, 5)]),
+    "regular, then no more": np.concatenate([np.tile(TICK, 300), RANDOM.integers(0, 4, 100_000)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -29,6 +34,16 @@ def test_text_column_equals_the_category(name):
     order = RANDOM.permutation(len(column))
     assert column.iloc[order].tolist() == category.decode()[order].tolist()
     assert column[column == "é"].index.tolist() == np.flatnonzero(category.mask("é")).tolist()
+
+
+@pytest.mark.parametrize("name", ["one text", "runs", "the same tick after tick"])
+def test_repetitions_share_memory(name):
+    def held(times):
+        column = category_texts(Category(np.tile(CODES[name], times).astype(np.int32), TEXTS))
+        buffers = [buffer for chunk in column._pa_array.chunks for buffer in chunk.buffers() if buffer is not None]
+        return sum({buffer.address: buffer.size for buffer in buffers}.values())
+
+    assert held(20) <= 1.1 * held(10)
 
 
 def test_text_column_of_more_than_256_values():

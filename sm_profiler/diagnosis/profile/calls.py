@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -195,12 +196,11 @@ def _without_callback(inside: float, loop: Loop) -> Saving | None:
 
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
     """Find callbacks that no record times, from the samples of their lines: hooks of modules and optimizers, those of trainers."""
-    methods: dict[tuple[str, str], float] = {}
+    methods = defaultdict[tuple[str, str], float](float)
     for stack in case.metrics.samples.stacks:
         place = case.seen.callback(stack)
         if place is not None:
-            method = place.function, _WITHIN.get(stack.phase, "")
-            methods[method] = methods.get(method, 0.0) + stack.seconds
+            methods[place.function, _WITHIN.get(stack.phase, "")] += stack.seconds
     if not seen.lines or not methods:
         return None
     method, within = max(methods, key=lambda one: methods[one])

@@ -97,7 +97,10 @@ def outside(case: Case) -> Found | None:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
         inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        return all_but(loop.usual(*REST) * own, others, (kept, limits.REPEAT, 0.0), REST)
+        most = (
+            kept if step < limits.SMALL_STEP_S else min(kept, limits.SURELY * limits.FLOOR)
+        )  # Python takes as long in any step
+        return all_but(loop.usual(*REST) * own, others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
         "share": percent(share),

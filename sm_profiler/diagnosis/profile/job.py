@@ -50,9 +50,9 @@ def start_allowance(metrics: JobMetrics) -> float:
     If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
     a slow or busy machine.
     """
-    device = limits.START_S if metrics.gpus else 0.0
+    device = 2 * limits.START_S if metrics.gpus else 0.0
     if metrics.loading is None:
-        return limits.START_S + device
+        return 2 * limits.START_S + device
     loading = metrics.loading + importing(metrics)  # frameworks import parts of themselves when they are first used
     return min(loading, limits.IMPORTS_S) + _model_allowance(metrics) + device
 

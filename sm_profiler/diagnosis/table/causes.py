@@ -113,7 +113,7 @@ def activity(
     when = f", every {period} steps" if period else f", in {steps_with} steps" if steps_with < len(each) else ""
     facts = (
         Fact(f"time of the ranks in {name}", share, "share"),
-        Fact(f"steps with {name}", steps_with, "", float(len(each))),
+        Fact(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
     )
     least, usual, most = (without(part) for part in saved)
     return Repair(usual, least, {"share": share, "when": when}, facts, most=most, certain=True)

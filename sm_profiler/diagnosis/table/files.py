@@ -8,7 +8,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import attrs
@@ -113,15 +113,11 @@ def read_json_lines(data: bytes, name: str) -> TableFile:
     pieces = _json_pieces(data, name)
     first = next(pieces, [])
     head = list(dict.fromkeys(key for row in first for key in row))
-
-    def all_pieces() -> Iterator[Piece]:
-        rows: list[dict[str, Any]] | None = first
-        while rows:
-            held = rows
-            yield Piece(len(held), lambda key, held=held: [row.get(key) for row in held])  # type: ignore[misc]
-            rows = next(pieces, None)
-
-    return TableFile(head, all_pieces())
+    columns = (
+        Piece(len(rows), lambda key, rows=rows: [row.get(key) for row in rows])  # type: ignore[misc]
+        for rows in chain([first], pieces)
+    )
+    return TableFile(head, columns)
 
 
 def _json_pieces(data: bytes, name: str) -> Iterator[list[dict[str, Any]]]:

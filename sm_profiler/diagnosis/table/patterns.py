@@ -86,9 +86,8 @@ def _beyond(ratio: Floats) -> Floats:
     """Return what each step has beyond the usual one of its row and its noise, or what is not worth a repair."""
     usual = np.median(ratio, axis=1, keepdims=True)
     ratio = ratio / np.where(usual > 0, usual, np.inf)
-    noise = np.median(np.abs(np.diff(ratio, axis=1)), axis=1, keepdims=True) / (
-        _MAD * 2**0.5
-    )  # of neighbours: no trend
+    jumps = np.median(np.abs(np.diff(ratio, axis=1)), axis=1, keepdims=True)  # from step to step, so without a trend
+    noise = jumps / (_MAD * 2**0.5)
     # a single step counts no more than a long one
     return np.asarray(np.minimum(ratio, thresholds.LONG_STEP) - 1 - np.maximum(noise, limits.FLOOR))
 
