@@ -350,7 +350,7 @@ VARIABLES: tuple[Setting, ...] = tuple(value for value in list(globals().values(
 
 # Keys of the profiler configuration, in the API's case
 TOP, PARAMETERS, WINDOW = "ProfilerConfig", "ProfilingParameters", "a collector's window"
-_LOADING = "config.loading"
+_LOADING = "config.profile"
 INTERVAL = Setting(
     "ProfilingIntervalInMilliseconds", COUNT, "time between two samples of the system metrics", _LOADING, 500,
     unit="ms", group=TOP,
