@@ -24,6 +24,7 @@ JOINED = 8  # models that run without gradients in one step of a loop without a 
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 # The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
 METER_EVERY = 17
+NEVER = -2  # no training step has this number
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest
 AGAIN = 2  # the same after a rest that ended early
@@ -96,6 +97,7 @@ class StepTracker:
         rests_us: what these cost.
         compared: what the other steps between rests cost.
         rests: the observer needs no more of the steps of the settled mode.
+        evaluates_after: number of the training step after which a model was switched to eval() mode and not back.
     """
 
     def __init__(self, append: Callable[[Span], None], observer: StepObserver | None = None) -> None:
@@ -126,6 +128,7 @@ class StepTracker:
         self.every = 1
         self.keep_phases = self.rests = True
         self.compares = False
+        self.evaluates_after = NEVER
         self.metering = False
         self.own_ns = 0
         self.global_step = -1

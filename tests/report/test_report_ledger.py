@@ -51,6 +51,22 @@ def test_each_second_is_in_one_activity(steps, saves, logs, written, **loop):
     assert sum(sums.values()) == pytest.approx(rank.loop)
 
 
+def test_saves_have_their_time_if_the_phases_of_few_steps_are_recorded():
+    """A third of it was in other code: between the phases of a step and outside of them were divided one by one."""
+    shift, moved = 0.0, []
+    for phase, name, start, length, node, step in training(400, forward=0.007):
+        if phase.startswith("Step") or step % 8 == 0:
+            spent = length * 0.3 if phase == "Forward" else length
+            moved.append((phase, name, start + shift, spent, node, step))
+        if phase.startswith("Step") and step % 8 == 7:
+            moved.append(
+                (event_names.SAVE, "torch.save", start + length + shift + 1e-5, 0.06, NAME, step, {"calls": 1})
+            )
+            shift += 0.0601
+    _, _, sums = of(moved)
+    assert sums["saving"] == pytest.approx(50 * 0.06, rel=0.03)
+
+
 def test_the_innermost_wins():
     rows = training(100, outside=0.0502)
     start = 1.0 + 10 * 0.0602 + 0.0102
@@ -223,6 +239,52 @@ def test_gains_are_wider_if_little_was_seen():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     few, many = (loop.gain(Saving(loop.now * 0.4, error=error))[1] for error in (0.2, 0.01))
     assert few.high - few.low > 2 * (many.high - many.low)
+
+
+def called(function, phase="optimizer", *, line="trainer.fit(model, data)", seconds=2.0, leaf="numpy.histogram"):
+    """Return samples of a phase: what a trainer runs, and a function of the script that it calls in the phase."""
+    main, inside = Place("train.py", 9, "main"), Place("train.py", 30, function)
+    stacks = (
+        Sampled(NAME, phase, False, (main, inside), leaf, seconds, 40),
+        Sampled(NAME, phase, False, (main,), "torch.optim.sgd._single_tensor_sgd", 0.1, 3),
+        Sampled(NAME, "forward", False, (main, Place("train.py", 50, "Net.training_step")), "torch.nn.linear", 1.0, 20),
+    )
+    return Samples(stacks, {("train.py", 9): line, ("train.py", 30): "counts = np.histogram(grad)"})
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "kind"),
+    [
+        ("Net.on_before_optimizer_step", "trainer.fit(model, data)", Class.SLOW_CALLBACK),
+        ("measure", "optimizer.step()", Class.SLOW_CALLBACK),  # a hook of the optimizer
+        ("closure", "optimizer.step(closure)", Class.SLOW_CALLBACK),
+        ("Own.step", "optimizer.step()", Class.OPTIMIZER_BOUND),
+        ("Own.step", "trainer.fit(model, data)", Class.OPTIMIZER_BOUND),
+        ("main", "fire.Fire(main)", Class.OPTIMIZER_BOUND),  # calls the step itself
+    ],
+)
+def test_functions_that_an_optimizer_calls_are_not_the_optimizers(function, line, kind):
+    rows = training(300, optimizer=0.012)
+    metrics = attrs.evolve(metrics_of(rows), samples=called(function, line=line))
+    verdict = decide(Case(metrics, {}))
+    assert (verdict.kind, verdict.also) == (kind, ())
+    if kind is Class.SLOW_CALLBACK:
+        assert verdict.main.where[0].line == 30
+
+
+def test_a_step_in_a_closure_is_neither_a_callback_nor_the_optimizer():
+    rows = training(300, optimizer=0.012)
+    metrics = attrs.evolve(metrics_of(rows), samples=called("Net.training_step"))
+    assert decide(Case(metrics, {})).kind is Class.BALANCED
+
+
+@pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
+def test_hooks_of_gradients_are_callbacks(function, found):
+    rows = training(300, backward=0.02)
+    metrics = attrs.evolve(metrics_of(rows), samples=called(function, "backward", line="loss.backward()"))
+    ledger = ledger_of(metrics).ranks[0]
+    assert ("callbacks" in ledger.seconds) is found
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.length)
 
 
 def hooked(*places, line="logits = model(x)", called="", others=()):
