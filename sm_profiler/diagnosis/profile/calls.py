@@ -228,10 +228,12 @@ def _saves(case: Case, call: Record[Callback]) -> bool:
 
 def recompilation(case: Case) -> Found | None:
     """Find functions that a compiler compiles again while the loop runs."""
-    spent = calls_of(case, Compile, lambda one: bool(one.args.again))
+    spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
     if spent is None or all(map(in_first_steps, spent.records)):
         return None
     rank, share = spent.rank, case.share_of(AGAIN)
+    slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
+    share = (share * rank.loop + slowed) / (rank.loop + slowed)  # the ledger leaves out steps that the profiler slowed
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
     reason = next((one.args.reason for one in reversed(spent.records) if one.args.reason), "")
     breaks = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.name == "graph break"]
