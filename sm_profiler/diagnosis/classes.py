@@ -27,7 +27,7 @@ class Class(str, Enum):
     SLOW_CALLBACK = "SLOW_CALLBACK", "Waiting for a callback"
     HANG = "HANG", "The training stopped"
     DEAD_RANK = "DEAD_RANK", "A rank died"
-    UNEQUAL_STEPS = "UNEQUAL_STEPS", "A rank ended before the others"
+    UNEQUAL_STEPS = "UNEQUAL_STEPS", "Ranks with different numbers of steps"
     RECOMPILATION = "RECOMPILATION", "Compiling again and again"
     OVERSUBSCRIBED = "OVERSUBSCRIBED", "More threads than cores"
     ALLOCATOR = "ALLOCATOR", "Fragmented GPU memory"

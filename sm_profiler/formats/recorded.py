@@ -376,6 +376,13 @@ class EvalMode(Recorded):
 
 
 @attrs.frozen(kw_only=True)
+class TrainMode(Recorded):
+    """The model that was switched to eval() mode last is switched back; the event's name is its class."""
+
+    phase: ClassVar[str] = event_names.TRAIN_MODE
+
+
+@attrs.frozen(kw_only=True)
 class Synchronization(Recorded):
     """Backward passes in which gradients were exchanged, as DistributedDataParallel times some of them.
 
@@ -408,6 +415,6 @@ KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
         Profiling, Save, Log, Compile, Allocator, Operators, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
-        LoaderWorkers, EvalMode, Synchronization,
+        LoaderWorkers, EvalMode, TrainMode, Synchronization,
     )
 }  # fmt: skip

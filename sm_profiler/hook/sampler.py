@@ -287,6 +287,7 @@ def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
         (tracker.forward_key, "forward"),
         (tracker.in_optimizer, "optimizer"),
         (tracker.in_compiled, "compiled"),
+        (tracker.evaluates_after == tracker.train_number, "evaluation"),
         (training and tracker.is_open and not tracker.after_last_phase, "between"),
     )
     return next((name for active, name in running if active), "outside")

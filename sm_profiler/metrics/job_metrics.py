@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import EvalMode, Hang, Profiling
+from sm_profiler.formats.recorded import EvalMode, Hang, Profiling, TrainMode
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -26,7 +25,8 @@ from sm_profiler.metrics.attempts import (
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
-from sm_profiler.metrics.record_fold import Kind, Records, rename_processes
+from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
+from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
 from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, find_stalls, iterations_of, of_all
 from sm_profiler.metrics.step_fold import (
@@ -525,6 +525,18 @@ def _steps_of(summary: StepSummary, name: str) -> tuple[int, float]:
     return count, (float(rows.end[-1]) if len(rows) else summary.loop[name][1]) / 1e6
 
 
+def _switches(records: Mapping[str, Records[Any]]) -> dict[str, Switches]:
+    """Return process → when its models were switched to eval() mode and back."""
+    to_eval: Records[EvalMode] = records.get(EvalMode.phase, Records())
+    to_train: Records[TrainMode] = records.get(TrainMode.phase, Records())
+    more = to_eval.count / max(len(to_eval.longest), 1)
+
+    def of(process: str, found: Records[Any]) -> list[float]:
+        return [one.start * 1e6 for one in found.of(process)]
+
+    return {name: Switches(of(name, to_eval), of(name, to_train), more) for name in to_eval.seconds}
+
+
 def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     """Return the batch size if all processes have the same."""
     sizes = {one.get("batch_size") for one in metadata}
@@ -571,13 +583,8 @@ def measure_job(  # most are optional parts
     facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    records = records or {}
-    switched: Records[EvalMode] = records.get(EvalMode.phase, Records())
-    switches = Counter(one.process for one in switched.longest)
-    times = switched.count / max(len(switched.longest), 1)  # of which not all are kept
-    summary, processes = join_successors(
-        summary.by_role({process: count * times for process, count in switches.items()}), metadata
-    )
+    records = move_with_steps(records or {}, summary.moved)
+    summary, processes = join_successors(summary.by_role(_switches(records)), metadata)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records, names)
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})

@@ -10,9 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 import msgspec
+import numpy as np
 
 from sm_profiler.formats.recorded import KINDS, Recorded, names
 from sm_profiler.metrics.step_fold import EventWindow
+from sm_profiler.metrics.step_sample import Moved
 
 LONGEST_NUMBER = 18  # digits
 MAX_RECORDS = 2_000  # kept per process and phase, the longest; all are counted
@@ -69,6 +71,22 @@ class Records(Generic[Kind_co]):
     def of(self, process: str) -> tuple[Record[Kind_co], ...]:
         """Return the records of one process, in time order."""
         return tuple(record for record in self.longest if record.process == process)
+
+
+def move_with_steps(found: Mapping[str, Records[Any]], moved: Mapping[str, Moved]) -> dict[str, Records[Any]]:
+    """Return the records at the moments to which the steps that they happened in, or between, have moved."""
+
+    def of(records: Records[Any]) -> Records[Any]:
+        own: dict[str, list[Record[Any]]] = {}
+        for one in records.longest:
+            own.setdefault(one.process, []).append(one)
+        for process in own.keys() & moved.keys():
+            starts = moved[process].seconds(np.asarray([one.start for one in own[process]], np.float64)).tolist()
+            own[process] = [attrs.evolve(one, start=at) for one, at in zip(own[process], starts, strict=True)]
+        longest = sorted((one for each in own.values() for one in each), key=lambda one: (one.start, one.process))
+        return attrs.evolve(records, longest=tuple(longest))
+
+    return {phase: of(records) for phase, records in found.items()} if moved else dict(found)
 
 
 def rename_processes(found: Mapping[str, Records[Any]], new_names: Mapping[str, str]) -> dict[str, Records[Any]]:

@@ -16,8 +16,28 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.parts import PartTable
-from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column
+from sm_profiler.metrics.step_rows import EVAL, TRAIN, StepRows, column, columns
 from sm_profiler.metrics.step_sample import Judged, Totals
+
+
+@attrs.frozen
+class Switches:
+    """Switches of a process's models between training and eval() mode.
+
+    Attributes:
+        to_eval: when one was switched from training to eval() mode, µs since the epoch, ascending.
+        to_train: when one was switched back.
+        more: switches to eval() mode for each of `to_eval`, of which not all are kept.
+    """
+
+    to_eval: Sequence[float] = ()
+    to_train: Sequence[float] = ()
+    more: float = 1.0
+
+    @property
+    def count(self) -> float:
+        """Number of switches from training to eval() mode."""
+        return len(self.to_eval) * self.more
 
 
 def forward_only(rows: StepRows) -> Mask:
@@ -66,6 +86,40 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
         and bool((rows.seconds("forward") > 0).any())  # of a framework whose forwards can be seen
     )
     return found if is_part else np.zeros(len(rows), np.bool_)
+
+
+def with_evaluations(rows: StepRows, to_eval: Sequence[float], to_train: Sequence[float]) -> StepRows:
+    """Return the steps with an evaluation for each time that a model was in eval() mode between two training steps.
+
+    If no step of evaluation is known: it may call other methods of the model than its forward.
+
+    Args:
+        rows: all steps of a process.
+        to_eval: when a model was switched from training to eval() mode, µs, ascending.
+        to_train: when one was switched back; a training step ends an evaluation as well.
+    """
+    steps = np.flatnonzero(rows.mode == TRAIN)
+    if not len(to_eval) or not len(steps):
+        return rows
+    begins = np.asarray(to_eval, np.float64)
+    following = np.searchsorted(rows.start[steps], begins, side="right")  # the training step after it
+    between = (following > 0) & (following < len(steps))
+    begins, following = begins[between], following[between]
+    before, after = steps[following - 1], steps[following]
+    back = np.append(np.asarray(to_train, np.float64), np.inf)
+    ends = np.minimum(rows.start[after] - rows.parts[after, column("wait")], back[np.searchsorted(back, begins)])
+    begins = np.maximum(begins, np.maximum.accumulate(rows.end)[before])
+    unknown = (after - before == 1) & (ends > begins) & np.append(True, after[1:] != after[:-1])
+    if not unknown.any():
+        return rows
+    count, width = int(unknown.sum()), len(columns())
+    start, zeros = begins[unknown], np.zeros(count)
+    found = StepRows(
+        start, ends[unknown] - start, np.full(count, -1), np.full(count, EVAL, rows.mode.dtype),
+        PartTable(count, width, {}), zeros,
+    )  # fmt: skip
+    joined = StepRows.joined(rows, found)
+    return joined[np.argsort(joined.start, kind="stable")]
 
 
 def joined_to_next(rows: StepRows, joins: Mask) -> StepRows:

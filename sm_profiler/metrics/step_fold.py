@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.formatting import natural_key
-from sm_profiler.metrics.roles import forward_only, joined_to_next, judged_by_role, within_steps
+from sm_profiler.metrics.roles import (
+    Switches,
+    forward_only,
+    joined_to_next,
+    judged_by_role,
+    with_evaluations,
+    within_steps,
+)
 from sm_profiler.metrics.step_chunks import Chunk, chunks_of, exact, joined, pairs_of
 from sm_profiler.metrics.step_rows import (
     COMMUNICATION,
@@ -36,6 +43,7 @@ from sm_profiler.metrics.step_rows import (
 from sm_profiler.metrics.step_sample import (
     MAX_STEPS,
     Judged,
+    Moved,
     common_level,
     judged,
     level_of,
@@ -84,28 +92,31 @@ class StepSummary:
     judged: dict[str, Judged] = attrs.field(factory=dict)  # processes of which only some steps were kept
     forward_only: dict[str, int] = attrs.field(factory=dict)  # process → recorded as training steps, and none
     within_steps: dict[str, int] = attrs.field(factory=dict)  # process → recorded as evaluation, and part of a step
+    moved: dict[str, Moved] = attrs.field(factory=dict)  # process → where the moments of its steps are now
 
-    def by_role(self, switches: Mapping[str, float]) -> StepSummary:
+    def by_role(self, switches: Mapping[str, Switches]) -> StepSummary:
         """Return the steps by what they are for: forwards without gradients may be part of a training step, and the reverse.
 
         Args:
-            switches: process → how often a model was switched from training to eval() mode.
+            switches: process → its models' switches to eval() mode and back.
         """
         steps, counts, joined, sampled = dict(self.steps), {}, {}, dict(self.judged)
         for name, rows in self.steps.items():
+            switched = switches.get(name, Switches())
             if name in sampled:
                 before = sampled[name]
-                sampled[name] = judged_by_role(before, switches.get(name, 0.0))
+                sampled[name] = judged_by_role(before, switched.count)
                 joined[name] = before.steps - sampled[name].steps
                 continue
-            inside = within_steps(rows, switches.get(name, 0.0))
+            inside = within_steps(rows, switched.count)
             if inside.any():
                 steps[name], joined[name] = joined_to_next(rows, inside), int(inside.sum())
                 continue
             only = forward_only(rows)
             if only.any():
                 counts[name] = int(only.sum())
-                steps[name] = attrs.evolve(rows, mode=np.where(only, EVAL, rows.mode).astype(rows.mode.dtype))
+                rows = attrs.evolve(rows, mode=np.where(only, EVAL, rows.mode).astype(rows.mode.dtype))
+            steps[name] = with_evaluations(rows, switched.to_eval, switched.to_train)
         return attrs.evolve(self, steps=steps, judged=sampled, forward_only=counts, within_steps=joined)
 
     def until(self, at_us: float) -> StepSummary:
@@ -242,6 +253,10 @@ class StepFold:
             for node, chunk in joined.items()
             if len(chunk.rows)
         }
+        moves = {
+            node: found[node].moved if node in found else Moved.of(joined[node].rows, rows)
+            for node, rows in steps.items()
+        }
         return StepSummary(
             steps=steps,
             loop={node: (joined[node].first_us, joined[node].last_us) for node in steps},
@@ -251,6 +266,7 @@ class StepFold:
             declared_us={node: joined[node].declared for node in steps if joined[node].declared},
             collected_us={node: joined[node].collected for node in steps if joined[node].collected},
             judged=found,
+            moved={node: moved for node, moved in moves.items() if moved is not None},
         )
 
 

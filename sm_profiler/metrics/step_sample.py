@@ -266,6 +266,32 @@ def longest(rows: StepRows, adjacent: Mask) -> Mask:
 
 
 @attrs.frozen(eq=False)
+class Moved:
+    """Moments that steps begin and end at, as recorded and after waiting for results was divided among them; µs."""
+
+    recorded: Floats
+    divided: Floats
+
+    @classmethod
+    def of(cls, recorded: StepRows, divided: StepRows) -> Moved | None:
+        """Return how the same steps moved; None if none did."""
+        if recorded is divided:
+            return None
+        moments = [np.ravel(np.stack([rows.start, rows.end], axis=1)) for rows in (recorded, divided)]
+        return cls(*(np.maximum.accumulate(one) for one in moments))
+
+    def seconds(self, at: Floats) -> Floats:
+        """Return where moments, in seconds since the epoch, are after the division: in the same step, or the same gap."""
+        edges, shifts = self.recorded[[0, -1]], (self.divided - self.recorded)[[0, -1]]
+        inside = np.clip(at * 1e6, *edges)
+        beyond = at * 1e6 - inside
+        found = np.where(
+            beyond == 0, np.interp(inside, self.recorded, self.divided), at * 1e6 + np.where(beyond < 0, *shifts)
+        )
+        return np.asarray(found / 1e6)
+
+
+@attrs.frozen(eq=False)
 class Judged:
     """The steps of a long job that are judged, with what is known of all others.
 
@@ -277,6 +303,7 @@ class Judged:
         totals: sums of all steps.
         pauses: ends and starts of the longest pauses between steps, seconds since the epoch.
         longest: lengths of the longest iterations, seconds.
+        moved: moments of the steps before waiting for results was divided among them.
     """
 
     rows: StepRows
@@ -288,6 +315,7 @@ class Judged:
     totals: Totals
     pauses: tuple[Floats, Floats]
     longest: Floats
+    moved: Moved | None = None
 
     @property
     def scale(self) -> float:
@@ -326,6 +354,7 @@ def judged(rows: StepRows, sample: StepSample, level: int) -> Judged:
     """Return the judged steps of a process among those that are kept."""
     totals, adjacent = sample.complete(rows), sample.adjacent
     chosen = sampled(rows.start, sample.stretch, level) | (sample.place < FIRST)
+    recorded = rows
     rows, chosen = _spread_in_stretches(rows, adjacent & np.concatenate([[False], chosen[:-1]]), chosen)
     chosen[-1] = True
     long = np.flatnonzero(longest(rows, adjacent) & adjacent)
@@ -338,7 +367,7 @@ def judged(rows: StepRows, sample: StepSample, level: int) -> Judged:
     breaks = np.flatnonzero(np.diff(sample.place[at]) != 1) + 1
     return Judged(
         rows[at], sample.index[at], tuple(breaks.tolist()), sample.steps, sample.train, totals.evaluations, totals,
-        (rows.end[long - 1] / 1e6, begins), (rows.end[trained] - rows.end[trained - 1]) / 1e6,
+        (rows.end[long - 1] / 1e6, begins), (rows.end[trained] - rows.end[trained - 1]) / 1e6, Moved.of(recorded, rows),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from sm_profiler.formats.event_names import (
     FORWARD,
     OPTIMIZER,
     SYNCHRONIZATION,
+    TRAIN_MODE,
 )
 from sm_profiler.hook import entry, steps
 from sm_profiler.hook.frames import outwards
@@ -137,6 +138,13 @@ def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(lo
     assert list(loop.tracker.compared.ns) == [5 * 100] * 6
 
 
+def test_steps_are_not_compared_if_a_rest_ends_early(loop):
+    for _ in range(4):
+        loop.rest()
+        loop.model.eval()
+    assert not loop.tracker.compared.ns
+
+
 def test_results_are_the_same(loop, session):
     loop.run(4)
     other = Loop(session)
@@ -237,6 +245,35 @@ def test_only_a_switch_to_eval_mode_in_the_loop_is_recorded(loop):
     loop.model.eval()
     loop.model.eval()
     assert [record[1] for record in loop.found(EVAL_MODE)] == ["Linear"]
+
+
+def test_a_model_in_eval_mode_is_evaluated_until_it_is_switched_back_or_trains(loop):
+    """An evaluation may call other methods of the model than its forward, of which nothing is seen."""
+    loop.rest()
+    inner = torch.nn.Sequential(loop.model)
+    inner.eval()
+    assert phase_of(loop.tracker) == "evaluation"
+    loop.model.train()
+    assert phase_of(loop.tracker) == "evaluation"  # a part of the model
+    inner.train(mode=True)
+    assert phase_of(loop.tracker) == "outside"
+    (eval_mode,), (train_mode,) = loop.found(EVAL_MODE), loop.found(TRAIN_MODE)
+    assert (eval_mode[1], train_mode[1]) == ("Sequential", "Sequential")
+    assert eval_mode[2] < train_mode[2]
+    loop.model.eval()
+    loop.step()
+    assert phase_of(loop.tracker) == "outside"
+
+
+def test_methods_of_modules_are_restored(loop):
+    switches = [torch.nn.Module.eval, torch.nn.Module.train]
+    loop.model.eval()
+    loop.model.train()
+    assert torch.nn.Module.train is not switches[1]
+    loop.session.find("pytorch").forwards.remove()
+    assert [one.__module__ for one in (torch.nn.Module.eval, torch.nn.Module.train)] == ["torch.nn.modules.module"] * 2
+    assert not hasattr(torch.nn.Module.train, "__wrapped__")
+    assert not hasattr(torch.nn.Module.eval, "__wrapped__")
 
 
 @pytest.mark.parametrize("before", [0, 1])

@@ -5,7 +5,10 @@ import pytest
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.formats import event_names
+from sm_profiler.formats.recorded import Log
+from sm_profiler.metrics import step_fold, step_sample
 from tests.support.reports import JAX, compiled, metrics_of, verdict_of
 
 
@@ -178,3 +181,41 @@ def test_a_function_that_is_called_on_the_host_is_named():
     assert found.kind is Class.SLOW_CALLBACK
     assert "The callback augment takes 50 % of the loop" in found.headline
     assert "jax.numpy" in found.next_step
+
+
+def test_a_compilation_moves_with_its_step_when_waits_are_divided():
+    """A static argument changes every 40 steps, whose results the script reads at other steps."""
+    rows, now = [], 1.0
+    for step in range(280):
+        begin, compiling = now, 0.8 if step % 40 == 39 else 0.0
+        if compiling:
+            args = {"compiler": "jax.jit", "again": True, "file": "train.py", "line": 3, "function": "f"}
+            rows.append((event_names.COMPILE, "train_step", now, compiling, "algo-1-0", -1, args))
+        rows.append((event_names.COMPILED_STEP, "train_step", now, compiling + 0.0003, "algo-1-0", step))
+        now += compiling + 0.0003
+        if step % 50 == 49:
+            rows.append((event_names.RESULTS, "copy to the host", now, 0.8, "algo-1-0", step))
+            now += 0.8
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+        now += 0.0002
+    metrics = metrics_of(rows, metadata=JAX)
+    assert totals_of(metrics).ranks[0].seconds["compiling again"] == pytest.approx(7 * 0.8, rel=0.01)
+    assert verdict_of(rows, metadata=JAX).kind is Class.RECOMPILATION
+
+
+def test_what_was_recorded_moves_with_a_sample_of_the_steps(monkeypatch):
+    rows = compiled(6000, read=0.08)
+    begins = [row[2] for row in rows if row[0].startswith("Step")]
+    rows += [(event_names.LOG, "print", begins[step] + 0.00005, 0.00001, "algo-1-0", -1) for step in range(0, 6000, 13)]
+    monkeypatch.setattr(step_sample, "MAX_STEPS", 4096)
+    monkeypatch.setattr(step_fold, "MAX_STEPS", 4096)
+    metrics = metrics_of(rows, metadata=JAX)
+    (rank,) = metrics.ranks
+    assert rank.judged is not None
+    moments = np.asarray([one.start for one in metrics.recorded(Log).longest]) * 1e6
+    at = np.searchsorted(rank.steps.start, moments, side="right") - 1
+    steps = np.arange(0, 6000, 13)
+    held = np.isin(steps, rank.judged.index)
+    assert held.sum() > 100
+    assert (rank.judged.index[at[held]] == steps[held]).all()
+    assert (moments[held] <= rank.steps.end[at[held]]).all()

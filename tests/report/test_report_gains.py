@@ -20,6 +20,7 @@ from sm_profiler.diagnosis.profile.ledger import EVALUATION
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
+from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.step_fold import LoaderSettings
@@ -581,3 +582,18 @@ def test_a_larger_batch_saves_no_more_than_its_factor_with_any_error_of_the_step
     tiny = training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0)
     gain = report_from(tiny).verdict.main.gain
     assert gain.share_of_loop.high <= 1 - 1 / limits.BATCH_LARGER
+
+
+@pytest.mark.parametrize(
+    ("wait", "leads"), [(0.0, Class.HOST_BOUND), (0.01, Class.HOST_BOUND), (0.015, Class.INPUT_BOUND)]
+)
+def test_a_larger_batch_comes_after_a_repair_that_leaves_the_training_as_it_is(wait, leads):
+    """Unless it saves twice as much: what is learned depends on the batch."""
+    phases = {"forward": 0.012, "backward": 0.014, "optimizer": 0.002}
+    counted = {"operators": 6000, "fixed_us": 4.1, "step_us": 1e6 * (sum(phases.values()) + wait)}
+    rows = [*training(400, wait=wait, **phases), (OPERATORS, "operators", 1.5, 0.0, "algo-1-0", 10, counted)]
+    verdict = decide(Case(metrics_of(rows), {}))
+    assert verdict.kind is leads
+    assert {one.kind for one in (verdict.main, *verdict.also)} == {Class.HOST_BOUND} | (
+        {Class.INPUT_BOUND} if wait else set()
+    )

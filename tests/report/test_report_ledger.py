@@ -241,6 +241,52 @@ def test_gains_are_wider_if_little_was_seen():
     assert few.high - few.low > 2 * (many.high - many.low)
 
 
+def called(function, phase="optimizer", *, line="trainer.fit(model, data)", seconds=2.0, leaf="numpy.histogram"):
+    """Return samples of a phase: what a trainer runs, and a function of the script that it calls in the phase."""
+    main, inside = Place("train.py", 9, "main"), Place("train.py", 30, function)
+    stacks = (
+        Sampled(NAME, phase, False, (main, inside), leaf, seconds, 40),
+        Sampled(NAME, phase, False, (main,), "torch.optim.sgd._single_tensor_sgd", 0.1, 3),
+        Sampled(NAME, "forward", False, (main, Place("train.py", 50, "Net.training_step")), "torch.nn.linear", 1.0, 20),
+    )
+    return Samples(stacks, {("train.py", 9): line, ("train.py", 30): "counts = np.histogram(grad)"})
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "kind"),
+    [
+        ("Net.on_before_optimizer_step", "trainer.fit(model, data)", Class.SLOW_CALLBACK),
+        ("measure", "optimizer.step()", Class.SLOW_CALLBACK),  # a hook of the optimizer
+        ("closure", "optimizer.step(closure)", Class.SLOW_CALLBACK),
+        ("Own.step", "optimizer.step()", Class.OPTIMIZER_BOUND),
+        ("Own.step", "trainer.fit(model, data)", Class.OPTIMIZER_BOUND),
+        ("main", "fire.Fire(main)", Class.OPTIMIZER_BOUND),  # calls the step itself
+    ],
+)
+def test_functions_that_an_optimizer_calls_are_not_the_optimizers(function, line, kind):
+    rows = training(300, optimizer=0.012)
+    metrics = attrs.evolve(metrics_of(rows), samples=called(function, line=line))
+    verdict = decide(Case(metrics, {}))
+    assert (verdict.kind, verdict.also) == (kind, ())
+    if kind is Class.SLOW_CALLBACK:
+        assert verdict.main.where[0].line == 30
+
+
+def test_a_step_in_a_closure_is_neither_a_callback_nor_the_optimizer():
+    rows = training(300, optimizer=0.012)
+    metrics = attrs.evolve(metrics_of(rows), samples=called("Net.training_step"))
+    assert decide(Case(metrics, {})).kind is Class.BALANCED
+
+
+@pytest.mark.parametrize(("function", "found"), [("report", True), ("Clip.backward", False), ("Net.forward", False)])
+def test_hooks_of_gradients_are_callbacks(function, found):
+    rows = training(300, backward=0.02)
+    metrics = attrs.evolve(metrics_of(rows), samples=called(function, "backward", line="loss.backward()"))
+    ledger = ledger_of(metrics).ranks[0]
+    assert ("callbacks" in ledger.seconds) is found
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.length)
+
+
 def hooked(*places, line="logits = model(x)", called="", others=()):
     """Return samples of a forward pass, outermost place first, with the text of the caller's line and of the next one."""
     stack = Sampled(NAME, "forward", False, places, "torch.nn.modules.module._call_impl", 2.0, 40)

@@ -137,3 +137,58 @@ def test_a_sample_of_the_steps_has_the_same_roles(monkeypatch):
     )
     assert np.median(found.iterations.length) == pytest.approx(np.median(whole.iterations.length), rel=0.01)
     assert found.median("forward") == pytest.approx(whole.median("forward"), rel=0.01)
+
+
+def evaluated(rounds=10, *, learn=40, spent=0.4, back=None, rest=0.0, node="algo-1-0"):
+    """Return rounds of training, each followed by an evaluation of which no forward is seen: a model's other methods run.
+
+    Args:
+        rounds: their number.
+        learn: training steps of a round.
+        spent: seconds of the evaluation.
+        back: seconds after eval() at which train() is called; None: it is not recorded.
+        rest: seconds of other code after the evaluation.
+        node: process.
+    """
+    rows, now = [], 1.0
+    for number in range(rounds):
+        rows += training(learn, at=now, number=number * learn, wait=0, node=node)
+        now += learn * 0.0092
+        rows.append((event_names.EVAL_MODE, "Net", now, SWITCH, node, -1))
+        if back is not None:
+            rows.append((event_names.TRAIN_MODE, "Net", now + back, 0.0, node, -1))
+        now += spent + rest
+    return [*rows, *training(5, at=now, number=rounds * learn, wait=0, node=node)]
+
+
+@pytest.mark.parametrize("back", [None, 0.4])
+def test_a_model_in_eval_mode_between_two_training_steps_is_evaluated(back):
+    rows = evaluated(back=back)
+    (rank,) = metrics_of(rows).ranks
+    assert rank.slices["evaluation"] == pytest.approx(10 * 0.4, rel=0.01)
+    assert rank.train_steps == 405
+    verdict = verdict_of(rows)
+    assert (verdict.kind, verdict.also) == (Class.EVALUATION_BOUND, ())
+
+
+def test_an_evaluation_ends_where_the_model_is_switched_back():
+    rows = evaluated(back=0.01, spent=0.01, rest=0.4)
+    (rank,) = metrics_of(rows).ranks
+    assert rank.slices["evaluation"] == pytest.approx(10 * 0.01, rel=0.01)
+    assert verdict_of(rows).kind is Class.PERIODIC_STALL
+
+
+def test_a_model_that_trains_in_eval_mode_is_not_evaluated():
+    first = training(40, wait=0)
+    rows = [*first, (event_names.EVAL_MODE, "Net", 1.0 + 40 * 0.0092, SWITCH, "algo-1-0", -1)]
+    rows += training(300, at=1.0 + 40 * 0.0092 + SWITCH, number=40, wait=0)
+    (rank,) = metrics_of(rows).ranks
+    assert rank.slices["evaluation"] < 0.01
+    assert len(rank.iterations) >= 338
+
+
+def test_known_evaluations_are_as_long_as_their_forwards():
+    """Most scripts call train() before the next epoch, after other code that follows the evaluation."""
+    (known,) = metrics_of(turns(100, every=20, each=0.1, between=0.3)).ranks
+    (rank,) = metrics_of(turns(100, every=20, each=0.1, between=0.3, switch=True)).ranks
+    assert rank.slices["evaluation"] == pytest.approx(known.slices["evaluation"])

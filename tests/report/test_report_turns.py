@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.report import Class
-from tests.support.reports import in_step, jitter, training, verdict_of
+from tests.support.reports import in_step, jitter, metrics_of, training, verdict_of
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -111,3 +113,39 @@ def test_the_first_steps_of_a_rank_do_not_make_it_late():
     works = np.full((2, 100), 0.003)
     works[1, :3] += 0.4
     assert verdict_of(in_step(works, steps=100)).kind is not Class.STRAGGLER
+
+
+def with_fewer(batches, *, epochs=6, catches_up=False):
+    """Return two ranks of which one has fewer batches an epoch, and waits at its end for the other one.
+
+    Args:
+        batches: of both in an epoch.
+        epochs: their number.
+        catches_up: the rank was late for another reason, and makes its steps after the other has ended.
+    """
+    rows, now = [], 1.0
+    for epoch in range(epochs):
+        for rank, count in enumerate(batches):
+            rows += training(count, node=f"algo-1-{rank}", at=now, number=epoch * count)
+        now += max(batches) * 0.0102 + 0.003
+    if catches_up:
+        missing = (max(batches) - min(batches)) * epochs
+        rows += training(missing, node=f"algo-1-{np.argmin(batches)}", at=now, number=min(batches) * epochs)
+    return sorted(rows, key=lambda row: row[2])
+
+
+def test_ranks_that_wait_for_others_with_more_batches_have_unequal_steps():
+    rows = with_fewer((120, 40))
+    metrics = metrics_of(rows)
+    verdict = decide(Case(metrics, {}))
+    assert (verdict.kind, verdict.also) == (Class.UNEQUAL_STEPS, ())
+    assert "algo-1-1 makes 240 steps and algo-1-0 720" in verdict.main.headline
+    gain = verdict.main.gain.speedup
+    assert gain.low < 720 / 480 < gain.high < 2
+    assert verdict.main.ranks == ("algo-1-0",)
+
+
+def test_a_rank_that_catches_up_has_as_many_steps():
+    verdict = decide(Case(metrics_of(with_fewer((120, 40), catches_up=True)), {}))
+    kinds = {verdict.kind, *(one.kind for one in verdict.also)}
+    assert Class.UNEQUAL_STEPS not in kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,6 @@ from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
     AGAIN,
-    BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
     COMPILING,
@@ -43,6 +43,7 @@ from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.step_fold import TRAIN
 
+_WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
@@ -194,17 +195,16 @@ def _without_callback(inside: float, loop: Loop) -> Saving | None:
 
 
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
-    """Find callbacks that no record times, from the samples of their lines: hooks of modules, those of Lightning and transformers."""
-    methods: dict[tuple[str, bool], float] = {}
+    """Find callbacks that no record times, from the samples of their lines: hooks of modules and optimizers, those of trainers."""
+    methods = defaultdict[tuple[str, str], float](float)
     for stack in case.metrics.samples.stacks:
         place = case.seen.callback(stack)
         if place is not None:
-            method = place.function, stack.phase in BESIDE_THE_PHASES
-            methods[method] = methods.get(method, 0.0) + stack.seconds
+            methods[place.function, _WITHIN.get(stack.phase, "")] += stack.seconds
     if not seen.lines or not methods:
         return None
-    longest, of_trainer = max(methods, key=lambda one: methods[one])
-    name, _, event = longest.rpartition(".") if of_trainer else (longest, "", "the forward pass")
+    method, within = max(methods, key=lambda one: methods[one])
+    name, _, event = (method, "", within) if within else method.rpartition(".")
     words = {"name": name or event, "share": percent(seen.share), "where": f", in {event}" if name else ""}
     evidence = (
         Evidence("time in the training loop spent in callbacks", round(seen.share, 4), unit="share"),

@@ -79,6 +79,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.INITIALIZATION_BOUND, job.start),
     ProfileCause(Class.MEMORY_GROWTH, job.memory),
     ProfileCause(Class.STRAGGLER, ranks.straggler, points=True),
+    ProfileCause(Class.UNEQUAL_STEPS, ranks.more_steps),
     ProfileCause(Class.MOVING_STRAGGLER, ranks.turns, points=True),
     ProfileCause(Class.GC_OUT_OF_PHASE, ranks.collections_in_turn),
     ProfileCause(Class.COMMUNICATION_BOUND, ranks.communication),

@@ -738,7 +738,9 @@ def _converts(one: Sampled, case: Case) -> bool:
 
 def optimizer(case: Case) -> Found | None:
     """Find an optimizer that takes longer than a fused one."""
-    share = case.mean(lambda rank: rank.share_of_iterations("optimizer"))
+    # the rest is code of the script that it calls
+    own = 1 - case.mean(lambda rank: 0.0 if rank.on_device else case.seen.part_called(rank.name, "optimizer"))
+    share = case.mean(lambda rank: rank.share_of_iterations("optimizer")) * own
     launches = launches_of(case)
     if share <= 0 or (launches is not None and launches.eager and _measured_launches(case, launches) is not None):
         return None  # launches its operators from Python, as all of the step
@@ -750,7 +752,7 @@ def optimizer(case: Case) -> Found | None:
         spent = loop.usual("optimizer")
         return all_but(spent, float((loop.training - spent).sum()), (kept, limits.FLOOR, 0.0), ("optimizer",))
 
-    spent = case.typical("optimizer")
+    spent = case.typical("optimizer") * own
     evidence = (
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),

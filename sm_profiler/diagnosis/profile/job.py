@@ -668,7 +668,7 @@ def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
     """Return how far the peers of a rank came; its own steps are in the headline."""
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
     if not others:
-        return ()
+        return () if rank.exit_code is None else (Evidence("exit code of the rank", rank.exit_code, None, rank.name),)
     furthest = min(others, key=lambda one: (-one.step, one.name))
     return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
 

@@ -31,12 +31,13 @@ BETWEEN, EVALUATION, OUTSIDE = "between", "evaluation", "outside"  # keys of der
 WAIT, COLLECTING = "waiting for data", "garbage collection"
 SAVING, LOGGING, CALLBACKS = "saving", "logging", "callbacks"
 COMPILING, AGAIN = "compiling", "compiling again"
+UNMATCHED = "waiting for ranks with more steps"
 MAKING, COPYING = "making batches", "copies to the device"
 RUNNING = "waiting for results"  # of compiled functions, which run while the script goes on
 OTHER = "other code"
 PHASE = "phase "  # start of the names of the script's own phases
 # Activities that have causes of their own: what is long in some steps is long elsewhere.
-NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION)
+NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION, UNMATCHED)
 _NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
 
 # Kind of a record → its activity, and the parts that it may have interrupted, the likeliest first.
@@ -64,6 +65,9 @@ _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line f
 # Functions that a library calls in a forward pass, but for hooks of modules.
 _OF_MODULES = re.compile(r"^(forward|call|\w+_step|__\w+__)$|^<")
 _CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
+# Phases in which libraries may call functions of the script, and lines that run these phases.
+_CALLING = {"optimizer": re.compile(r"\bstep\("), "backward": re.compile(r"backward\(")}
+_TRAINS = re.compile(r"\.(fit|train)\(")  # a trainer, which runs both
 _LAUNCH = "jax._src.dispatch.apply_primitive"  # waits for what runs; its Python takes as long as launching itself
 _READ = re.compile(r"^jax\._src\.(array\.ArrayImpl\._value|api\.block_until_ready)")
 _STEPS = ("forward", "backward", "optimizer", "compiled")
@@ -96,7 +100,7 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
     for keys in (*alone, (OUTSIDE, BETWEEN)):
         found = defaultdict[str, float](float)
         for key in keys:
-            for name, row in rows.divided(key).items() if rows else ():
+            for name, row in (rows.divided(key) if rows else {}).items():
                 found[name] += float(row.sum())
         found.pop(COLLECTING, None)
         whole = sum(found.values())
@@ -162,6 +166,7 @@ class _Rows:
         rows._take_collections()
         seen = SeenCode.of(metrics)
         rows._take_records(metrics, seen.writers())
+        rows._take_unmatched(metrics.ranks)
         rows._take_samples(seen)
         return rows
 
@@ -295,9 +300,36 @@ class _Rows:
         total = float(weight.sum())
         return weight * (min(seconds / max(self.rank.scale, 1.0), total) / total) if total > 0 else weight
 
+    def _take_unmatched(self, ranks: Sequence[Rank]) -> None:
+        """Take out the time in which another rank makes steps that this one has no counterpart for, and has to wait.
+
+        Ranks that meet make step by step together. If one has fewer batches, a step of it lasts for many of another, and it
+        is as many steps behind at the end: one that was late for another reason would have caught up.
+        """
+        starts, ends = self.start[:-1], self.start[:-1] + self.length[:-1]
+        length = ends - starts
+        if self.rank.judged is not None or not len(length):
+            return
+        usual = float(np.median(length))
+        best = np.zeros(len(length))
+        for other in ranks:
+            if other is self.rank or other.judged is not None or other.train_steps <= self.rank.train_steps:
+                continue
+            others = np.sort(other.steps.end[other.train] / 1e6)
+            made = np.searchsorted(others, ends, side="right") - np.searchsorted(others, starts, side="right")
+            more = np.where((made > 2) & (length > thresholds.LONG_STEP * usual), made - 1, 0)
+            in_step = np.count_nonzero(made > 2) <= thresholds.RARE * len(made)
+            if in_step and other.train_steps - self.rank.train_steps >= limits.MAJORITY * more.sum() > 0:
+                best = np.maximum(best, np.where(more > 0, np.maximum(length - usual, 0.0), 0.0))
+        self._take(UNMATCHED, np.append(best, 0.0), _BESIDE)
+
     def _take_samples(self, seen: SeenCode) -> None:
         """Take out what samples show, in proportion to the time that the rows have in the part that they lie in."""
-        for keys, inside in (((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES), (("forward",), ("forward",))):
+        calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
+        for keys, inside in (
+            ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
+            *(((one,), (one,)) for one in calling),
+        ):
             found = dict[str, float]()
             for one in seen.samples.stacks:
                 if one.process == self.rank.name and one.phase in inside:
@@ -366,13 +398,58 @@ class SeenCode:
                 return callee
         return None
 
+    def called(self, one: Sampled) -> Place | None:
+        """Return the function of the script that a library calls in a phase, if it does: a hook, a closure, a callback.
+
+        The script's own optimizers, and what it differentiates by itself, are the phase.
+        """
+        if one.phase == "forward":
+            return self.module_hook(one)
+        runs = _CALLING.get(one.phase)
+        if runs is None or len(one.places) <= 1:
+            return None
+        texts = [self.samples.source(place) for place in one.places]
+        at = next(
+            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+        )
+        found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
+        return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
+
+    def _runs_forward(self, function: Place) -> bool:
+        return (function.file, function.function) in self._passes
+
+    @cached_property
+    def _passes(self) -> frozenset[tuple[str, str]]:
+        """Functions that run forward passes: a closure, or the step of a trainer's module."""
+        stacks = (one for one in self.samples.stacks if one.phase == "forward")
+        return frozenset((place.file, place.function) for one in stacks for place in one.places)
+
+    def part_called(self, process: str, phase: str) -> float:
+        """Return the part of a phase in which libraries call functions of the script."""
+        whole, called = self._in_calling.get((process, phase), (0.0, 0.0))
+        return called / whole if whole > 0 else 0.0
+
+    @cached_property
+    def _in_calling(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Process and phase → seconds of all samples, and of those in which libraries call functions of the script."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for one in self.samples.stacks:
+            if one.phase in _CALLING:
+                whole, called = found.get((one.process, one.phase), (0.0, 0.0))
+                more = one.seconds if self.called(one) is not None else 0.0
+                found[one.process, one.phase] = whole + one.seconds, called + more
+        return found
+
     def activity(self, one: Sampled) -> str:
         """Return the activity that a stack shows; "" if it shows none.
 
         What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
         if one.phase not in BESIDE_THE_PHASES:
-            return CALLBACKS if self.module_hook(one) is not None else ""
+            called = self.called(one)
+            if called is None or one.phase == "forward":
+                return CALLBACKS if called is not None else ""
+            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
         found = self._own_activity(one)
         if found or not self.writing or one.phase == EVALUATION:
             return found
@@ -441,12 +518,13 @@ class SeenCode:
         )
 
     def callback(self, one: Sampled) -> Place | None:
-        """Return the hook of a module, or the method of a trainer's callback, that a stack is in.
+        """Return the function of the script that a library calls in a phase, or the method of a trainer's callback, of a stack.
 
         None if it is in none, or if the callbacks are timed.
         """
         if one.phase not in BESIDE_THE_PHASES:
-            return self.module_hook(one)
+            called = self.called(one)
+            return None if called is None or (one.phase != "forward" and self._runs_forward(called)) else called
         if self.has_callbacks:
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)

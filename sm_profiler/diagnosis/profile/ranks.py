@@ -13,7 +13,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
 from sm_profiler.diagnosis.profile.computing import REST, part_of_share
-from sm_profiler.diagnosis.profile.ledger import AFTER, COLLECTING
+from sm_profiler.diagnosis.profile.ledger import AFTER, COLLECTING, UNMATCHED
 from sm_profiler.diagnosis.profile.lines import (
     in_loop,
     lines_of_collections,
@@ -26,7 +26,7 @@ from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formats.recorded import Synchronization
-from sm_profiler.formatting import duration, percent, size
+from sm_profiler.formatting import duration, percent, plural, size
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.step_fold import COMMUNICATION
@@ -152,6 +152,32 @@ def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None
     grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
     taken = (*loop.named(grown), *loop.named(meeting))
     return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
+
+
+def more_steps(case: Case) -> Found | None:
+    """Find ranks that wait, such as at the end of each epoch, while another one makes steps that they have no batches for."""
+    if case.loop is None or not (share := case.loop.share(UNMATCHED)):
+        return None
+    ranked = sorted(case.ranks, key=lambda rank: rank.train_steps)
+    least, most = ranked[0], ranked[-1]
+    spared = 1 - case.mean(lambda rank: rank.train_steps) / most.train_steps  # if all make as many, and as many in all
+
+    def saves(loop: Loop) -> Saving:
+        """Divide the steps evenly; what the training does beside them takes as long as before."""
+        waited = loop.of_activity(UNMATCHED)
+        part = spared * float(loop.training.sum()) / max(float(waited.sum()), 1e-12)
+        return Saving.of_scenarios([waited * min(part * one, 1.0) for one in limits.SAVED], (UNMATCHED,))
+
+    words = {
+        "least": least.name, "fewer": plural(least.train_steps, "step"), "most": most.name, "more": f"{most.train_steps:,}",
+        "share": percent(share),
+    }  # fmt: skip
+    evidence = (
+        Evidence("time in which other ranks make further steps", round(share, 4), unit="share"),
+        Evidence("training steps", most.train_steps, None, most.name),
+        Evidence("training steps", least.train_steps, None, least.name),
+    )
+    return Found("more_steps", words, evidence, share, saves=saves, ranks=(most.name,))
 
 
 # --- in turn --------------------------------------------------------------------------------------------------------

@@ -191,7 +191,9 @@ def _worth_it(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterat
     for one in candidates:
         after, share, certain = loop.gain(_saving_of(one, case, loop))
         if min(certain, share.low) >= limits.FLOOR:
-            worth = certain * limits.PROBABILITY[one.confidence(case, certain)]
+            # a larger batch changes what is learned: only one twice as large is a repair without more experiments
+            kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
+            worth = certain * kept * limits.PROBABILITY[one.confidence(case, certain)]
             yield Trial(one, loop, after, share, certain, worth)
 
 

@@ -15,12 +15,12 @@ from itertools import islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.recorded import EvalMode
+from sm_profiler.formats.recorded import EvalMode, TrainMode
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.guard import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.data_parallel import Synchronizations
-from sm_profiler.hook.steps import METER_MAX_NS
+from sm_profiler.hook.steps import METER_MAX_NS, NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ValuesView
@@ -202,6 +202,8 @@ class Forwards(Collector):
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
         self._eval: Any = None  # and Module.eval
+        self._train: Any = None  # and Module.train, once a model was switched to eval() mode
+        self._evaluated: weakref.ref[Any] | None = None  # that model, until it is switched back
         self.symbolic: type | None = None  # of inputs without values: a model is under construction
         self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
@@ -365,7 +367,8 @@ class Forwards(Collector):
     def watch_evaluations(self) -> None:
         """Wrap `model.eval()`: an evaluation without a loader consists of forwards, which are not reported during a rest.
 
-        It distinguishes an evaluation at each step from the forwards of a teacher, or of a model that acts.
+        It distinguishes an evaluation at each step from the forwards of a teacher, or of a model that acts, and it is all
+        that is seen of an evaluation that calls other methods of the model than its forward.
         """
         switch, forwards, session = self._module.Module.eval, self, self._session
 
@@ -380,15 +383,40 @@ class Forwards(Collector):
             if switches:
                 with session.guarded("hook"):
                     tracker.append(EvalMode().span(forwards.model_name(self), began_ns, perf_counter_ns()))
+                    tracker.evaluates_after = tracker.train_number
+                    forwards._evaluated = weakref.ref(self)
+                    forwards._watch_train()
             return result
 
         self._eval = switch, evaluates
         self._module.Module.eval = evaluates
 
+    def _watch_train(self) -> None:
+        """Wrap `model.train()`, which ends an evaluation, in scripts that switch a model in their loop."""
+        if self._train is not None:
+            return
+        switch, forwards, session = self._module.Module.train, self, self._session
+
+        @functools.wraps(switch)
+        def train(self: Any, mode: bool = True) -> Any:  # flat on purpose: runs for each layer
+            evaluated = forwards._evaluated
+            if evaluated is not None and mode and evaluated() is self and threading.get_ident() == forwards.thread:
+                with session.guarded("hook"):
+                    now_ns, tracker = perf_counter_ns(), session.tracker
+                    forwards._evaluated, tracker.evaluates_after = None, NEVER
+                    tracker.append(TrainMode().span(forwards.model_name(self), now_ns, now_ns))
+            return switch(self, mode)
+
+        self._train = switch, train
+        self._module.Module.train = train
+
     def _restore_eval(self) -> None:
-        if self._eval is not None and self._module.Module.eval is self._eval[1]:  # not replaced since
-            self._module.Module.eval = self._eval[0]
-        self._eval = None
+        """Restore `eval()` and `train()`, unless they were replaced since."""
+        for name, wrapped in (("eval", self._eval), ("train", self._train)):
+            if wrapped is not None and getattr(self._module.Module, name) is wrapped[1]:
+                setattr(self._module.Module, name, wrapped[0])
+        self._eval = self._train = self._evaluated = None
+        self._session.tracker.evaluates_after = NEVER
 
     def watch_wrappers(self, wrapper: Any) -> None:
         """Trace what `torch.compile(model)` returns from its first call on; discovery ends with the first compilation."""
