@@ -41,7 +41,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="vary all sizes; the same seed gives the same sizes")
     parser.add_argument("--lanes", type=int, default=1, help="cases at once, each on its own share of the cores")
     parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
-    parser.add_argument("--pairs", type=int, default=3, help="plain and repaired runs, if only they tell the gain")
+    parser.add_argument("--pairs", type=int, default=3, help="plain and repaired runs, if only they show the gain")
     parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
     source = parser.add_mutually_exclusive_group()

@@ -95,8 +95,8 @@ def run_case(
 ) -> Outcome:
     """Run a case: repaired, planted under the profiler, and planted without it if `plain`.
 
-    If only the repaired twin tells the gain, planted and repaired run so many times in turn, without the profiler: one
-    ratio of two runs says nothing about how far such ratios lie apart.
+    If only the repaired twin shows the gain, planted and repaired run so many times in turn, without the profiler: one
+    ratio of two runs does not show how far such ratios lie apart.
 
     `keep` is called with the folder of the run under the profiler, and with the facts that `judge_again` takes.
     """

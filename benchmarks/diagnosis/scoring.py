@@ -104,7 +104,7 @@ def score(outcome: Outcome) -> Score:
 def spread_of(measured: Sequence[float], load: float) -> tuple[float, float] | None:
     """Return the range in which the true speedup lies, as it was measured; None if it was not.
 
-    `load` is that of the machine if two runs were compared. One such comparison on a busy machine says nothing.
+    `load` is that of the machine if two runs were compared. One such comparison on a busy machine shows nothing.
     """
     if not measured:
         return None

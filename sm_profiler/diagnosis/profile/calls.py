@@ -228,10 +228,12 @@ def _saves(case: Case, call: Record[Callback]) -> bool:
 
 def recompilation(case: Case) -> Found | None:
     """Find functions that a compiler compiles again while the loop runs."""
-    spent = calls_of(case, Compile, lambda one: bool(one.args.again))
+    spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
     if spent is None or all(map(in_first_steps, spent.records)):
         return None
     rank, share = spent.rank, case.share_of(AGAIN)
+    slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
+    share = (share * rank.loop + slowed) / (rank.loop + slowed)  # the ledger leaves out steps that the profiler slowed
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
     reason = next((one.args.reason for one in reversed(spent.records) if one.args.reason), "")
     breaks = [one for one in case.metrics.recorded(Compile).of(rank.name) if one.name == "graph break"]
@@ -255,7 +257,7 @@ def recompilation(case: Case) -> Found | None:
     advice = f"recompilation_{compiler.replace('.', '_')}"
     return Found(
         "recompilation", words, tuple(evidence), share,
-        advice if advice in ADVICE else "recompilation_torch_compile", partial(_compiled_once, case),
+        advice if advice in ADVICE else "recompilation_torch_compile", _compiled_once,
         "" if spent.calls >= limits.REPEATS else "compilers generalize after the second time",
         share * _chance(spent), lines_of_records(spent.records),
     )  # fmt: skip
@@ -270,40 +272,25 @@ def _chance(spent: Spent[Compile]) -> float:
     return float(np.sqrt((seconds**2).sum()) / seconds.sum()) if seconds.sum() > 0 else 1.0
 
 
-def _compiled_once(case: Case, loop: Loop) -> Saving | None:
+def _compiled_once(loop: Loop) -> Saving | None:
     """Make the steps that compile again as long as others: what was compiled runs slowly at first, which no record shows.
 
     If there are no others, such a step may take any time, so at most all of it is saved.
     """
-    seconds = loop.of_activity(AGAIN)
-    total = float(seconds.sum())
+    again, compiled = loop.of_activity(AGAIN), loop.of_activity(AGAIN, COMPILING)
+    rows, total, beyond, whole = again > 0, float(again.sum()), 0.0, 0.0
     if total <= 0:
         return None
+    rest = loop.training - compiled
+    if np.count_nonzero(compiled <= 0) >= thresholds.MIN_STEPS:
+        more = float(np.median(rest[rows]) - np.median(rest[compiled <= 0]))
+        beyond = max(more, 0.0) * np.count_nonzero(rows)
+    else:
+        whole = float(loop.training[rows].sum())
     least, value, most = limits.SAVED
-    beyond = whole = 0.0
-    for rank in case.ranks:
-        own = case.metrics.recorded(Compile).of(rank.name)
-        length, spent = rank.iterations.length, _in_rows(rank, own)
-        rows, usual = _in_rows(rank, [one for one in own if one.args.again]) > 0, spent <= 0
-        if np.count_nonzero(usual) >= thresholds.MIN_STEPS and rows.any():
-            more = float(np.median(length[rows] - np.minimum(spent[rows], length[rows])) - np.median(length[usual]))
-            beyond += max(more, 0.0) * np.count_nonzero(rows) / len(case.ranks)
-        else:
-            whole += float(length[rows].sum()) / len(case.ranks)
-    lost = seconds * ((total + beyond) / total)
+    lost = again * ((total + beyond) / total)
     taken = (AGAIN, "compiled", "forward", "backward")
     return Saving(lost * value, least / value, most / value * max(whole / total, 1.0), taken, error=0.0)
-
-
-def _in_rows(rank: Rank, records: Sequence[Record[Compile]]) -> np.ndarray:
-    """Return the seconds of single calls in each iteration of a process; those between two that are judged are left out."""
-    starts, spent = rank.iterations.start, np.zeros(len(rank.iterations))
-    ends = starts + rank.iterations.length
-    rows = np.searchsorted(starts, np.asarray([one.start for one in records], np.float64), side="right") - 1
-    for row, one in zip(rows, records, strict=True):
-        if row >= 0 and one.start <= ends[row]:
-            spent[row] += max(one.seconds, 0.0)
-    return spent
 
 
 def collections(case: Case) -> Found | None:

@@ -91,16 +91,13 @@ def totals_of(metrics: JobMetrics) -> Totals | None:
     return Totals(tuple(ranks)) if ranks else None
 
 
-# Parts whose rows are divided together: where a step ends decides what is between its phases and what is outside, and of
-# a step without phases that is not known.
-_DIVIDED = (*((part.key,) for part in parts.PARTS if part.key not in ("gc", BETWEEN, OUTSIDE)), (OUTSIDE, BETWEEN))
-
-
 def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
     """Divide a rank's loop: its parts are those of all steps, and each is divided in proportion to the rows."""
     seconds = defaultdict[str, float](float)
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
-    for keys in _DIVIDED:
+    # What is between the phases and outside of them is divided together: of a step without phases, which of them is unknown.
+    alone = [(part.key,) for part in parts.PARTS if part.key not in ("gc", BETWEEN, OUTSIDE)]
+    for keys in (*alone, (OUTSIDE, BETWEEN)):
         found = defaultdict[str, float](float)
         for key in keys:
             for name, row in (rows.divided(key) if rows else {}).items():

@@ -39,13 +39,16 @@ class Spent(Generic[Call]):
     calls: int
 
 
-def calls_of(case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True) -> Spent[Call] | None:
+def calls_of(
+    case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] = lambda _: True, *, once: bool = False
+) -> Spent[Call] | None:
     """Return the calls of a kind inside the loops; None without any.
 
     Args:
         case: the job.
         kind: what was recorded.
         keep: chooses among the records.
+        once: each happens once, as compiling does, so that those in steps that the profiler slowed count, too.
     """
     found, most = case.metrics.recorded(kind), None
     for rank in case.ranks:
@@ -54,7 +57,7 @@ def calls_of(case: Case, kind: type[Call], keep: Callable[[Record[Call]], bool] 
             one
             for one in own
             if rank.start <= one.start <= rank.end
-            and not any(start <= one.start < end for start, end in rank.stretches)
+            and (once or not any(start <= one.start < end for start, end in rank.stretches))
             and keep(one)
         )
         recorded = sum(one.seconds for one in own)
