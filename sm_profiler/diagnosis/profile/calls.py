@@ -199,8 +199,8 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
     for stack in case.metrics.samples.stacks:
         place = case.seen.callback(stack)
         if place is not None:
-            method = place.function, _WITHIN.get(stack.phase, "")
-            methods[method] = methods.get(method, 0.0) + stack.seconds
+            seen_in = place.function, _WITHIN.get(stack.phase, "")
+            methods[seen_in] = methods.get(seen_in, 0.0) + stack.seconds
     if not seen.lines or not methods:
         return None
     method, within = max(methods, key=lambda one: methods[one])
