@@ -157,6 +157,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
     """Return the configuration as JSON and as a profile, whose folder exists."""
     from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
+    from sm_profiler.hook.settings import rank_from
     from sm_profiler.monitor.place import with_variables
     from sm_profiler.run_folder import FolderTakenError, default_config, profile_folder
 
@@ -166,8 +167,13 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
             return text, load_profile(text)
         request = _request(config)
         if folder is not None:
+            parameters = request.get("ProfilingParameters") or {}
+            if not isinstance(parameters, Mapping):
+                raise ProfilerError(
+                    f"start: ProfilingParameters of the configuration is an object, not {type(parameters).__name__}"
+                )
             local = {"LocalPath": str(Path(folder).absolute())}
-            request = {**request, "ProfilingParameters": {**(request.get("ProfilingParameters") or {}), **local}}
+            request = {**request, "ProfilingParameters": {**parameters, **local}}
         text = json.dumps(request)
         profile = load_profile(text)
         for problem in profile.warnings:
@@ -177,11 +183,17 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
         profile = with_variables(profile)
         profile_folder(NAME, rooted(profile.local_path))
     except FolderTakenError as error:
+        of_ranks = "" if rank_from() is None else "; to profile all ranks, start them with 'sm-profiler run'"
         raise FolderTakenError(
-            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler"
+            f"start: {error}: name another folder, or none, so that each recording gets its own in ./sm-profiler{of_ranks}"
         ) from None
     except OSError as error:
-        raise ProfilerError(f"start: {printable(error.filename or folder or '')}: {error.strerror}") from None
+        place = error.filename or folder or "the current folder"
+        raise ProfilerError(f"start: {printable(place)}: {error.strerror}") from None
+    except ProfilerError:
+        raise
+    except (TypeError, ValueError) as error:  # a folder that is no path, or a configuration that is no JSON
+        raise ProfilerError(f"start: {printable(error)}") from None
     return text, profile
 
 

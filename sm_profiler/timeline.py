@@ -69,7 +69,7 @@ _BUFFER = 1 << 20
 _EXACT_NS = 10**15  # a float has these as microseconds without an error
 
 Arguments = Mapping[str, Any]  # values that JSON has
-Describe = Callable[[EventColumns], Sequence[Arguments] | None]
+Describe = Callable[[EventColumns], Sequence[Arguments | None] | None]
 
 
 @attrs.frozen
@@ -364,7 +364,8 @@ def _microseconds(nanoseconds: int) -> str:
     if -_EXACT_NS < nanoseconds < _EXACT_NS:
         return repr(nanoseconds / 1000)
     whole, rest = divmod(abs(nanoseconds), 1000)
-    return f"{'-' if nanoseconds < 0 else ''}{whole}.{rest:03}"
+    text = f"{'-' if nanoseconds < 0 else ''}{whole}.{rest:03}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
 
 
 @contextlib.contextmanager

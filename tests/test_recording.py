@@ -72,6 +72,13 @@ def test_a_cell_that_is_run_again_gets_one_hint(tmp_path):
         sm_profiler.start("runs/a")
 
 
+def test_the_second_rank_in_a_folder_learns_what_records_all(monkeypatch):
+    sm_profiler.start("runs/a").stop()
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ProfilerError, match=r"to profile all ranks, start them with 'sm-profiler run'$"):
+        sm_profiler.start("runs/a")
+
+
 def test_a_start_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch):
     """The hook stayed, and the next recording took the process for one that is profiled from its beginning."""
 
@@ -146,6 +153,13 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
         sm_profiler.start("file/below")
     with pytest.raises(ProfilerError, match="No such file"):
         sm_profiler.start(config="missing.json")
+    for folder in (3, b"third", "a\0b"):
+        with pytest.raises(ProfilerError, match=r"^start: "):
+            sm_profiler.start(folder)
+    with pytest.raises(ProfilerError, match="ProfilingParameters of the configuration is an object, not list"):
+        sm_profiler.start("third", {"ProfilingParameters": [1]})
+    with pytest.raises(ProfilerError, match="not JSON serializable"):
+        sm_profiler.start("third", {"KmsKeyId": object()})
     with pytest.raises(ProfilerError, match="records no framework"):
         sm_profiler.start("third", {"ProfilingParameters": {"LocalPath": "/x"}, "DisableProfiler": True})
     monkeypatch.setattr("sm_profiler.hook.frameworks.frameworks", tuple)

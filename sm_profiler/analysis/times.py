@@ -1,7 +1,8 @@
 """Times in the units and formats that notebooks use, and text columns of frames, times among them.
 
-Text columns are Arrow arrays, built without a Python object per row. Times are shown as `2023-11-14T22:13:20:008444`,
-UTC.
+Text columns are Arrow arrays, built without one Python object per row. Profiles repeat themselves: the same devices tick
+after tick, one process in a whole file. Runs of rows that repeat earlier ones share their memory. Times are shown as
+`2023-11-14T22:13:20:008444`, UTC.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,20 @@ from numpy.typing import NDArray
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
 
+_STRETCH = 1 << 13  # rows compared at once when looking for repetitions
 _CHUNK = 1 << 16  # rows processed at once, so that they stay in the processor's cache
+_LONG_RUN = 1 << 10  # mean run length from which on each run is one slice of shared memory
+_REMEMBERED = 4  # earlier stretches that a new one is compared with
+_MAX_BYTE_CODES = 256  # values that fit a code of one byte
+
 SECOND_US = 1_000_000
 _TIME_WIDTH = 26
 _LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 _MINUTE_S = 60
 # 2023-11- 14T22:13 :20: 0084 44
 _TIME = np.dtype([("date", "u8"), ("minute", "u8"), ("second", "u4"), ("upper", "u4"), ("lower", "u2")])
+_WHOLE = np.dtype(f"V{_TIME_WIDTH}")
+_MEAN_RUN = 4  # equal times in a row, from which on runs are faster than rows
 _SECONDS = np.frombuffer("".join(f":{number:02d}:" for number in range(60)).encode(), "u4")
 _UPPER = np.frombuffer("".join(f"{number:04d}" for number in range(10_000)).encode(), "u4")
 _LOWER = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), "u2")
@@ -39,7 +48,13 @@ def texts(array: pa.Array | pa.ChunkedArray) -> Any:
 
 def category_texts(category: Category) -> Any:
     values, codes = _values(category.values), category.codes
-    chunks = [values.take(pa.array(codes[start : start + _CHUNK])) for start in range(0, len(codes), _CHUNK)]
+    changes = codes[1:] != codes[:-1]
+    if (np.count_nonzero(changes) + 1) * _LONG_RUN <= len(codes):
+        chunks = _runs(codes, [0, *(np.flatnonzero(changes) + 1).tolist(), len(codes)], values)
+    elif len(category.values) <= _MAX_BYTE_CODES and len(codes) > 2 * _STRETCH:
+        chunks = _repetitions(codes, values)
+    else:
+        chunks = _taken(codes, values) if len(codes) else []
     return texts(pa.chunked_array(chunks, pa.large_string()))
 
 
@@ -48,6 +63,63 @@ def _values(values: Sequence[str]) -> pa.Array:
         return pa.array(values, pa.large_string())
     except UnicodeEncodeError:  # unpaired surrogates; JSON can contain them, UTF-8 cannot
         return pa.array([text.encode(errors="backslashreplace").decode() for text in values], pa.large_string())
+
+
+def _taken(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
+    """Write out the text of every row.
+
+    Arrow takes one chunk at a time, and the chunks are joined here: an array that it builds whole allocates up to twice
+    the memory it needs.
+    """
+    lengths = np.array([len(text.as_buffer()) for text in values], np.int64)
+    begins = np.empty(len(codes) + 1, np.int64)
+    data = np.empty(int(lengths @ np.bincount(codes, minlength=len(lengths))), np.uint8)
+    at = begins[0] = 0
+    for start in range(0, len(codes), _CHUNK):
+        part = values.take(pa.array(codes[start : start + _CHUNK]))
+        _, own_begins, own_data = part.buffers()
+        own = np.frombuffer(own_begins, np.int64, len(part) + 1)
+        np.add(own[1:], at, out=begins[start + 1 : start + 1 + len(part)])
+        size = int(own[-1])
+        if size:
+            data[at : at + size] = np.frombuffer(own_data, np.uint8, size)
+        at += size
+    return [pa.LargeStringArray.from_buffers(len(codes), pa.py_buffer(begins), pa.py_buffer(data))]
+
+
+def _runs(codes: NDArray[np.int32], edges: list[int], values: pa.Array) -> list[pa.Array]:
+    """Share memory between the runs of a text: each is a slice of the longest one, at most a chunk long."""
+    spans = [
+        (int(codes[start]), min(_CHUNK, stop - at))
+        for start, stop in pairwise(edges)
+        for at in range(start, stop, _CHUNK)
+    ]
+    longest: dict[int, int] = {}
+    for code, length in spans:
+        longest[code] = max(length, longest.get(code, 0))
+    whole = {code: values.take(pa.array(np.full(length, code, np.int32))) for code, length in longest.items()}
+    return [whole[code].slice(0, length) for code, length in spans]
+
+
+def _repetitions(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
+    """Make each stretch that occurs anywhere in a remembered one a slice of it."""
+    narrow = codes.astype(np.uint8)
+    known: list[tuple[bytes, pa.Array]] = []
+    chunks: list[pa.Array] = []
+    new = 0
+    for start in range(0, len(codes), _STRETCH):
+        wanted = narrow[start : start + _STRETCH].tobytes()
+        found = next(((array, at) for before, array in known if (at := before.find(wanted)) >= 0), None)
+        if found is None and new > _REMEMBERED + len(chunks) // 8:  # too few repetitions
+            return [*chunks, *_taken(codes[start:], values)]
+        if found is None:
+            # Twice the length, so that it contains a period from any offset.
+            stop = start + 2 * _STRETCH
+            found = values.take(pa.array(codes[start:stop])), 0
+            known = [(narrow[start:stop].tobytes(), found[0]), *known[: _REMEMBERED - 1]]
+            new += 1
+        chunks.append(found[0].slice(found[1], len(wanted)))
+    return chunks
 
 
 def _text_dtype() -> Any:
@@ -82,7 +154,18 @@ def text_times(times_us: NDArray[Any]) -> pa.ChunkedArray:
 
 
 def _fill(text: NDArray[Any], times_us: NDArray[Any]) -> None:
-    """Write times into rows of `_TIME`."""
+    """Write times into rows of `_TIME`, a run of equal ones at once: devices are measured at the same moment."""
+    starts = np.flatnonzero(times_us[1:] != times_us[:-1]) + 1
+    if _MEAN_RUN * (len(starts) + 1) > len(times_us):
+        _fill_each(text, times_us)
+        return
+    edges = np.concatenate([[0], starts, [len(times_us)]])
+    runs = np.empty(len(edges) - 1, _TIME)
+    _fill_each(runs, times_us[edges[:-1]])
+    text.view(_WHOLE)[:] = np.repeat(runs.view(_WHOLE), np.diff(edges))
+
+
+def _fill_each(text: NDArray[Any], times_us: NDArray[Any]) -> None:
     whole = np.rint(times_us).astype(np.int64) if times_us.dtype.kind == "f" else times_us.astype(np.int64, copy=False)
     whole = np.clip(whole, 0, _LAST_US)
     seconds = whole // SECOND_US

@@ -64,7 +64,7 @@ def run_try_loader(options: Namespace) -> int:
     command = find_script(options)
     if not 0 < options.seconds <= MAX_SECONDS:
         raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
-    needed = batches_needed(options.profile) if options.profile else None
+    needed, alarm = batches_needed(options.profile) if options.profile else (None, "")
     with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
         plan = make_plan(options, Path(folder, "result.json"))
         before = machine_time()
@@ -81,7 +81,7 @@ def run_try_loader(options: Namespace) -> int:
     else:
         if options.json:
             Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
-        print(trial_table(outcome, needed))
+        print(trial_table(outcome, needed, alarm))
     if outcome.interrupted:
         return INTERRUPTED
     return DONE if outcome.measured else BAD
@@ -214,33 +214,44 @@ def no_loader(code: int, options: Namespace) -> str:
     )
 
 
-def batches_needed(where: str) -> float:
-    """Return the batches a second that a recorded loop needs if it does not wait."""
+def batches_needed(where: str) -> tuple[float, str]:
+    """Return the batches a second that a recorded loop needs if it does not wait, and why it may need more; "" if it does not."""
+    from sm_profiler.diagnosis.limits import NOTICEABLE
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compute_seconds
     from sm_profiler.source import open_source
 
-    seconds = compute_seconds(build_report(open_source(newest_run(where))).metrics)
+    report = build_report(open_source(newest_run(where)))
+    seconds, share = compute_seconds(report.metrics), report.verdict.shared_wait
     if not seconds:
         raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
-    return 1 / seconds
+    alarm = f"Other programs kept this loop waiting for a CPU core {percent(share)} of its time: alone, it needs more."
+    return 1 / seconds, alarm if share >= NOTICEABLE else ""
 
 
-def trial_table(outcome: Outcome, needed: float | None = None) -> str:
-    """Return the table of all trials, the best of them, and what it means for the loop."""
+def trial_table(outcome: Outcome, needed: float | None = None, alarm: str = "") -> str:
+    """Return the table of all trials, the best of them, and what it means for the loop.
+
+    Args:
+        outcome: the trials.
+        needed: batches a second that the loop needs if it does not wait; None if unknown.
+        alarm: why it may need more.
+    """
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
-    rows = [HEAD, *(_row(trial, outcome.best(needed)) for trial in outcome.trials)]
+    rows = [HEAD, *(_row(trial, outcome.best(needed), needed) for trial in outcome.trials)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append(f"  {'  '.join(cells)}  {row[-1]}".rstrip())
-    return "\n".join([*lines, *advice(outcome, needed)])
+    return "\n".join([*lines, *advice(outcome, needed), *filter(None, (alarm,))])
 
 
-def _row(trial: Trial, best: Trial | None) -> tuple[str, ...]:
+def _row(trial: Trial, best: Trial | None, needed: float | None) -> tuple[str, ...]:
     setting = trial.setting
-    notes = [note for note, is_so in (("as in the script", trial.current), ("best", trial is best)) if is_so]
+    is_enough = needed is not None and trial.delivers(needed) * WORTH >= needed
+    states = (("as in the script", trial.current), ("best", trial is best), ("enough for the loop", is_enough))
+    notes = [note for note, is_so in states if is_so]
     return (
         str(setting.num_workers),
         str(setting.prefetch_factor or "-"),

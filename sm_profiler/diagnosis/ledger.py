@@ -78,12 +78,12 @@ class Totals:
 
     ranks: tuple[RankTotals, ...]
 
-    @property
+    @cached_property
     def duration(self) -> float:
         """Seconds of all ranks."""
         return sum(sum(rank.seconds.values()) for rank in self.ranks)
 
-    @property
+    @cached_property
     def activities(self) -> tuple[str, ...]:
         """All activities, the most expensive first, what is unseen last."""
         sums: dict[str, float] = {}

@@ -190,7 +190,7 @@ _ANSWERS: dict[str, tuple[type, ...]] = {
 
 def confined(
     kind: Any, failed: Callable[[FrameworkAdapter, Exception], object], release: Callable[[str], object]
-) -> type[FrameworkAdapter]:
+) -> Callable[..., FrameworkAdapter]:
     """Return the adapter of another package as a class in which an error of any method costs this adapter alone.
 
     From then on, its methods answer as those of `FrameworkAdapter` do, since it may still lead the session.
@@ -220,7 +220,8 @@ def confined(
                 return otherwise(self, *args, **kwargs)
             try:
                 found = original(self, *args, **kwargs)
-                if not isinstance(found, answers) or (name == "complete" and not all(map(_is_span, found))):
+                spans = found if name == "complete" and isinstance(found, list) else ()
+                if not isinstance(found, answers) or not all(map(_is_span, spans)):
                     raise TypeError(f"{name} returned {type(found).__name__}")
             except Exception as error:  # fail open
                 pass_on(error)

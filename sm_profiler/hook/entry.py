@@ -111,12 +111,12 @@ class Hook:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record a span under this name in the timeline."""
-        room = Room()
-        text = attempt(lambda: room.text(_text("name", name), MAX_NAME), partial(self._leave_out, "phase"))
+        cutter = Cutter()
+        text = attempt(lambda: cutter.text(_text("name", name), MAX_NAME), partial(self._leave_out, "phase"))
         if text is None:
             yield
             return
-        self.session.events_cut += room.cut
+        self.session.events_cut += cutter.cut
         start = time.perf_counter_ns()
         declared = self.session.sampler.declared if self.session.sampler else []
         declared.append(text)
@@ -152,13 +152,13 @@ class Hook:
             args: further arguments of the event.
         """
         session = self.session
-        room = Room()
+        cutter = Cutter()
         make = partial(
-            _event, session.timebase.now_us(), training_phase, op_name, phase, timestamp, duration, args, room
+            _event, session.timebase.now_us(), training_phase, op_name, phase, timestamp, duration, args, cutter
         )
         event = attempt(make, partial(self._leave_out, "record_trace_events"))
         if event is not None:
-            session.events_cut += room.cut
+            session.events_cut += cutter.cut
             with session.guarded("user events"):
                 session.append_event(event)
 
@@ -178,8 +178,8 @@ CUT = "\N{HORIZONTAL ELLIPSIS}"
 EARLIEST_S, LATEST_S = 31 * 86_400.0, 3600.0  # before and after now: a job takes 28 days at most
 
 
-class Room:
-    """Copies names and arguments of an event until they fill its room, so that no event becomes megabytes.
+class Cutter:
+    """Copies the names and arguments of an event up to a length, so that no event becomes megabytes.
 
     Attributes:
         cut: something was left out.
@@ -201,7 +201,7 @@ class Room:
         if isinstance(value, dict):
             return self._copy_object(value)
         if isinstance(value, (list, tuple)):
-            found = []
+            found: list[Any] = []
             for item in value:
                 if self._is_full(value, found):
                     found.append(CUT)
@@ -245,15 +245,15 @@ def _event(
     timestamp: Any,
     duration: Any,
     args: dict[str, Any],
-    room: Room,
+    cutter: Cutter,
 ) -> TraceEvent:
     """Return an event of the script.
 
     Raises:
         Exception: an argument is of another kind, or an object in it raises.
     """
-    row = room.text(_text("training_phase", training_phase), MAX_NAME)
-    name, kind = room.text(_text("op_name", op_name), MAX_NAME), _text("phase", kind)
+    row = cutter.text(_text("training_phase", training_phase), MAX_NAME)
+    name, kind = cutter.text(_text("op_name", op_name), MAX_NAME), _text("phase", kind)
     if kind not in KINDS:
         raise ValueError(f"phase is none of {', '.join(KINDS)}")
     start_us = now_us if timestamp is None else _microseconds("timestamp", timestamp)
@@ -265,7 +265,7 @@ def _event(
         raise ValueError(
             f"duration is in seconds, at least 0; {length_us / 1e6:.6g} s from its start on are not over yet"
         )
-    return TraceEvent(row, name, start_us, length_us, _json(room.copy(args)) if args else "", kind)
+    return TraceEvent(row, name, start_us, length_us, _json(cutter.copy(args)) if args else "", kind)
 
 
 def _text(name: str, value: Any) -> str:
@@ -362,10 +362,10 @@ def _arm(session: Session, framework: Framework) -> None:
         session.arm(_adapter_class(session, framework)(session), first=first)
 
 
-def _adapter_class(session: Session, framework: Framework) -> type[FrameworkAdapter]:
+def _adapter_class(session: Session, framework: Framework) -> Callable[[Session], FrameworkAdapter]:
     module, _, name = framework.adapter.partition(":")
     if framework in FRAMEWORKS:
-        found: type[FrameworkAdapter] = getattr(import_module(module), name)
+        found: Callable[[Session], FrameworkAdapter] = getattr(import_module(module), name)
         return found
     try:
         return confined(getattr(import_module(module), name), session.adapter_failed, session.tracker.release)

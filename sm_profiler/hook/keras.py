@@ -31,7 +31,7 @@ from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter
 from sm_profiler.hook.frames import definition
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Begin, End, Patches, timed
+from sm_profiler.hook.patches import Begin, End, Patches, Replaced, timed
 from sm_profiler.hook.pytorch.workers import Fetch, FetchTimes
 from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.timed_calls import LONG_NS, CallbackTimes, CallSum
@@ -89,7 +89,8 @@ class Callbacks(Collector):
     counts as a call of its only callback.
 
     Attributes:
-        code: of the functions around the list's methods.
+        codes: of the list's own methods that are called with each batch.
+        in_rests: what is put back during a rest.
     """
 
     name = "callbacks"
@@ -102,8 +103,9 @@ class Callbacks(Collector):
         self._batches: dict[
             CallSum, list[int]
         ] = {}  # called with each batch → timed calls, and nanoseconds of the short ones
+        self.in_rests: list[Replaced] = []
         self._rested: deque[tuple[list[int], list[int], int]] = deque()  # starts and ends of steps; number of the first
-        self.code: CodeType | None = None
+        self.codes: set[CodeType] = set()
 
     def install(self, patches: Patches, owner: Any) -> None:
         """Patch the list of callbacks."""
@@ -111,16 +113,17 @@ class Callbacks(Collector):
         names = [name for name in vars(owner) if name.startswith("on_")]
         for name in names:
             inner = f"_{name}" if f"_{name}" in vars(owner) else name  # what a pool's thread may run
-            patches.replace(owner, inner, functools.partial(self._wrap, name))
+            wrapped = patches.replace(owner, inner, functools.partial(self._wrap, name))
+            if name in BATCH_METHODS and wrapped is not None:
+                self.in_rests.append(wrapped)
 
     def _wrap(self, name: str, original: Any) -> Any:
-        session, tracker = self._session, self._session.tracker
-        in_rests = name in BATCH_METHODS
+        session = self._session
+        if name in BATCH_METHODS:
+            self.codes.add(original.__code__)
 
         @functools.wraps(original)
         def method(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
-            if in_rests and tracker.rest is not None:
-                return original(callbacks, *args, **kwargs)
             cache = callbacks.__dict__.get(CACHE)
             if cache and cache.get(name, cache) is None and len(callbacks.callbacks) == cache.get("count"):
                 return original(callbacks, *args, **kwargs)  # the usual case: none defines this method
@@ -139,7 +142,6 @@ class Callbacks(Collector):
                 if callbacks.callbacks is timed:
                     callbacks.callbacks = timed.original
 
-        self.code = method.__code__  # type: ignore[attr-defined]  # of a function
         return method
 
     def _timed(self, callbacks: Any, name: str) -> TimedList | None:
@@ -210,9 +212,8 @@ class Callbacks(Collector):
         self._rested.append((starts, ends, number))
 
     def in_callback(self, stack: Sequence[FrameType]) -> bool:
-        """Return whether a list calls one of its callbacks."""
-        depth = next((depth for depth, frame in enumerate(stack) if frame.f_code is self.code), 0)
-        return depth > 1  # behind the list's own method
+        """Return whether a list calls one of its callbacks with a batch."""
+        return any(frame.f_code in self.codes for frame in stack[1:])
 
     def _count_rested(self, starts: list[int], ends: list[int], number: int) -> None:
         for method, (count, length_ns) in self._batches.items():
@@ -529,6 +530,9 @@ class KerasAdapter(FrameworkAdapter):
         self._ending: tuple[Callable[..., None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
         self._rest: MarkedRest | None = None
+        self._results: list[Replaced] = []  # functions that wait for results
+        self._waits = False  # some have waited since the last rest began
+        self._hidden: list[Replaced] = []
         self._late = False  # the wait of the step before is added later: all of it runs in a graph
         self.callbacks = Callbacks(session)
         self.inputs = Inputs(session, self.backend)
@@ -567,7 +571,9 @@ class KerasAdapter(FrameworkAdapter):
                 (keras.callbacks.CallbackList, "_flush_futures")
             )  # of callbacks in a pool, which read these values
         for owner, name in results:
-            self._patches.replace(owner, name, self._wrap_results)
+            replaced = self._patches.replace(owner, name, self._wrap_results)
+            if replaced is not None:
+                self._results.append(replaced)
         if self.backend == "torch":
             forwards = getattr(self.session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
@@ -586,6 +592,7 @@ class KerasAdapter(FrameworkAdapter):
 
     def remove(self) -> None:
         """Restore Keras and take the collectors out."""
+        self.session.tracker.end_rest()
         self._patches.remove()
         self.inputs.remove()
         self.session.tracker.release(KERAS)
@@ -680,6 +687,7 @@ class KerasAdapter(FrameworkAdapter):
             finally:
                 tracker.in_compiled, end_ns = False, perf_counter_ns()
                 if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS and not session.quiet:
+                    self._waits = True
                     try:
                         tracker.append((RESULTS, "metrics", start_ns, end_ns, tracker.latest_number, None))
                     except Exception as error:  # fail open
@@ -729,10 +737,18 @@ class KerasAdapter(FrameworkAdapter):
         """Return whether a rest begins, and with it the step."""
         if mode is _TRAIN and self._late and self._batches_a_run() == 1:
             self._rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
+            if self._rest is not None:
+                self._hidden = [*self.callbacks.in_rests, *(() if self._waits else self._results)]
+                for replaced in self._hidden:
+                    replaced.hide()
+                self._waits = False
         return self._rest is not None
 
     def _awake(self) -> None:
         rest, self._rest = self._rest, None
+        for replaced in self._hidden:
+            replaced.show()
+        self._hidden = []
         if rest is not None:
             self.callbacks.rested(rest.ends, rest.finished, self.session.tracker.number + 1 - len(rest.ends))
 

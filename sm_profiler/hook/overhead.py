@@ -15,7 +15,6 @@ TIME_SHARE = 0.008  # of a step without its waits for a core; what else the hook
 UNSEEN = 3.0  # times what their own clock sees is what callbacks cost, with cold caches; until steps have been compared
 ENOUGH = 16  # comparisons
 DOUBT = 4.0  # if callbacks are within their budget even at so many times their cost, no steps are compared
-REST_US = 1.5  # what a step of a rest costs
 MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser
 OVER_IN_WINDOW = 5  # before a window is shed
@@ -71,12 +70,12 @@ class OverheadController:
 
     def reset(self) -> None:
         """Forget all measurements, in a forked child: it writes files of its own."""
-        self._last: tuple[float, float, int, int, int, int, int] | None = None
+        self._last: tuple[float, float, int, int, int, int, int, float] | None = None
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
         self._observed_us: float | None = None
         self._estimated = (0, 0.0)  # steps that were observed before any were compared, and what they seemed to cost
-        self._unjudged = [0.0] * 4  # steps, their cost on the training thread and on others, their length; microseconds
+        self._unjudged = [0.0] * 4  # steps, what observing them and all else cost, their length; microseconds
         self._every_for_time = self._every_for_bytes = 1
 
     def begin(self) -> None:
@@ -85,7 +84,7 @@ class OverheadController:
         What the training has waited for so far counts, too: recording begins inside the first step.
         """
         others = sum(other() for other in self.others)
-        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0, self._waited(), 0)
+        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0, self._waited(), 0, 0.0)
 
     def beat(self, written: int) -> dict[str, Any] | None:
         """Measure the time since the last call, and record more or less from now on.  Called once a second.
@@ -113,7 +112,8 @@ class OverheadController:
         tracker = self._tracker
         cpu = self._own_cpu() + sum(other() for other in self.others)
         stalled_ns, waited_ns = self._work.stalled_ns, self._waited()
-        current = (now, cpu, tracker.global_step, tracker.own_ns, stalled_ns, waited_ns, tracker.rested)
+        resting = tracker.rested, tracker.rests_us
+        current = (now, cpu, tracker.global_step, tracker.own_ns, stalled_ns, waited_ns, *resting)
         last = self._last
         if last is None:
             self._last = current
@@ -123,14 +123,15 @@ class OverheadController:
             return None
         self._last = current
         steps = max(current[2] - last[2], 0)
-        rested = min(current[6] - last[6], steps)
-        observed, own_us = steps - rested, (current[3] - last[3]) / 1000 * METER_EVERY * UNSEEN
+        rests_us = current[7] - last[7]
+        observed = max(steps - (current[6] - last[6]), 0)
+        own_us = (current[3] - last[3]) / 1000 * METER_EVERY * UNSEEN
         background_us, each_us = max(current[1] - last[1], 0.0) * 1e6, self.observed_us
-        training_us = self._spent(observed, own_us, each_us) + rested * REST_US
+        training_us = self._spent(observed, own_us, each_us) + rests_us
         if steps:
             length_us = (current[0] - last[0]) * 1e6 - (current[5] - last[5]) / 1000  # while it had a core, or waited
-            cost_us = (own_us if each_us is None else each_us * observed) + rested * REST_US
-            self._judge(steps, cost_us, background_us, max(length_us, 0.0))
+            cost_us = own_us if each_us is None else each_us * observed
+            self._judge(steps, cost_us, background_us + rests_us, max(length_us, 0.0))
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
@@ -157,19 +158,22 @@ class OverheadController:
             self._observed_us = max(sum(middle) / len(middle) / 1000, 0.0)
         return self._observed_us
 
-    def _judge(self, steps: int, training_us: float, background_us: float, length_us: float) -> None:
-        """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps."""
+    def _judge(self, steps: int, observed_us: float, fixed_us: float, length_us: float) -> None:
+        """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps.
+
+        What threads and steps of rests cost stays as it is if phases become sparser: half the budget is not theirs.
+        """
         unjudged = self._unjudged
-        for index, more in enumerate((steps, training_us, background_us, length_us)):
+        for index, more in enumerate((steps, observed_us, fixed_us, length_us)):
             unjudged[index] += more
         if unjudged[0] < METER_EVERY * (self.every if self.observed_us is None else 1):
             return
-        count, training_us, background_us, length_us = unjudged
+        count, observed_us, fixed_us, length_us = unjudged
         self._unjudged = [0.0] * 4
         budget_us, window = TIME_SHARE * length_us, self._open_window()
         if window is not None:
             budget_us = max(budget_us, MIN_US * count)
-        factor = training_us / max(budget_us - background_us, budget_us / 2, 1e-9)  # threads take the same in any case
+        factor = observed_us / max(budget_us - fixed_us, budget_us / 2, 1e-9)
         self._tracker.compares = window is None and factor * DOUBT > 1
         self._over = self._over + 1 if factor > 1 else 0
         self._under = self._under + 1 if factor < 0.5 else 0

@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -19,6 +19,25 @@ Wrap: TypeAlias = Callable[[Any], Any]
 Begin: TypeAlias = Callable[..., Any]
 End: TypeAlias = Callable[[Any, Any, BaseException | None], Any]
 _ABSENT = object()
+
+
+class Replaced(NamedTuple):
+    """An attribute that was replaced, and can be put back for a while."""
+
+    owner: Any
+    name: str
+    original: Any
+    value: Any
+
+    def hide(self) -> None:
+        """Put the original back, unless other code has replaced it since."""
+        if vars(self.owner).get(self.name) is self.value:
+            setattr(self.owner, self.name, self.original)
+
+    def show(self) -> None:
+        """Replace it again."""
+        if vars(self.owner).get(self.name) is self.original:
+            setattr(self.owner, self.name, self.value)
 
 
 class Patches:
@@ -47,13 +66,14 @@ class Patches:
 
         when_loaded(module, guarded)
 
-    def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
+    def replace(self, owner: Any, name: str, wrap: Wrap) -> Replaced | None:
         """Replace a function of a module or a method of a class; it stays if it is missing or not a plain function."""
         original = vars(owner).get(name)
-        if isinstance(owner, type) and not isinstance(original, FunctionType):
-            return
-        if callable(original):
-            self.put(owner, name, _in_place_of(original, wrap(original)))
+        if not callable(original) or (isinstance(owner, type) and not isinstance(original, FunctionType)):
+            return None
+        value = _in_place_of(original, wrap(original))
+        self.put(owner, name, value)
+        return Replaced(owner, name, original, value)
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
         """Replace a function or method by a function that calls it between two actions; see `timed`."""

@@ -32,6 +32,7 @@ from sm_profiler.hook.own_work import Aside, OwnWork
 from sm_profiler.hook.process_end import complete, how_it_ends, how_it_leaves, record_exit_code
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
+from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.hook.windows import Schedule, Slowdown
 from sm_profiler.limits import memory_total, oom_kills
@@ -89,9 +90,15 @@ class Session(StepObserver):
         self.work = OwnWork(self.append)
         self.aside = Aside()
         self.schedule = Schedule(self.is_off, self.run, self.note)
-        self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed, work=self.work)
-        self.slowdown = Slowdown(self.work, self.schedule.active)
         self.sampler: Sampler | None = None
+        self.controller = OverheadController(
+            self.tracker,
+            self.schedule.windows,
+            self._shed,
+            work=self.work,
+            waited=lambda: waited_ns() + self._helpers_ns(),
+        )
+        self.slowdown = Slowdown(self.work, self.schedule.active)
         self.closed = self.quiet = self.exiting = self._led = False
         self._source = source
         self._reload_problem = ""  # the latest, so that it is reported once
@@ -384,7 +391,7 @@ class Session(StepObserver):
             controller=self.controller,
             work=self.work,
             on_beat=self._beat,
-            helpers_ns=lambda: self.sampler.helpers_ns if self.sampler is not None else 0,
+            helpers_ns=self._helpers_ns,
             complete=self._complete,
         )
         self.tracker.append = recorder.records.append
@@ -394,6 +401,9 @@ class Session(StepObserver):
         atexit.register(self.end)
         multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
+
+    def _helpers_ns(self) -> int:
+        return self.sampler.helpers_ns if self.sampler is not None else 0
 
     def _complete(self, records: list[Span]) -> list[Span]:
         for adapter in self.adapters:

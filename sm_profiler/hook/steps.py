@@ -94,6 +94,7 @@ class StepTracker:
         compares: if phases are those of each step, there are still rests now and then, with which they are compared.
         rest: the run of steps of which nothing is reported but what counts them, or None.
         rested: training steps so far of which nothing else was reported.
+        rests_us: what these cost.
         compared: what the other steps between rests cost.
         rests: the observer needs no more of the steps of the settled mode.
         evaluates_after: number of the training step after which a model was switched to eval() mode and not back.
@@ -121,13 +122,13 @@ class StepTracker:
         """Start over, in a forked child."""
         if self.rest is not None:
             self.rest.awake()
-        self.rest, self.rested, self.compared = None, 0, Comparison()
+        self.rest, self.rested, self.rests_us, self.compared = None, 0, 0.0, Comparison()
         self.append = append
         self.settled: ModeKeys | None = None
         self.every = 1
-        self.keep_phases = True
+        self.keep_phases = self.rests = True
         self.compares = False
-        self.rests, self.evaluates_after = True, NEVER
+        self.evaluates_after = NEVER
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
@@ -587,8 +588,10 @@ class StepTracker:
         if rest is None:
             return
         began_ns, cpu_ns, rested, self.rest = perf_counter_ns(), self.compared.clock(), self.rested, None
+        planned = regular
         try:
             if isinstance(rest, CallRest):
+                planned = len(rest.ends) >= rest.steps or 0 < rest.until <= began_ns
                 self._record_calls(rest, began_ns)
             else:
                 self._record_rest(rest)
@@ -596,7 +599,9 @@ class StepTracker:
                     self._regular = REGULAR - AGAIN
         finally:  # an exception of the script may interrupt it
             rest.awake()
-        self.compared.rest_ended(self.global_step, self.rested - rested, cpu_ns)
+        self.rests_us += rest.cost_us * (self.rested - rested)
+        if planned:  # what ends it otherwise, such as the end of an epoch, also takes time
+            self.compared.rest_ended(self.global_step, self.rested - rested, cpu_ns)
         self.own_ns += min(perf_counter_ns() - began_ns, METER_MAX_NS) // METER_EVERY
 
     def _record_rest(self, rest: Rest) -> None:

@@ -76,6 +76,14 @@ class Window:
         self.opened = self.opened or inside
         return inside
 
+    def may_prepare_later(self, step: int) -> bool:
+        """Return whether this is the first step, and more follow before the window.
+
+        In the first one, scripts and libraries import what the collector would otherwise import for them.
+        """
+        start = self.range.start_step
+        return self._first_step in (None, step) and start is not None and start > step + 1
+
     @property
     def is_late(self) -> bool:
         """True if it missed a noticeable part of its time."""
@@ -207,7 +215,7 @@ class Schedule:
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int, batches: int = 1) -> None:
         was = window.active
-        if not window.prepared and not was:
+        if not window.prepared and not was and not window.may_prepare_later(step):
             window.prepared = True
             self._run(collector, collector.prepare)
         now = window.at_step(step, time.time(), time.monotonic(), batches)

@@ -276,9 +276,9 @@ def _owner(text: bytes) -> Owner | None:
 def _make(folder: Path, user: str) -> None:
     """Create a folder and those above it.
 
-    Those above it may be written by whoever may write to the folder in which the first is created, up to a folder with the
-    user's name: otherwise the first user would shut out the others, who need folders there, too. Below a folder such as
-    /tmp, the rest is private.
+    Those above it can be written by all users who can write to the folder in which the first is created, up to a folder
+    with the user's name: otherwise the first user would shut out the others, who need folders there, too. Below a folder
+    such as /tmp, the rest is private.
     """
     missing = [folder, *folder.parents]
     while missing and missing[-1].exists():

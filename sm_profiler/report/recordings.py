@@ -262,7 +262,7 @@ def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
             Evidence("speedup if all ranks, stages and microbatches took the average time", f"{found.even:.2f} times"),
         )
     if found.start:
-        evidence.append(Evidence("the first steps, which are long in every job", round(found.start, 3), unit="s"))
+        evidence.insert(0, Evidence("the first steps, which are long in every job", round(found.start, 3), unit="s"))
     if ledger.before:
         evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
     if found.findings:

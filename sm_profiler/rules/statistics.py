@@ -1,4 +1,4 @@
-"""What rules sum up of a job, in bounded memory and independent of the order of arrival: quantiles, and time per class of event."""
+"""Statistics that rules share, in bounded memory and independent of the order of arrival: quantiles, and time by class of event."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Endings:
     _statuses: dict[str, JobStatus] = attrs.field(factory=dict)
 
     def is_over(self, job: Job) -> bool:
-        """Return whether the account, the job's report or the records of its processes say that a job has ended."""
+        """Return whether the account or the job's report has its end, or the last record of each of its processes."""
         if "://" not in job.where or job.state != "running" or self.now() - job.changed < QUIET_S:
             return False
         if self._over.get(job.where) == job.changed:

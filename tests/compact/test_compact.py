@@ -210,7 +210,8 @@ def test_damage_is_noticed(tmp_path, seed, count, cut):
 
 
 def test_newer_schema_is_refused_in_one_line(two_nodes, tmp_path, monkeypatch):
-    monkeypatch.setattr("sm_profiler.source.parquet.schema.VERSION", 2)
+    for module in ("compact", "source.parquet.contents", "source.parquet.schema"):
+        monkeypatch.setattr(f"sm_profiler.{module}.SCHEMA_VERSION", 2)
     compacted(two_nodes, tmp_path)
     monkeypatch.undo()
     with pytest.raises(SourceError, match="written with version 2 of the schema, which is newer") as error:

@@ -360,7 +360,7 @@ def test_a_rank_that_waits_for_data_for_varying_times(tmp_path):
     assert holds(first.gain, of_job(planted) / of_job(healthy))
 
 
-@pytest.mark.parametrize("stretch", [range(220, 400), range(100, 160)])
+@pytest.mark.parametrize("stretch", [range(220, 400), range(100, 160), range(40, 400)])
 def test_a_rank_that_becomes_slow(stretch, tmp_path):
     healthy = times(6, 400, usual=120)
     planted = {at: value * (1.5 if at[0] == 2 and at[1] in stretch else 1) for at, value in healthy.items()}
@@ -368,6 +368,15 @@ def test_a_rank_that_becomes_slow(stretch, tmp_path):
     assert (finding.kind, finding.ranks) == ("FAIL_SLOW", ("host-2",))
     assert abs(finding.steps[0] - 700 - stretch[0]) < 5
     assert holds(finding.gain, of_job(planted, stretch) / of_job(healthy, stretch))
+
+
+@pytest.mark.parametrize("since", [30, 150, 220])
+def test_a_job_that_is_slower_since_a_step(since, tmp_path):
+    healthy = times(1, 300)
+    planted = {at: value * (1.3 if at[1] >= since else 1) for at, value in healthy.items()}
+    (finding,) = judged(tmp_path, rows_of(planted)).findings
+    assert (finding.kind, finding.steps) == ("FAIL_SLOW", (700 + since, 999))
+    assert holds(finding.gain, 1.3)
 
 
 def test_a_job_that_becomes_slower_and_slower(tmp_path):

@@ -17,13 +17,13 @@ from sm_profiler.hook.overhead import (
     MAX_EVERY_FOR_BYTES,
     OVER,
     OVER_IN_WINDOW,
-    REST_US,
     UNDER,
     UNSEEN,
     OverheadController,
 )
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import MAX_STRETCH, Recorder
+from sm_profiler.hook.rest import Rest
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
@@ -200,6 +200,11 @@ def test_a_training_without_a_core_has_longer_seconds(training, monkeypatch):
     assert found[1:] == [1.0, 2.0, MAX_STRETCH]
 
 
+def rest(training, steps: int) -> None:
+    training.tracker.rested += steps
+    training.tracker.rests_us += steps * Rest.cost_us
+
+
 def compare(training, cost_us: float, *, count: int = ENOUGH, others: tuple[float, ...] = ()) -> None:
     training.tracker.compared.ns.extend([cost_us * 1000 + number for number in range(count)] + [*others])
 
@@ -211,9 +216,9 @@ def test_what_steps_cost_that_were_compared_replaces_the_clock_of_the_callbacks(
     compare(training, 80.0, count=1)
     assert training.seconds(2, 0) == [1, 16]  # ten times the budget
     training.recorder.events.clear()
-    training.tracker.rested += 900
+    rest(training, 900)
     training.second(0)
-    assert training.overhead()["training_us"] == pytest.approx(100 * 80 + 900 * REST_US, rel=0.01)
+    assert training.overhead()["training_us"] == pytest.approx(100 * 80 + 900 * Rest.cost_us, rel=0.01)
 
 
 def test_earlier_steps_cost_what_was_found_later(training):
@@ -242,9 +247,9 @@ def test_what_threads_take_is_no_reason_for_no_phases(training):
     """They take half the budget at most from that of the callbacks, which could not make up for them."""
     cpu = [0.0]
     training.controller._own_cpu = lambda: cpu[0]
-    compare(training, 8.0)
+    compare(training, 7.9)
     for _ in range(10):
         cpu[0] += 0.02
-        training.tracker.rested += STEPS - STEPS // training.tracker.every
+        rest(training, STEPS - STEPS // training.tracker.every)
         training.second(0)
-    assert training.tracker.every == 4
+    assert training.tracker.every == 2

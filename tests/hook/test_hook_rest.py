@@ -138,6 +138,13 @@ def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(lo
     assert list(loop.tracker.compared.ns) == [5 * 100] * 6
 
 
+def test_steps_are_not_compared_if_a_rest_ends_early(loop):
+    for _ in range(4):
+        loop.rest()
+        loop.model.eval()
+    assert not loop.tracker.compared.ns
+
+
 def test_results_are_the_same(loop, session):
     loop.run(4)
     other = Loop(session)

@@ -101,3 +101,42 @@ def test_a_window_that_the_script_interrupts_is_over():
     schedule.close()
     assert collector.events == ["enter", "failed"]
     assert notes == {"Interrupted": "ended early: the script's KeyboardInterrupt interrupted it"}
+
+
+class Prepared(Collector):
+    """A collector that is prepared before its window."""
+
+    name = "Prepared"
+    at: int | None = None
+
+    def __init__(self):
+        self.step = 0
+
+    def prepare(self):
+        self.at = self.step
+
+
+@pytest.mark.parametrize(
+    ("given", "at"),
+    [
+        (Range(start_step=5, num_steps=1), 1),
+        (Range(start_step=2, num_steps=1), 1),
+        (Range(start_step=1, num_steps=1), 0),
+        (Range(start_step=0, num_steps=1), 0),
+        (Range(duration=5.0), 0),
+    ],
+)
+def test_a_collector_is_prepared_after_the_first_step_if_its_window_comes_later(given, at):
+    """In the first step, scripts import what the collector needs, too."""
+    collector = Prepared()
+
+    def run(_collector, action, *args):
+        action(*args)
+        return True
+
+    schedule = Schedule(lambda _: False, run, {}.__setitem__)
+    schedule.configure({"Prepared": given})
+    schedule.collectors["Prepared"] = collector
+    for collector.step in range(4):
+        schedule.at_step(collector.step)
+    assert collector.at == at

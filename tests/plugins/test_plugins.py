@@ -87,6 +87,13 @@ trainer.fit(range(5))
 """
 
 
+DERIVED = """\
+from tiny_trainer_example import TinyTrainerAdapter as Example
+class TinyTrainerAdapter(Example):
+    {}
+"""
+
+
 def profile_of(folder, script=TRAINING, logged=""):
     """Return the profile of a training."""
     config = {"ProfilingParameters": {"LocalPath": str(folder / "profile"), "SamplerEnabled": "false"}}
@@ -288,10 +295,11 @@ def test_the_switch_leaves_out_all(tmp_path, profile):
 
 @pytest.mark.parametrize(
     ("code", "line"),
-    [("", "has no attribute 'TinyTrainerAdapter'"), ("class TinyTrainerAdapter:\n    def __init__(self, session): 1 / 0", "division by zero")],
+    [("", "has no attribute 'TinyTrainerAdapter'"), (DERIVED.format("def __init__(self, session): 1 / 0"), "division by zero"), (DERIVED.format("def rank(self): 1 / 0"), "division by zero"), ("class TinyTrainerAdapter:\n    pass", "is a class derived from")],
 )  # fmt: skip
 def test_a_broken_adapter_never_harms_a_training(tmp_path, code, line):
     install(tmp_path, "adapter")
+    (tmp_path / "tiny_trainer_adapter.py").rename(tmp_path / "tiny_trainer_example.py")
     (tmp_path / "tiny_trainer_adapter.py").write_text(code)
     config = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile"), "SamplerEnabled": "false"}}
     trained = TRAINING.replace("hook.close()", "print('trained')")

@@ -313,6 +313,9 @@ def test_a_rank_that_fails_before_its_first_step_is_the_verdict():
     assert main.headline.startswith("After 0 training steps, algo-1-1 failed: ValueError: no data (train.py:3).")
     found = json.loads(to_json(report))["end"]
     assert (found["state"], found["exit_code"], found["error"]) == ("crashed", 1, "ValueError: no data")
+    assert [(row["metric"], row["value"]) for row in json.loads(to_json(report))["verdict"]["evidence"]] == [
+        ("exit code of the rank", 1)
+    ]
     assert "recorded nothing" not in report.metrics.ending.sentence
     unknown = record(1, "crashed", 5.0, 0, end_code=1, world_size=2)
     ending = report_from(metadata=(unknown,), facts=of_run("crashed", 1)).metrics.ending

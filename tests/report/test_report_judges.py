@@ -181,12 +181,12 @@ def test_garbage_collection_leads_over_its_symptoms():
 
 def test_collections_while_functions_are_compiled_are_no_finding():
     rows = training(200)
-    first = next(row for row in rows if row[0] == "Forward")
+    first = next(row for row in rows if row[0] == "Forward" and row[5] == 9)
     rows += [("GC", "GC", first[2] + 0.001 * one, 0.001, "algo-1-0", -1) for one in range(2)]
     slow = [(*row[:3], row[3] + (1.0 if row is first else 0), *row[4:]) if row[0] == "Forward" else row for row in rows]
     start = first[2]
     rows = [(*row[:2], row[2] + (1.0 if row[2] > start + 0.003 else 0), *row[3:]) for row in slow]
-    rows = [(*row[:3], 1.009, *row[4:]) if row[0].startswith("Step") and row[5] == 0 else row for row in rows]
+    rows = [(*row[:3], 1.009, *row[4:]) if row[0].startswith("Step") and row[5] == 9 else row for row in rows]
     rows += [("GC", "GC", start + 0.1 + 0.1 * one, 0.08, "algo-1-0", -1) for one in range(8)]
     compiled = (event_names.COMPILE, "train_step", start, 1.0, "algo-1-0", 0, {"again": False})
     assert verdict_of(rows).kind is Class.GC_BOUND

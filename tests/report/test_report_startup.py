@@ -11,8 +11,8 @@ import pytest
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
-from sm_profiler.hook.clock import birth
-from sm_profiler.identity import host_id, is_shared, shared_mounts
+from sm_profiler.hook.clock import birth, is_shared, shared_mounts
+from sm_profiler.identity import host_id
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
 from sm_profiler.render.view import pictures

@@ -106,7 +106,7 @@ def test_steps_without_phases_do_not_hide_how_late_a_rank_is():
     rows = [row for row in in_step(works, steps=300) if row[0].startswith("Step") or row[5] % 3 == 0]
     main = verdict_of(rows).main
     assert main.kind is Class.STRAGGLER
-    assert main.gain.seconds_per_step.value == pytest.approx(0.008, rel=0.05)
+    assert main.gain.seconds_per_step.value == pytest.approx(0.006, rel=0.05)  # left out, or divided
 
 
 def test_the_first_steps_of_a_rank_do_not_make_it_late():

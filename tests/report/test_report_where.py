@@ -205,7 +205,12 @@ def test_growth_names_the_lines_that_add_to_what_grows():
     assert (line.file, line.line, line.function, line.source) == ("data/train.py", 36, "train", "source of line 36")
 
 
-@pytest.mark.parametrize("stacks", [(), (("wait", 0, 0.1, 12),), (("forward", 0, 9, 12),)])
+def test_one_sample_shows_where_a_timed_wait_is():
+    rows = [*training(200, wait=0.02), sampled(("wait", 0, 0.1, 12))]
+    assert [line.line for line in verdict_of(rows).main.where] == [12]
+
+
+@pytest.mark.parametrize("stacks", [(), (("forward", 0, 9, 12),)])
 def test_without_useful_samples_a_finding_has_no_line(stacks):
     rows = training(200, wait=0.02)
     if stacks:

@@ -126,7 +126,7 @@ def test_a_job_on_s3_is_over_when_all_its_processes_have_recorded_their_end(buck
     assert not endings.is_over(Job("a", "/jobs/a", NOW - 150, "running"))
 
 
-def test_a_job_on_s3_is_over_when_its_report_or_the_account_says_so(bucket, monkeypatch):
+def test_a_job_on_s3_is_over_when_its_report_or_the_account_has_its_end(bucket, monkeypatch):
     stored = report_json(start=NOW - 170 - HOUR) | {"end": {"state": "crashed", "exit_code": 1, "error": "", "step": 5}}
     bucket(0, "")
     endings = Endings(now=lambda: NOW)

@@ -169,6 +169,10 @@ def test_table_names_the_best_setting_and_what_the_loop_takes():
     assert "3 times as many as now (10.0)" in text
     assert "needs 20.0 batches/s" in text
     assert text.endswith("enough.")
+    rows = text.splitlines()[2:5]
+    assert [row.endswith("enough for the loop") for row in rows] == [False, True, True]
+    assert "enough for the loop" not in trial_table(outcome)
+    assert trial_table(outcome, 20.0, "It needs more.").endswith("enough.\nIt needs more.")
     assert "not enough" in trial_table(outcome, 100.0)
     assert "just enough" in trial_table(outcome, 50.0)
     assert "as in the script, best" in trial_table(outcome_of((0, 10.0)))

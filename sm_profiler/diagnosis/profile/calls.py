@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -53,7 +54,7 @@ def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving 
     if not spent.any():
         return None
     taken = name, *(other for other in loop.left if other not in NAMED)
-    return Saving((spent + loop.around(spent > 0)) * value, least / value, most / value, taken, strict=True)
+    return Saving((spent + loop.around(spent)) * value, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:
@@ -195,12 +196,11 @@ def _without_callback(inside: float, loop: Loop) -> Saving | None:
 
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
     """Find callbacks that no record times, from the samples of their lines: hooks of modules and optimizers, those of trainers."""
-    methods: dict[tuple[str, str], float] = {}
+    methods = defaultdict[tuple[str, str], float](float)
     for stack in case.metrics.samples.stacks:
         place = case.seen.callback(stack)
         if place is not None:
-            seen_in = place.function, _WITHIN.get(stack.phase, "")
-            methods[seen_in] = methods.get(seen_in, 0.0) + stack.seconds
+            methods[place.function, _WITHIN.get(stack.phase, "")] += stack.seconds
     if not seen.lines or not methods:
         return None
     method, within = max(methods, key=lambda one: methods[one])

@@ -296,7 +296,7 @@ class Case:
         beyond = certain - limits.FLOOR
         # waits for a core shift the shares of the parts
         far = certain * (1 - self.shared_wait) >= limits.SURELY * limits.FLOOR
-        steady = beyond >= limits.BEYOND_CHANCE * error
+        steady = beyond >= limits.SURE_SIGMAS * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
             return Confidence("high")

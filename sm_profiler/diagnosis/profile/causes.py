@@ -20,6 +20,7 @@ class ProfileCause:
         find: recognizes it; returns what its repair saves, and what fills the places of its words.
         stops: the training did not go on, so that no faster step matters.
         on_host: it happens on the host, so that it costs no more than the time in which the device is idle.
+        evicts: it runs between the parts of a step, which find their caches empty after it.
         points: its advice is to look for something, so that it begins with the line that takes most of the lost time.
     """
 
@@ -27,6 +28,7 @@ class ProfileCause:
     find: Callable[[Case], Found | None]
     stops: bool = False
     on_host: bool = False
+    evicts: bool = False
     points: bool = False
 
     @property
@@ -64,12 +66,12 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.SWAPPING, machine.swapping),
     ProfileCause(Class.GPU_THROTTLED, machine.clocks),
     ProfileCause(Class.SLOW_STORAGE, inputs.storage),
-    ProfileCause(Class.INPUT_BOUND, _waiting, on_host=True),
-    ProfileCause(Class.SYNC_BOUND, computing.outside, on_host=True, points=True),
-    ProfileCause(Class.USER_PHASE, computing.own_phase, on_host=True),
+    ProfileCause(Class.INPUT_BOUND, _waiting, on_host=True, evicts=True),
+    ProfileCause(Class.SYNC_BOUND, computing.outside, on_host=True, evicts=True, points=True),
+    ProfileCause(Class.USER_PHASE, computing.own_phase, on_host=True, evicts=True),
     ProfileCause(Class.BATCH_TOO_SMALL, _small_batch),
     ProfileCause(Class.HOST_BOUND, _host, on_host=True),
-    ProfileCause(Class.GC_BOUND, _collections, on_host=True),
+    ProfileCause(Class.GC_BOUND, _collections, on_host=True, evicts=True),
     ProfileCause(Class.OPTIMIZER_BOUND, computing.optimizer),
     ProfileCause(Class.PERIODIC_STALL, patterns.periodic, points=True),
     ProfileCause(Class.STEP_OUTLIERS, patterns.outliers, points=True),
@@ -83,9 +85,9 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.COMMUNICATION_BOUND, ranks.communication),
     ProfileCause(Class.UNBALANCED_GPUS, ranks.unbalanced),
     ProfileCause(Class.COMPUTE_BOUND, machine.compute),
-    ProfileCause(Class.CHECKPOINTING, calls.saving, on_host=True),
-    ProfileCause(Class.LOGGING, calls.logging, on_host=True),
-    ProfileCause(Class.SLOW_CALLBACK, calls.callbacks, on_host=True),
+    ProfileCause(Class.CHECKPOINTING, calls.saving, on_host=True, evicts=True),
+    ProfileCause(Class.LOGGING, calls.logging, on_host=True, evicts=True),
+    ProfileCause(Class.SLOW_CALLBACK, calls.callbacks, on_host=True, evicts=True),
     ProfileCause(Class.RECOMPILATION, calls.recompilation, on_host=True),
     ProfileCause(Class.OVERSUBSCRIBED, machine.threads, on_host=True),
     ProfileCause(Class.TRANSFER_BOUND, computing.transfer, on_host=True),

@@ -97,7 +97,10 @@ def outside(case: Case) -> Found | None:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
         inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        return all_but(loop.usual(*REST) * own, others, (kept, limits.REPEAT, 0.0), REST)
+        most = (
+            kept if step < limits.SMALL_STEP_S else min(kept, limits.SURELY * limits.FLOOR)
+        )  # Python takes as long in any step
+        return all_but(loop.usual(*REST) * own, others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
         "share": percent(share),
@@ -139,7 +142,7 @@ def _is_small_for_trainer(case: Case) -> bool:
     outer = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
     trainers = sum(one.count for one in outer if one.places[-1] in calls and one.leaf)
     scripts = sum(one.count for one in outer) - trainers
-    chance = limits.BEYOND_CHANCE * math.sqrt(trainers + scripts)
+    chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
     return trainers - scripts > (-chance if case.stack is KERAS else chance)
 
 
@@ -518,10 +521,11 @@ def _larger_batch(case: Case, found: Found, loop: Loop) -> Saving:
     if gpu is not None:  # kernels of a small batch fill a part of the device
         grows = [gpu / 100 * part for part in limits.GROWS]
     else:
-        launches = (
-            found.share if launches_of(case) is not None else passes * limits.MAJORITY
-        )  # tiny steps mostly launch
-        grows = [max(passes - launches, 0.0) * part for part in (0.0, *limits.GROWS[::2])]
+        # counted launches have Python around them; of steps that were not counted most is launching
+        known = launches_of(case) is not None
+        least, most = (1.0, limits.CLEARLY) if known else (limits.MAJORITY, 1.0)
+        fixed = [part * (found.share if known else passes) for part in (most, (least + most) / 2, least)]
+        grows = [max(passes - own, 0.0) * part for own, part in zip(fixed, (0.0, *limits.GROWS[::2]), strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / limits.BATCH_LARGER)
         for loads, computes in zip(limits.GROWS, grows, strict=True)

@@ -55,7 +55,7 @@ class Workers:
         wanted = max(limits.WORKERS, self.needed)
         limit = self.cores or max(2 * limits.WORKERS, self.now + 1)
         usual = max(min(wanted, limit), 1)
-        return max(usual, min(self.needed, limits.SURELY * limit)) if self.idle else usual
+        return max(usual, min(self.needed, limits.WORKERS**2)) if self.idle else usual
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
@@ -366,7 +366,7 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
     mean = float(wait[rows].mean())
     # Work that is done once is not done in each epoch, with any number of cores.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)
-    less = wait * limits.PREPARED_ONCE
+    less = wait * limits.PART_SAVED_INDIRECT[0]
     collected = case.mean(lambda rank: rank.gc_in_wait / rank.gc if rank.gc > 0 else 0.0) * loop.of_activity(COLLECTING)
     saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less) + collected], (WAIT,))
     total = float(saving.seconds.sum())

@@ -50,9 +50,9 @@ def start_allowance(metrics: JobMetrics) -> float:
     If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
     a slow or busy machine.
     """
-    device = limits.START_S if metrics.gpus else 0.0
+    device = 2 * limits.START_S if metrics.gpus else 0.0
     if metrics.loading is None:
-        return limits.START_S + device
+        return 2 * limits.START_S + device
     loading = metrics.loading + importing(metrics)  # frameworks import parts of themselves when they are first used
     return min(loading, limits.IMPORTS_S) + _model_allowance(metrics) + device
 
@@ -461,9 +461,9 @@ def _grown_objects(args: Objects, process: str) -> list[Evidence]:
         evidence.append(Evidence("container that grows most", args.container, None, process))
     if args.tensor_bytes >= limits.GROWTH_BYTES:
         evidence.append(Evidence("tensors gained", args.tensor_bytes, None, process, "bytes"))
-    if args.tensors_in_graphs >= limits.OBJECTS:
+    if args.tensors_in_graphs >= limits.STEADY_STEPS:
         evidence.append(Evidence("tensors gained that keep a graph", args.tensors_in_graphs, None, process))
-    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= limits.OBJECTS]
+    gained = [f"{kind} +{count:,}" for kind, count in args.types.items() if count >= limits.STEADY_STEPS]
     if gained:
         evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
     return evidence
@@ -478,7 +478,7 @@ def _keeps_nothing(objects: Sequence[Objects]) -> bool:
         return False
     last = objects[-1]
     most = max(last.tensors_in_graphs, *last.types.values(), 0)
-    return most < limits.OBJECTS and last.tensor_bytes < limits.GROWTH_BYTES
+    return most < limits.STEADY_STEPS and last.tensor_bytes < limits.GROWTH_BYTES
 
 
 def _growing_lines(objects: Sequence[Objects]) -> tuple[Location, ...]:
@@ -668,7 +668,7 @@ def _furthest(case: Case, rank: RankEnd) -> tuple[Evidence, ...]:
     """Return how far the peers of a rank came; its own steps are in the headline."""
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
     if not others:
-        return ()
+        return () if rank.exit_code is None else (Evidence("exit code of the rank", rank.exit_code, None, rank.name),)
     furthest = min(others, key=lambda one: (-one.step, one.name))
     return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
 

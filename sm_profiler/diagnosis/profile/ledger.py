@@ -102,8 +102,8 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
     for keys in _DIVIDED:
         found = defaultdict[str, float](float)
-        for key in keys if rows else ():
-            for name, row in rows.divided(key).items():
+        for key in keys:
+            for name, row in (rows.divided(key) if rows else {}).items():
                 found[name] += float(row.sum())
         found.pop(COLLECTING, None)
         whole = sum(found.values())

@@ -40,6 +40,7 @@ class Saving:
         strict: take them from these activities only.
         certain: factor of what is saved in any case; default: `low`.
         error: standard error of the seconds, as a share of them; default: that of the finding.
+        evicts: other code runs between the parts of a step, which find their caches empty after it.
     """
 
     seconds: Floats
@@ -49,6 +50,7 @@ class Saving:
     strict: bool = False
     certain: float | None = None
     error: float | None = None
+    evicts: bool = False
 
     def at_most(self, seconds: float) -> Saving:
         """Return the saving with no more seconds in all than these, in any case."""
@@ -158,16 +160,16 @@ class Loop:
             seconds = np.minimum(seconds, np.sum([self.least[name] for name in names if name in self.least], axis=0))
         return self.as_usual(seconds)
 
-    def around(self, rows: Mask) -> Floats:
-        """Return by how much some rows, and the next of each, are longer than others without what has a cause of its own.
+    def around(self, spent: Floats) -> Floats:
+        """Return by how much rows with an activity, and the next of each, are longer without it than others.
 
-        It is what surrounds an occurrence: what prepares it, and what it has thrown out of caches.
+        It is what prepares an occurrence, and what that has thrown out of caches; more than itself has another cause.
         """
+        rows, found = spent > 0, np.zeros(len(spent))
         near = rows | np.append(False, rows[:-1])
-        found = np.zeros(len(rows))
         if np.count_nonzero(~near) >= thresholds.MIN_STEPS and near.any():
             rest = self.of_activity(*(name for name in self.left if name not in NAMED))
-            found[near] = max(float(rest[near].mean() - rest[~near].mean()), 0.0)
+            found[near] = np.clip(rest[near].mean() - rest[~near].mean(), 0.0, spent[near].mean())
         return found
 
     def as_usual(self, seconds: Floats) -> Floats:
@@ -256,29 +258,28 @@ class Loop:
         certain = value * (saving.low if saving.certain is None else saving.certain)
         # This run is as it was; the repaired one has other draws of what is left of each step.
         above = self.blocks.error_of_mean(whole - seconds)[1]
-        mean, noise = total / len(self.length), self.spread * (1 - value) if value > 0 else 0.0
+        mean, noise = total / len(self.length), _spread(self.training - rows) * (1 - value) if value > 0 else 0.0
         chance = value * (saving.error or 0.0) * _SIGMAS
         low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
         # Another run may be slower for other reasons; what this one lost for certain, but for chance, it lost.
         low = max(low, certain - value * (saving.error or 0.0))
         low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
-        # The rest of another run differs by chance, and what is repaired had evicted its caches and its memory.
+        # The rest differs by chance in another run, and what evicts its caches does so more often, the more of it there is.
         most = min(value * saving.high, 1.0)
-        faster = limits.SURELY * limits.FLOOR * (1 - most)
-        high = most + math.hypot(self.blocks.error_of_part(seconds), chance, faster)
+        faster = limits.NOTICEABLE * most if saving.evicts else _spread(self.training)
+        high = most + math.hypot(self.blocks.error_of_part(seconds), chance, faster * (1 - most))
         high = max(min(high, limits.MOST_SAVED - self.saved), value)
         return after, Interval(min(max(low, 0.0), value), value, high), certain
 
-    @cached_property
-    def spread(self) -> float:
-        """Difference of the median step between segments of the loop, as a share: drift and other load."""
-        rows = self.length[: self.steps] - self.of_activity(EVALUATION)[: self.steps]
-        if len(rows) < limits.SAMPLES:
-            return limits.REPEAT
-        medians = np.asarray([np.median(one) for one in np.array_split(rows, limits.SAMPLES)])
-        mean = float(medians.mean())
-        found = float(medians.std()) / mean if mean > 0 else 0.0
-        return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
+
+def _spread(rows: Floats) -> float:
+    """Return the difference of the median row between stretches of a loop, as a share: drift and other load."""
+    if len(rows) < limits.SAMPLES:
+        return limits.REPEAT
+    medians = np.asarray([np.median(one) for one in np.array_split(rows[:-1], limits.SAMPLES)])
+    mean = float(medians.mean())
+    found = float(medians.std()) / mean if mean > 0 else 0.0
+    return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
 
 
 def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:

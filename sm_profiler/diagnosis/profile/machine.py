@@ -144,7 +144,7 @@ def allocator(case: Case) -> Found | None:
             continue
         last = own[-1]
         retries = last.retries - own[0].retries
-        share = min(retries * limits.FLUSH_S / rank.loop, 1.0)
+        share = min(retries * limits.HICCUP_S / rank.loop, 1.0)
         if retries <= 0 or (worst is not None and worst.share >= share):
             continue
         reserved, split = last.reserved_bytes, last.split_bytes

@@ -191,9 +191,11 @@ def outliers(case: Case) -> Found | None:
         or stalls.typical < limits.CLEARLY * thresholds.LONG_STEP * stalls.median  # a busy machine doubles steps, too
         or stalls.agreement < thresholds.SAME_PART
         or long_steps_may_wait(rank, case)
-        or case.shared_wait >= max(rank.stall_share, limits.MAJORITY)  # any step may wait for a core as long
     ):
         return None
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    if waits and stalls.typical - stalls.median < limits.HICCUP_S:
+        return None  # any step may wait for a core as long
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,

@@ -217,6 +217,7 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     if saving.error is None and one.found.error and one.found.share > 0:
         saving = attrs.evolve(saving, error=one.found.error / one.found.share)
     host = one.cause.on_host
+    saving = attrs.evolve(saving, evicts=one.cause.evicts and np.isinf(loop.idle))
     if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish
         host = not any(rank.on_device for rank in case.ranks)
     if not host or not np.isfinite(loop.idle):
@@ -250,7 +251,7 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
         return Ranked(one.with_confidence(case, share), share)
     most = beyond = whole * share
     if one.cause.kind is Class.INITIALIZATION_BOUND and (start := beginning_of(case.metrics)) is not None:
-        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED_INDIRECT
+        beyond, most, (least, value) = start.excess, start.avoidable, limits.PART_SAVED
     seconds = Interval(*(min(part, left) for part in (beyond * least, beyond * value, most)))
     speedup = Interval(*(1 / (1 - min(part / whole, limits.MOST_SAVED)) for part in astuple(seconds)))
     # a start is paid once and a slow loop with every epoch: the start leads only if it is twice as large

@@ -113,7 +113,7 @@ def activity(
     when = f", every {period} steps" if period else f", in {steps_with} steps" if steps_with < len(each) else ""
     facts = (
         Fact(f"time of the ranks in {name}", share, "share"),
-        Fact(f"steps with {name}", steps_with, "", float(len(each))),
+        Fact(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
     )
     least, usual, most = (without(part) for part in saved)
     return Repair(usual, least, {"share": share, "when": when}, facts, most=most, certain=True)
@@ -153,9 +153,10 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
-    found = slow_stretches(before.even_work.ratio)
+    found = slow_stretches(before.even_work.local, before.even_work.ratio)
     if not found:  # all at once, which no comparison among ranks can show
-        found = {rank: one for one in slow_stretches(before.length[None]).values() for rank in range(len(before.ranks))}
+        whole = slow_stretches(before.length[None], before.length[None])
+        found = {rank: one for one in whole.values() for rank in range(len(before.ranks))}
     if not found:
         return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))

@@ -8,7 +8,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import attrs
@@ -20,7 +20,7 @@ from sm_profiler.storage import open_storage
 
 MAX_BYTES = 1 << 30  # of a table as stored
 UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64  # a gzip file may unpack to so much, or to so many times its size
-PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 8192, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
+PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 2048, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
 GZIP = b"\x1f\x8b"
 
 
@@ -113,15 +113,11 @@ def read_json_lines(data: bytes, name: str) -> TableFile:
     pieces = _json_pieces(data, name)
     first = next(pieces, [])
     head = list(dict.fromkeys(key for row in first for key in row))
-
-    def all_pieces() -> Iterator[Piece]:
-        rows: list[dict[str, Any]] | None = first
-        while rows:
-            held = rows
-            yield Piece(len(held), lambda key, held=held: [row.get(key) for row in held])  # type: ignore[misc]
-            rows = next(pieces, None)
-
-    return TableFile(head, all_pieces())
+    columns = (
+        Piece(len(rows), lambda key, rows=rows: [row.get(key) for row in rows])  # type: ignore[misc]
+        for rows in chain([first], pieces)
+    )
+    return TableFile(head, columns)
 
 
 def _json_pieces(data: bytes, name: str) -> Iterator[list[dict[str, Any]]]:

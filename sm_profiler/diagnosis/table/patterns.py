@@ -61,40 +61,58 @@ def _median_of_others(seconds: Floats) -> Floats:
     return np.asarray((low + high) / 2)
 
 
-def slow_stretches(ratio: Floats) -> dict[int, Stretch]:
+def slow_stretches(seconds: Floats, ratio: Floats) -> dict[int, Stretch]:
     """Return the stretches of steps that are slower than the rest beyond chance, by row.
 
     A stretch is that with the largest sum of what its steps take beyond the usual step and its noise; that it is no
     chance is tested against the same steps in other orders.
 
     Args:
-        ratio: length of each step, as a multiple of anything that is the same for all steps of a row; shape (rows, steps).
+        seconds: length of each step, shape (rows, steps).
+        ratio: the same as a multiple of what it is compared with.
     """
     if ratio.shape[1] < 2 * limits.MIN_STEPS:
         return {}
-    usual = np.median(ratio, axis=1, keepdims=True)
-    ratio = ratio / np.where(usual > 0, usual, np.inf)
-    noise = np.median(np.abs(np.diff(ratio, axis=1)), axis=1, keepdims=True) / (
-        _MAD * 2**0.5
-    )  # of neighbours, so no trend
-    # a single step counts no more than a long one, and what is slower by less is not worth a repair
-    beyond = np.minimum(ratio, thresholds.LONG_STEP) - 1 - np.maximum(noise, limits.FLOOR)
-    found = ((row, _stretch(ratio[row], beyond[row])) for row in range(len(ratio)))
+    rows = zip(seconds, ratio, _beyond(ratio), _beyond(_speed(ratio)), strict=True)
+    found = ((row, _stretch(*values)) for row, values in enumerate(rows))
     return {row: stretch for row, stretch in found if stretch is not None}
 
 
-def _stretch(ratio: Floats, beyond: Floats) -> Stretch | None:
-    first, last, score = _largest_sum(beyond)
-    if min(last - first, len(ratio) - (last - first)) < limits.MIN_STEPS:
+def _speed(ratio: Floats) -> Floats:
+    return np.asarray(1 / np.maximum(ratio, 1e-12))
+
+
+def _beyond(ratio: Floats) -> Floats:
+    """Return what each step has beyond the usual one of its row and its noise, or what is not worth a repair."""
+    usual = np.median(ratio, axis=1, keepdims=True)
+    ratio = ratio / np.where(usual > 0, usual, np.inf)
+    jumps = np.median(np.abs(np.diff(ratio, axis=1)), axis=1, keepdims=True)  # from step to step, so without a trend
+    noise = jumps / (_MAD * 2**0.5)
+    # a single step counts no more than a long one
+    return np.asarray(np.minimum(ratio, thresholds.LONG_STEP) - 1 - np.maximum(noise, limits.FLOOR))
+
+
+def _stretch(seconds: Floats, ratio: Floats, slow: Floats, fast: Floats) -> Stretch | None:
+    count = len(ratio)
+    first, last, score = _largest_sum(slow)
+    begin, end, faster = _largest_sum(fast)
+    if faster > score and (begin == 0 or end == count):  # most steps are slow: all but the first, or the last
+        first, last, score, slow = end % count, begin or count, faster, fast
+    inside = (np.arange(count) >= first) & (np.arange(count) < last)
+    if min(inside.sum(), (~inside).sum()) < limits.MIN_STEPS:
         return None
-    rest = float(np.median(np.r_[ratio[:first], ratio[last:]]))
-    factor = float(np.median(ratio[first:last])) / rest if rest > 0 else 0.0
-    if factor * (1 - limits.FLOOR) < 1:
+    usual, factor = (float(np.median(one[inside]) / max(np.median(one[~inside]), 1e-12)) for one in (seconds, ratio))
+    # what it is compared with may have become slower meanwhile
+    if (min(usual, factor) if slow is fast else factor) * (1 - limits.FLOOR) < 1:
         return None
     shuffle = np.random.default_rng(limits.SEED)
-    if score <= max(_largest_sum(shuffle.permutation(beyond))[2] for _ in range(limits.SHUFFLES)):
+    if score <= max(_largest_sum(shuffle.permutation(slow))[2] for _ in range(limits.SHUFFLES)):
         return None
-    return Stretch(first, last, factor, last >= len(ratio) - limits.MIN_STEPS)
+    found = Stretch(first, last, factor, last >= count - limits.MIN_STEPS)
+    level = np.where(inside, ratio / factor, ratio)
+    # noise that neighbours share ends as it began, and makes other steps as much faster
+    noise = _largest_sum(_beyond(_speed(level[None]))[0])[2]
+    return found if found.open or score > limits.SURELY * noise else None
 
 
 def _largest_sum(values: Floats) -> tuple[int, int, float]:

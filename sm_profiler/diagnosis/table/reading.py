@@ -210,7 +210,8 @@ class _Reader:
         for role, (numbering, codes) in self._texts.items():
             texts = list(piece.column(found[role]))
             usable_texts = texts if len(at) == len(texts) else [texts[row] for row in at.tolist()]
-            number = {text: numbering[_text(text)] for text in dict.fromkeys(usable_texts)}
+            distinct = dict.fromkeys(usable_texts)
+            number = {text: numbering[text if text in numbering else _text(text)] for text in distinct}
             codes.append(np.fromiter(map(number.__getitem__, usable_texts), np.int64, len(at)))
             if len(numbering) > MAX_NAMES:
                 raise SourceError(

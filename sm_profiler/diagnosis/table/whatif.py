@@ -170,9 +170,8 @@ class Steps:
             return self
         work = self.work.values - self.by_stage(self.work.values)
         slope = float((work * (self.local - self.by_stage(self.local))).sum() / (work * work).sum())
-        square = 2 * float(
-            self.local.mean() / self.work.values.mean()
-        )  # no pass takes more than the square of its work
+        # no pass takes more than the square of its work
+        square = 2 * float(self.local.mean() / self.work.values.mean())
         return self.working(np.maximum(self.local - min(slope, square) * work, 0.0))
 
     def _even_microbatches(self) -> Steps:

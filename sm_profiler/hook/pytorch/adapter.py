@@ -83,8 +83,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(inner)
 
 
-def _nothing(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """Do nothing, in the place of an optimizer's hook."""
+_nothing = memoryview(b"").__exit__  # in the place of an optimizer's hook: a function of C that takes anything
 
 
 def _is_joining() -> bool:

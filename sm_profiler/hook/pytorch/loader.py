@@ -120,7 +120,7 @@ class DataLoaderCollector(Collector):
             self._before_fetch,
             session.schedule.windows,
         )
-        ended_at_rest, arrived_too_late = self._ended_at_rest, self._arrived_too_late
+        at_rest = self._next_at_rest(original)
 
         def is_handed_on(iterator: Any) -> bool:
             try:
@@ -133,20 +133,7 @@ class DataLoaderCollector(Collector):
         def __next__(self: Any) -> Any:  # flat on purpose; replaces a method of this name
             rest = tracker.rest
             if rest is not None and get_ident() == forwards.thread and self.__dict__.get(STREAM, rest) is rest.stream:
-                tracker.in_fetch = 1
-                try:
-                    batch = original(self)
-                except BaseException as error:
-                    ended_at_rest(rest.stream, exhausted=isinstance(error, StopIteration))
-                    raise
-                arrived_ns = perf_counter_ns()
-                tracker.in_fetch = 0
-                if tracker.rest is rest:
-                    rest.arrivals.append(arrived_ns)
-                    if len(rest.arrivals) <= 2 * rest.steps + MOST_AHEAD:
-                        return batch
-                arrived_too_late(rest, arrived_ns)
-                return batch
+                return at_rest(self, rest)
             foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
@@ -192,6 +179,28 @@ class DataLoaderCollector(Collector):
         """Return whether no window needs more of a batch than its arrival."""
         window = self._session.schedule.windows.get(DATALOADER)
         return window is None or window.ended or not self._session.tracker.reads_loader
+
+    def _next_at_rest(self, original: Any) -> Callable[[Any, Rest], Any]:
+        """Return what fetches a batch while only its arrival is noted."""
+        tracker = self._session.tracker
+
+        def __next__(iterator: Any, rest: Rest) -> Any:  # the name that a traceback shows
+            tracker.in_fetch = 1
+            try:
+                batch = original(iterator)
+            except BaseException as error:
+                self._ended_at_rest(rest.stream, exhausted=isinstance(error, StopIteration))
+                raise
+            arrived_ns = perf_counter_ns()
+            tracker.in_fetch = 0
+            if tracker.rest is rest:
+                rest.arrivals.append(arrived_ns)
+                if len(rest.arrivals) <= 2 * rest.steps + MOST_AHEAD:
+                    return batch
+            self._arrived_too_late(rest, arrived_ns)
+            return batch
+
+        return __next__
 
     def _arrived_too_late(self, rest: Rest, now_ns: int) -> None:
         """Report a batch again: the rest has ended, or goes on without updates."""
