@@ -71,7 +71,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     t0 = time.time()
     for step in range(1, 301):
-        chain, structure = chains(8, g)
+        chain, structure = chains(4, g)
         loss = nn.functional.cross_entropy(model(chain).flatten(0, 1), structure.flatten())
         optimizer.zero_grad()
         loss.backward()

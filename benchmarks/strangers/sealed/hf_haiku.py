@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 LETTERS = "\n abcdefghijklmnopqrstuvwxyz"
 WORDS = "old pond frog leaps in sound of water moon snow fall light wind over the autumn field crow on branch".split()
-READ_EVERY = 80 if os.environ.get("REPAIRED") == "1" else 4
+READ_EVERY = 80 if os.environ.get("REPAIRED") == "1" else 3
 
 
 def haiku(rng):

@@ -25,7 +25,7 @@ def pictures(n, seed):
 
 
 class CellCounter(L.LightningModule):
-    def __init__(self, width=24, lr=1e-3):
+    def __init__(self, width=16, lr=1e-3):
         super().__init__()
         self.save_hyperparameters()
 
@@ -59,7 +59,7 @@ class CellCounter(L.LightningModule):
 
 def main():
     L.seed_everything(6, verbose=False)
-    train, val = DataLoader(pictures(960, 0), 16, shuffle=True), DataLoader(pictures(96, 1), 48)
+    train, val = DataLoader(pictures(640, 0), 16, shuffle=True), DataLoader(pictures(96, 1), 48)
     trainer = L.Trainer(
         max_epochs=4,
         accelerator="cpu",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-LETTERS, FRAMES, LONGEST = 30, 120, 60
+LETTERS, FRAMES, LONGEST = 30, 100, 100
 RATE_EVERY = 40 if os.environ.get("REPAIRED") == "1" else 1
 
 
@@ -34,10 +34,10 @@ def error_rate(logits, letters):
 
 
 class Dictation(pl.LightningModule):
-    def __init__(self, hidden=128, lr=1e-3):
+    def __init__(self, hidden=64, lr=1e-3):
         super().__init__()
         self.save_hyperparameters()
-        self.encoder = nn.GRU(40, hidden // 2, num_layers=2, batch_first=True, bidirectional=True)
+        self.encoder = nn.GRU(40, hidden // 2, batch_first=True, bidirectional=True)
         self.letters = nn.Embedding(LETTERS, hidden)
         self.decoder = nn.GRU(hidden, hidden, batch_first=True)
         self.attention = nn.MultiheadAttention(hidden, 4, batch_first=True)
