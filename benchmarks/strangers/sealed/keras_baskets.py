@@ -49,7 +49,7 @@ def main():
     # spot instances go away at any time
     backup = keras.callbacks.BackupAndRestore("backup", save_freq=SAVE)
     start = time.time()
-    model.fit(x, y, batch_size=256, epochs=2, callbacks=[backup], verbose=2)
+    model.fit(x, y, batch_size=256, epochs=4, callbacks=[backup], verbose=2)
     print(f"training took {time.time() - start:.2f} s")
 
 
