@@ -151,7 +151,7 @@ class OverheadController:
 
     @property
     def observed_us(self) -> float | None:
-        """What an observed step costs, once enough were compared: the mean of the middle half."""
+        """Cost of an observed step, once enough were compared: the mean of the middle half."""
         found = sorted(self._tracker.compared.ns)
         if len(found) >= ENOUGH:
             middle = found[len(found) // 4 : -(len(found) // 4)]

@@ -21,7 +21,7 @@ Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: nam
 
 
 class Comparison:
-    """What steps cost that are observed: the CPU time of the training thread in one, less that in one of the rest before.
+    """Cost of steps that are observed: the CPU time of the training thread in one, less that in one of the rest before.
 
     Both run in turn and with the caches as the training leaves them, which the clock of a callback itself does not see.
 
