@@ -16,6 +16,11 @@ def percent(share: float) -> str:
     return f"{shown:.0f} %" if shown >= 1 or shown == 0 else f"{shown:.1f} %"
 
 
+def percent_of_cost(share: float) -> str:
+    """Format a small share with two digits, `0.68 %`, and any other as `percent` does."""
+    return f"{100 * share:.2g} %" if share < 0.1 else percent(share)
+
+
 def duration(seconds: float) -> str:
     """Format a time for a sentence: `1.2 ms`, `3.4 s`, `12 min`, `5.1 h`."""
     for limit, unit, scale in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3), (120.0, "s", 1.0), (7200.0, "min", 1 / 60)):

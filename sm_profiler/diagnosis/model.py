@@ -17,7 +17,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.confidence import Confidence
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.formats.event_names import PROFILING
-from sm_profiler.formatting import duration, in_unit, percent, plural
+from sm_profiler.formatting import duration, in_unit, percent, percent_of_cost, plural
 from sm_profiler.metrics.hang import Hang, find_hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.source import FileQuality
@@ -289,7 +289,7 @@ class Report:
         return (
             "not recorded"
             if share is None
-            else f"{100 * share:.2g} % of the training loop, measured by the hook itself"
+            else f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
         )
 
     @property
@@ -298,7 +298,7 @@ class Report:
         share = self.metrics.overhead or 0.0
         if not share >= limits.PROFILING_COST:
             return None
-        text = f"Profiling cost {100 * share:.2g} % of the training loop."
+        text = f"Profiling cost {percent_of_cost(share)} of the training loop."
         if PROFILING not in self.metrics.records:
             return text
         return f"{text} In a longer job, the share of its windows is smaller; leave out windows that you do not need."

@@ -19,7 +19,7 @@ from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
-from sm_profiler.formatting import duration, in_unit, is_library, percent, plural, shorten, size
+from sm_profiler.formatting import duration, in_unit, is_library, percent, percent_of_cost, plural, shorten, size
 from sm_profiler.metrics.hang import Hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
@@ -266,7 +266,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
     tiles.append(
         (
             "Profiling cost",
-            f"{100 * (metrics.overhead or 0.0):.2g} %" if recorded else "unknown",
+            percent_of_cost(metrics.overhead or 0.0) if recorded else "unknown",
             "of the loop's time" if recorded else "not recorded by the hook",
         )
     )

@@ -400,7 +400,7 @@ def _load_notes(others: tuple[float, float]) -> tuple[str, ...]:
 def _sentence(changes: tuple[Change, ...], per: str) -> str:
     step = changes[0] if changes else None
     if step is None or step.change is None or not step.is_clear:
-        return f"No significant difference: the {per}s of both runs take equally long within the measurement error."
+        return f"No significant difference: the {per}s of both runs differ by no more than chance explains."
     slower = step.change > 0
     moved = [
         change for change in changes

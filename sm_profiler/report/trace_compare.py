@@ -189,7 +189,7 @@ def _sentence(changes: tuple[Change, ...], groups: pd.DataFrame, unit: str) -> s
         )
     if not step.is_clear:
         return (
-            "No significant difference: the steps take equally long within their variation "
+            "No significant difference: the steps differ by no more than they vary "
             f"({duration(step.before / 1e6)} before, {duration(step.after / 1e6)} after)."
         )
     slower = step.change > 0

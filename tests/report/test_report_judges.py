@@ -578,7 +578,7 @@ def test_what_is_not_computing_is_what_the_parts_leave():
     main = verdict_of(rows).main
     assert main.label == "No single cause"
     parts = {one.metric: one.value for one in main.evidence}
-    computing = parts["time in forward, backward and optimizer"]
+    computing = parts["time inside training steps"]
     assert f"but {percent(1 - computing)} of the loop is not spent computing, and 76 %" in main.headline
 
 

@@ -74,6 +74,18 @@ def test_a_stall_while_waiting_for_workers_names_the_workers_line():
     assert found[0][:2] == ("train.py", 61)
 
 
+def test_collections_that_the_script_calls_are_to_be_left_out():
+    """The advice was to freeze what is alive and to switch automatic collections off, which such a call ignores."""
+    rows = training(200)
+    rows += [("GC", "generation 2", 1 + 0.0102 * step, 0.002, "algo-1-0", -1) for step in range(200)]
+    event = sampled(("gc", 0, 0.4, 44))
+    event[-1]["lines"] = ["    gc.collect()"]
+    finding = verdict_of([*rows, event]).main
+    assert finding.kind is Class.GC_BOUND
+    assert finding.next_step.startswith("Remove this call of gc.collect()")
+    assert verdict_of([*rows, sampled(("gc", 0, 0.4, 44))]).main.next_step.startswith("Call gc.freeze()")
+
+
 def test_collections_starts_and_evaluation_name_their_lines():
     rows = training(200)
     rows += [("GC", "generation 2", 1 + 0.0102 * step, 0.002, "algo-1-0", -1) for step in range(200)]

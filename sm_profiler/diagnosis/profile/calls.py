@@ -301,12 +301,13 @@ def collections(case: Case) -> Found | None:
     spent = np.maximum(collected - compiled, 0.0).sum()
     if spent <= 0:
         return None
-    share = case.share_of(COLLECTING) * float(spent / collected.sum())
+    share, where = case.share_of(COLLECTING) * float(spent / collected.sum()), lines_of_collections(case.metrics)
+    called = bool(where) and "gc.collect(" in where[0].source
     return Found(
         "collections", {"share": percent(share), "total": duration(share * case.mean(lambda rank: rank.loop))},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
-        saves=partial(activity, COLLECTING, limits.SAVED),
-        error=case.share_error(COLLECTING), where=lines_of_collections(case.metrics),
+        "collections_called" if called else "collections", saves=partial(activity, COLLECTING, limits.SAVED),
+        error=case.share_error(COLLECTING), where=where,
     )  # fmt: skip
 
 

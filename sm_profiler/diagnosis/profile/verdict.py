@@ -337,7 +337,7 @@ def _healthy(case: Case) -> Finding | None:
     evaluation, long = (case.mean(lambda rank: rank.share("evaluation")), case.mean(lambda rank: rank.stall_share))
     beside, stretched = max(1 - computing - evaluation, 0.0), case.mean(_stretched)
     unexplained, unseen = min(beside + stretched, 1.0), waits_unseen(case)
-    evidence = [Evidence("time in forward, backward and optimizer", round(computing, 4), unit="share")]
+    evidence = [Evidence("time inside training steps", round(computing, 4), unit="share")]
     if case.waits_known:
         wait = case.metrics.average_share("wait")
         evidence.append(Evidence("time in the training loop spent waiting for data", round(wait, 4), unit="share"))
