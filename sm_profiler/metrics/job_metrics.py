@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formats.recorded import EvalMode, Hang, Profiling, TrainMode
+from sm_profiler.formats.recorded import Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
@@ -401,7 +401,7 @@ def measure_sampled_rank(  # each argument is a source of times
 
     Steps that the profiler slowed are not judged, but counted: among so many they make no difference.
     """
-    found = found.without(disturbed.windows)
+    found = found.without([*disturbed.windows, *disturbed.calls])
     rows, totals, start, end = found.rows, found.totals, span_us[0] / 1e6, span_us[1] / 1e6
     train, waits = rows.mode == TRAIN, rows.seconds("wait")
     has_waits = bool(totals.parts[column("wait")] > 0)
@@ -599,7 +599,10 @@ def measure_job(  # most are optional parts
     def measured(process: str, rows: StepRows) -> Rank:
         attempts = find_attempts(process, rows, processes, summary.pids.get(process, 1))
         further: dict[str, Any] = {
-            "disturbed": disturbed_spans(profiling.of(process)),
+            "disturbed": disturbed_spans(
+                profiling.of(process),
+                (one for kind in (Save, Log, Callback) for one in records.get(kind.phase, Records()).of(process)),
+            ),
             "declared_us": summary.declared_us.get(process),
             "collected_us": summary.collected_us.get(process),
         }

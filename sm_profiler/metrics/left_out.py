@@ -123,25 +123,41 @@ class Disturbed:
     Attributes:
         windows: windows that made steps noticeably longer.
         beside: other work of the profiler, on another thread.
+        calls: calls of the script, such as saves, in which such a window was open, or the profiler held the thread.
     """
 
     windows: Sequence[tuple[float, float]] = ()
     beside: Sequence[tuple[float, float]] = ()
+    calls: Sequence[tuple[float, float]] = ()
 
 
 UNDISTURBED = Disturbed()
 
 
-def disturbed_spans(records: Sequence[Record[Profiling]]) -> Disturbed:
-    """Return the spans in which the profiler disturbed a process."""
-    return Disturbed(
-        [
-            (record.start, record.end)
-            for record in records
-            if record.args.kind == "window" and (record.args.slower is None or record.args.slower >= thresholds.SLOWED)
-        ],
-        [(record.start, record.end) for record in records if record.args.kind == "background"],
-    )
+def disturbed_spans(records: Sequence[Record[Profiling]], calls: Iterable[Record[Any]] = ()) -> Disturbed:
+    """Return the spans in which the profiler disturbed a process.
+
+    Args:
+        records: what the profiler did.
+        calls: saves, log lines and callbacks of the script.
+    """
+
+    def spans(kind: str) -> list[tuple[float, float]]:
+        return [
+            (one.start, one.end)
+            for one in records
+            if one.args.kind == kind
+            and (kind != "window" or one.args.slower is None or one.args.slower >= thresholds.SLOWED)
+        ]
+
+    windows = spans("window")
+    touching = [*windows, *spans("stall")]
+    touched = [
+        (one.start, one.end)
+        for one in calls
+        if one.calls == 1 and any(start <= one.end and one.start <= end for start, end in touching)
+    ]
+    return Disturbed(windows, spans("background"), touched)
 
 
 def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, float]) -> Kept:
@@ -151,6 +167,9 @@ def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, flo
     slow = np.zeros(len(rows), np.bool_)
     for start, end in spans.windows:
         slow |= (rows.start >= start * 1e6) & (rows.start < end * 1e6)
+    before = np.append(-np.inf, rows.end[:-1])  # a step that follows a call has its time
+    for start, end in spans.calls:
+        slow |= (before < end * 1e6) & (rows.end > start * 1e6)
     slow |= _competed(rows, spans.beside, train & ~slow)
     if not slow.any() or np.count_nonzero(train & ~slow) <= thresholds.MIN_STEPS:
         return Kept(rows, index)

@@ -57,8 +57,9 @@ def disturbed_save(kind, *, steps=400, every=10, length=0.0235, first=2.4):
     return [*rows, *saves, own], (len(saves) - 1) * length / loop
 
 
-def test_a_save_that_the_profiler_disturbed_does_not_count():
-    rows, share = disturbed_save({"kind": "background"})
+@pytest.mark.parametrize("kind", [{"kind": "background"}, {"kind": "stall"}, {"kind": "window", "slower": 3.0}])
+def test_a_save_that_the_profiler_disturbed_does_not_count(kind):
+    rows, share = disturbed_save(kind)
     verdict = verdict_of(rows)
     findings = {one.kind: one for one in (verdict.main, *verdict.also)}
     found = findings[Class.CHECKPOINTING]
