@@ -28,6 +28,7 @@ SEEN = 2 / 3  # of the time that must be known before a training is called healt
 MAJORITY = 0.5  # what accounts for most of something is its cause
 MOST = 0.9  # nearly all: of a gain, of gaps that agree, of steps with a record
 SHOWN = 0.05  # of a whole; smaller parts are not shown
+PAUSE_STEPS = 20  # usual steps; logging, validation and checkpoints take less, or are recorded by name
 REPEATS = 3  # occurrences before they are called regular
 TOGETHER = 0.8  # correlation from which two quantities have the same cause; it explains 64 % of the variance
 

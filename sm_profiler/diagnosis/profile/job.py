@@ -246,8 +246,7 @@ def idle_pauses(metrics: JobMetrics) -> list[Span]:
     if rank.judged is not None:
         ends, starts = rank.judged.pauses
         gaps = starts - ends
-    # logging, validation and checkpoints take less than twenty steps, or are recorded by name
-    rows = np.flatnonzero(gaps > limits.SURELY * limits.SAMPLES * usual)
+    rows = np.flatnonzero(gaps > limits.PAUSE_STEPS * usual)
     rows = rows[np.argsort(-gaps[rows])][:1_000]
     spans = [(float(ends[row]), float(starts[row])) for row in rows]
     return [span for span in spans if not _is_recorded(metrics, span) and _is_idle(metrics, span)]
