@@ -221,7 +221,9 @@ class Beats:
     def __init__(self):
         self.now, self.work, self.set_up, self.written = 1000.0, Work(), True, []
         self.frame = None
-        self.tracker = SimpleNamespace(progress=(-1, 0), global_step=-1, latest_number=-1)
+        self.tracker = SimpleNamespace(
+            progress=(-1, 0), global_step=-1, latest_number=-1, train_number=-1, rest=None, is_open=False
+        )
         self.lines = []
         self.guard = SimpleNamespace(warn=self.lines.append)
         self.adapter = SimpleNamespace(is_set_up=lambda: self.set_up, training_thread=lambda: None)

@@ -212,7 +212,7 @@ class Machine:
         self.helped = 0  # the same of the threads that it waits for, since the last sample
         self.tracker = Tracker(
             global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
-            is_open=False, after_last_phase=False, in_compiled=False, rest=None,
+            is_open=False, after_last_phase=False, in_compiled=False, rest=None, train_number=-1, evaluates_after=-2,
         )  # fmt: skip
         self.errors = []
         self.sampler = Sampler(
