@@ -33,8 +33,9 @@ def slow(seconds):
 def sampled(run):
     """Return the innermost function that was seen most while something ran."""
     tracker = SimpleNamespace(
-        global_step=3, step_start=time.perf_counter_ns(, train_number=-1, evaluates_after=-2), mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=1,
-        in_optimizer=False, is_open=True, after_last_phase=False, in_compiled=False, rest=None, latest=(3, time.perf_counter_ns()),
+        global_step=3, step_start=time.perf_counter_ns(), mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=1,
+        in_optimizer=False, is_open=True, after_last_phase=False, in_compiled=False, rest=None, train_number=-1,
+        evaluates_after=-2, latest=(3, time.perf_counter_ns()),
     )  # fmt: skip
     records, errors = [], []
     sampler = Sampler(
