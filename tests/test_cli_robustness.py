@@ -281,6 +281,7 @@ def test_folders_nested_a_thousand_deep_end_in_one_line(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-300:]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_standard_streams_do_not_change_the_exit_code(tmp_path, closed):
     profile = tmp_path / "profile" / "system" / "incremental" / "2023111422"

@@ -72,7 +72,7 @@ def run(cells, folder):
     return notebook, [(source, output.evalue) for source, output in outputs if output.output_type == "error"]
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["install_as_smdebug", "imports"])
 def test_bottleneck_notebook_runs(way, service, tmp_path):

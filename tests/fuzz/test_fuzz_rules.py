@@ -54,6 +54,7 @@ def base(tmp_path_factory):
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("what", SHARES)
 @pytest.mark.timeout(20_000)
 def test_damaged_jobs(base, what):

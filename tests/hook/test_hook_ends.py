@@ -100,6 +100,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("code", "end"), [(3, {"end": "crashed", "end_code": 3, "end_step": 5}), (0, None)])
 def test_the_exit_code_of_a_training(tmp_path, code, end):
     script, profile = tmp_path / "train.py", tmp_path / "profile"
@@ -130,6 +131,7 @@ CHILD = "child = os.fork()\nif not child:\n    time.sleep(60)\nos.kill(child, si
 OWN = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("statement", "number", "code", "end"),
     [
@@ -148,7 +150,12 @@ def test_a_process_that_is_asked_to_stop_was_not_just_killed(tmp_path, statement
     script.write_text(WAITING)
     config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
     command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script), statement]
-    with subprocess.Popen(command, env=environment(SM_PROFILER_CONFIG=config), stdout=subprocess.PIPE) as process:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and processes inherit that
+    try:
+        process = subprocess.Popen(command, env=environment(SM_PROFILER_CONFIG=config), stdout=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
         assert process.wait() == code
@@ -158,6 +165,7 @@ def test_a_process_that_is_asked_to_stop_was_not_just_killed(tmp_path, statement
     assert [one["end"] for one in records if one["pid"] == process.pid and "end" in one] == [end]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("statement", "rank", "end"),
     [

@@ -193,7 +193,7 @@ def test_a_rank_that_never_joins_is_named_before_the_first_step(tmp_path):
     assert {stack["rank"] for stack in found["stacks"]} == {"algo-1-0", "algo-1-1"}
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [

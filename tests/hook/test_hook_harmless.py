@@ -211,7 +211,7 @@ CASES = {
 }
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("case", CASES)
 def test_scripts_do_what_they_do_without_the_hook(tmp_path, case):
     text, expected = CASES[case]

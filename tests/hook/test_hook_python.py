@@ -281,6 +281,7 @@ print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session
 """
 
 
+@pytest.mark.long
 def test_a_python_window_can_be_added_while_the_job_runs(tmp_path):
     path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
     path.write_text(config(folder))

@@ -39,7 +39,7 @@ def interrupt(process: subprocess.Popen, profile) -> None:
     process.terminate()
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("what", "rank"), [("wait", "0"), ("kill", None)], ids=["sigterm", "kill -9"])
 def test_attempts_stay_apart_and_are_counted_together(tmp_path, what, rank):
     profile = tmp_path / "profile"

@@ -575,6 +575,7 @@ def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode
     assert not any("sm_profiler" in file for file in files)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_environment_switches_it_off(tmp_path, digests):
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -126,6 +126,7 @@ def test_training_job_v3(bench, sdk3_python):
     assert_profiled(bench, bench.launch("launch_training_job_v3.py", sdk3_python))
 
 
+@pytest.mark.long
 @pytest.mark.sdk2
 def test_agent(bench):
     job = bench.launch("launch_agent.py")

@@ -48,7 +48,7 @@ def local(tmp_path_factory):
         yield running
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["wheel beside the script", "named in requirements.txt"])
 def test_a_job_installs_the_package(local, wheel, way):
     beside = way.startswith("wheel")

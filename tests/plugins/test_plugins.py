@@ -293,6 +293,7 @@ def test_the_switch_leaves_out_all(tmp_path, profile):
     assert "jsonlines" not in ran.stderr.replace("--to jsonlines:x", "")
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("code", "line"),
     [("", "has no attribute 'TinyTrainerAdapter'"), (DERIVED.format("def __init__(self, session): 1 / 0"), "division by zero"), (DERIVED.format("def rank(self): 1 / 0"), "division by zero"), ("class TinyTrainerAdapter:\n    pass", "is a class derived from")],

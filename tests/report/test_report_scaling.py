@@ -201,6 +201,7 @@ def counted(windows):
     )
 
 
+@pytest.mark.long
 def test_files_of_other_nodes_decide_which_events_are_late(tmp_path, monkeypatch):
     job = shutil.copytree(
         shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
@@ -233,6 +234,7 @@ def test_rows_of_another_node_than_their_file_are_not_divided_by_node(tmp_path, 
     assert [len({one.group for one in planned}) for planned in cut] == [3, 1]
 
 
+@pytest.mark.long
 def test_minute_of_which_nothing_can_be_read_is_not_divided_by_node(tmp_path, monkeypatch):
     job = shutil.copytree(
         shared_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
