@@ -161,6 +161,11 @@ class Finding(msgspec.Struct, frozen=True):
         return f"{self.confidence} confidence{f': {self.doubt}' if self.doubt else ''}"
 
     @property
+    def is_end(self) -> bool:
+        """True if it is how the job ended: its ranks differ in steps, or one died."""
+        return self.of == "job" and self.kind in (Class.DEAD_RANK, Class.UNEQUAL_STEPS)
+
+    @property
     def is_open(self) -> bool:
         """True if it names neither a problem nor health."""
         return self.kind is Class.INCONCLUSIVE or (self.kind is Class.BALANCED and self.label != self.kind.label)

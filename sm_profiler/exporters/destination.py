@@ -18,7 +18,6 @@ from sm_profiler import plugins
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import one_line, printable
-from sm_profiler.render.terminal import OF_ENDS
 from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
 from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
@@ -206,7 +205,7 @@ def message_of(report: Report) -> Message:
     place = main.where[0] if main.where else None
     ending, renamed = report.metrics.ending, readable_processes(report.metrics)
     lines = [
-        "" if main.kind in OF_ENDS else ending.sentence,
+        "" if main.is_end else ending.sentence,
         main.headline,
         f"Where: {place.file}:{place.line} {place.function}" if place else "",
         gain_of_finding(main),

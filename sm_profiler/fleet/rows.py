@@ -49,9 +49,6 @@ _STATUS = {  # end of a job in report.json → status, as the service names it
 }  # fmt: skip
 _MOST = 1e15  # of a number that is shown
 _CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
-_EXPLAIN = frozenset(
-    {Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG}
-)  # why a job failed; its error is what came of it
 _REASONS = {OUT_OF_MEMORY: "ran out of memory", KILLED: "was killed"}
 
 
@@ -183,8 +180,9 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
 
 
 def _explanation(report: StoredReport) -> Finding | None:
-    """Return the finding that explains why a job failed; None if there is none."""
-    return next((found for found in (report.verdict, *report.verdict.also) if found.kind in _EXPLAIN), None)
+    """Return the finding that explains why a job failed, whose error is what came of it; None if there is none."""
+    every = (report.verdict, *report.verdict.also)
+    return next((found for found in every if found.is_end or found.kind is Class.HANG), None)
 
 
 def _reason(report: StoredReport, described: str) -> str:

@@ -24,7 +24,6 @@ MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
 MAX_STACKS = 3  # of a training that stopped
 MIN_NAMED = 0.005  # of a job
-OF_ENDS = frozenset({Class.DEAD_RANK, Class.UNEQUAL_STEPS})  # whose headline is the end of the job
 NO_VERDICT = "no verdict yet"  # of a job that goes on
 _MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
 
@@ -43,7 +42,7 @@ def terminal_summary(
     mood = "open" if main.is_open else "good" if main.kind.is_healthy else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     ending, so_far = report.metrics.ending, ", so far" if report.metrics.running else ""
-    first = _ending(ending, width, colour=colour) if main.kind not in OF_ENDS else []
+    first = _ending(ending, width, colour=colour) if not main.is_end else []
     title = f"{code}  {main.label} ({main.confidence_text}{so_far})"
     if main.kind is Class.INCONCLUSIVE and report.metrics.running:
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]

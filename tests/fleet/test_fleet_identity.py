@@ -207,7 +207,7 @@ def test_rows_of_other_people_are_bounded():
 )
 def test_a_failed_job_has_the_cause_that_its_report_found(kind, described):
     """It was the launcher's error, and the advice to read the reason."""
-    report = report_json("a", finding(kind))
+    report = report_json("a", {**finding(kind), "share_of": "job"})
     report["end"] = {"state": "crashed", "exit_code": 1, "error": "RuntimeError: Connection closed by peer", "step": 3}
     job = priced(report, described)
     assert (job.status, job.failure) == ("Failed", f"{kind} leads.")

@@ -166,6 +166,7 @@ def test_a_rank_that_ends_early_is_the_verdict():
     report = two_ranks(record(0, "crashed", 3.1, 151, PEER), record(1, "exited", 2.5, 150))
     main = report.verdict.main
     assert main.kind is Class.UNEQUAL_STEPS
+    assert main.is_end
     assert main.headline.startswith(
         "After 150 training steps, algo-1-1 ended, and the others went on without it: algo-1-0 failed"
     )

@@ -143,6 +143,7 @@ def test_ranks_that_wait_for_others_with_more_batches_have_unequal_steps():
     gain = verdict.main.gain.speedup
     assert gain.low < 720 / 480 < gain.high < 2
     assert verdict.main.ranks == ("algo-1-0",)
+    assert not verdict.main.is_end
 
 
 def test_a_rank_that_catches_up_has_as_many_steps():
