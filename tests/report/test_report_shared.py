@@ -145,6 +145,14 @@ def test_every_finding_warns_that_others_stretched_its_times(waiting, warned):
     assert json.loads(to_json(report))["verdict"]["shared_wait"] == pytest.approx(waiting, abs=0.01)
 
 
+def test_a_thread_that_waits_for_others_of_its_own_process_waits_for_no_other_program():
+    """On one core of several: the others were busy with something else, and the process had its core for 85 % of the time."""
+    rows = training(400)
+    rows.append((event_names.THREADS, "threads", 2.0, 1.0, NAME, -1, {"threads": 9, "cores": 1.0}))
+    assert judged(rows, waiting=0.39, cores=0.85).shared_wait == pytest.approx(0.15, abs=0.01)
+    assert judged(training(400), waiting=0.39, cores=0.85).shared_wait == pytest.approx(0.39, abs=0.01)
+
+
 @pytest.mark.parametrize(("waiting", "confidence"), [(0.0, "high"), (0.1, "medium"), (0.3, "low"), (0.7, "low")])
 def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))

@@ -30,6 +30,7 @@ from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.recorded import Threads
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
@@ -205,8 +206,11 @@ class Case:
 
         def of(rank: Rank) -> float:
             others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
-            waited = self.core_wait_of(rank)
-            return waited if others is None else min(waited, others)
+            usage, waited = self.metrics.usage.get(rank.name), self.core_wait_of(rank)
+            own = usage.cores(rank.start, rank.end) if usage is not None else None
+            may_use = max((one.args.cores for one in self.metrics.recorded(Threads).of(rank.name)), default=0.0)
+            left = max(may_use - own, 0.0) if own is not None and may_use > 0 else None  # of the cores that it may use
+            return min([waited, *(cores for cores in (others, left) if cores is not None)])
 
         return self.mean(of)
 
