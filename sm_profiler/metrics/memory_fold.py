@@ -14,7 +14,7 @@ from sm_profiler.metrics.step_fold import EventWindow
 MAX_SAMPLES = 20_000  # per process; of more, the first of each second is kept, or of each two, four, …
 
 
-class SampleFold:
+class ProcessFold:
     """Collects (seconds, values…) by process; memory is bounded by processes and MAX_SAMPLES.
 
     Attributes:
@@ -72,7 +72,7 @@ class SampleFold:
         if width:
             self._width[name] = width
 
-    def merge(self, other: SampleFold) -> None:
+    def merge(self, other: ProcessFold) -> None:
         """Add the samples of a fold of other minutes or nodes."""
         for name, width in other._width.items():
             self._width[name] = max(width, self._width.get(name, 0))
@@ -86,7 +86,7 @@ class SampleFold:
         return {name: np.asarray(samples) for name, samples in sorted(self._samples.items())}
 
 
-class MemoryFold(SampleFold):
+class MemoryFold(ProcessFold):
     """Collects the resident memory."""
 
     values = ("resident_bytes",)

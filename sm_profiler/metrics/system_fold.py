@@ -22,7 +22,7 @@ from sm_profiler.identity import (
     OWNER_TYPES,
 )
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.memory_fold import SampleFold
+from sm_profiler.metrics.memory_fold import ProcessFold
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,7 +70,7 @@ class Usage:
         return spent / float(seconds[-1] - seconds[0]) if seconds[-1] > seconds[0] else None
 
 
-class UsageFold(SampleFold):
+class UsageFold(ProcessFold):
     """Collects the CPU time, the page faults and the waits for a core."""
 
     values = ("cpu_s", "major_faults")
