@@ -4,11 +4,13 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+import sm_profiler
 from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -55,6 +57,12 @@ def read(monkeypatch):
     columns = PartFile.columns
     monkeypatch.setattr(PartFile, "columns", lambda file, group: groups.append(group) or columns(file, group))
     return groups
+
+
+def test_a_state_depends_on_all_code_that_folds():
+    root = Path(sm_profiler.__file__).parent
+    files = {file.relative_to(root).as_posix() for file in kept.code_files(root)}
+    assert {"folding.py", "metrics/step_fold.py", "rules/base.py", "formats/columns.py", "source/parse.py"} <= files
 
 
 def text(where, **options):

@@ -80,7 +80,7 @@ def put_away(state: Slice) -> Callable[[], Slice]:
 
 QUIET_S = 3600.0  # after its last file, a job without an end marker counts as over
 _STATES = OwnFolder("sm-profiler-states", ".state", file_bytes=256 << 20, files=1000, total_bytes=1 << 30)
-_CODE = ("formats", "folding", "rules", "metrics", "source")  # packages that a state depends on
+_CODE = ("formats", "folding.py", "rules", "metrics", "source")  # packages and modules that a state depends on
 
 
 class _Kept(msgspec.Struct):
@@ -115,10 +115,14 @@ def code_digest() -> str:
     """Return a digest of the code that a state depends on."""
     root = Path(sm_profiler.__file__).parent
     digest = hashlib.sha256(f"{version()} {np.__version__}".encode())
-    for package in _CODE:
-        for file in sorted((root / package).rglob("*.py")):
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    for file in code_files(root):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+def code_files(root: Path) -> list[Path]:
+    """Return the files of the code that a state depends on."""
+    return [file for name in _CODE for file in (sorted((root / name).rglob("*.py")) or [root / name])]
 
 
 def is_over(source: ProfileSource) -> bool:
