@@ -25,6 +25,8 @@ from sm_profiler.source import open_source
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ROOT / ".envs" / "frameworks" / "bin" / "python"
 _FRAMEWORK = re.compile(r"^(?:import|from) (?:jax|keras|tensorflow|tf_parts)\b", re.MULTILINE)
+LIBRARIES = ROOT / ".envs" / "libraries" / "bin" / "python"
+_LIBRARY = re.compile(r"^(?:import|from) (?:datasets|peft|timm)\b", re.MULTILINE)
 HANG_SECONDS = "6"  # instead of a minute, in runs this short
 LIMIT_S = 240  # a run takes 5 to 20 s on an idle machine
 
@@ -85,9 +87,10 @@ class Profiler(Protocol):
 
 
 def interpreter(script: Path) -> str:
-    """Return the Python with the frameworks that a script imports: this one, unless the repository has one for them."""
-    apart = FRAMEWORKS.exists() and _FRAMEWORK.search(script.read_text(encoding="utf-8"))
-    return str(FRAMEWORKS) if apart else sys.executable
+    """Return the Python with the packages that a script imports: this one, unless the repository has one for them."""
+    text = script.read_text(encoding="utf-8")
+    found = (python for pattern, python in ((_FRAMEWORK, FRAMEWORKS), (_LIBRARY, LIBRARIES)) if pattern.search(text))
+    return str(next((python for python in found if python.exists()), sys.executable))
 
 
 def environment() -> dict[str, str]:
