@@ -307,7 +307,7 @@ class _Rows:
         is as many steps behind at the end: one that was late for another reason would have caught up.
         """
         starts, ends = self.start[:-1], self.start[:-1] + self.length[:-1]
-        length = ends - starts
+        length = ends - starts - self.left[EVALUATION][:-1]  # a rank that evaluates does not wait
         if self.rank.judged is not None or not len(length):
             return
         usual = float(np.median(length))
