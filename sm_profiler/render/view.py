@@ -15,7 +15,6 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.diagnosis.profile.case import mean_or_none
-from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
@@ -128,24 +127,24 @@ def pictures(report: Report) -> list[Picture]:
     if not metrics.loop:
         return [loop]
     draw = _EVIDENCE.get(kind)
-    extra = draw(metrics) if draw else []
+    extra = draw(report) if draw else []
     if kind is Class.INITIALIZATION_BOUND:
         return [*extra, loop]
     slow_start = any(finding.kind is Class.INITIALIZATION_BOUND for finding in report.verdict.also)
-    return [loop, *extra, *(_job_bar(metrics) if slow_start else [])]
+    return [loop, *extra, *(_job_bar(report) if slow_start else [])]
 
 
-def _rank_bars(metrics: JobMetrics) -> list[Picture]:
-    totals = totals_of(metrics)
+def _rank_bars(report: Report) -> list[Picture]:
     drawn = []
-    for rank in totals.ranks[:MAX_BARS] if totals else ():
+    for rank in report.ledger.ranks[:MAX_BARS] if report.ledger else ():
         bar = ledger_view.picture(Totals((rank,)), f"Where the time of {rank.name} goes")
         drawn.append(Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin"))
     return drawn
 
 
-def _step_strip(metrics: JobMetrics) -> list[Picture]:
+def _step_strip(report: Report) -> list[Picture]:
     """Draw the steps in order; of a long job with a period, a stretch in which single steps are visible."""
+    metrics = report.metrics
     rank = max(metrics.ranks, key=lambda item: item.stall_share)
     lengths, long = rank.iterations.length, rank.stalls.long
     first, last = 0, len(lengths)
@@ -161,7 +160,8 @@ def _step_strip(metrics: JobMetrics) -> list[Picture]:
     ]
 
 
-def _job_bar(metrics: JobMetrics) -> list[Picture]:
+def _job_bar(report: Report) -> list[Picture]:
+    metrics = report.metrics
     if not metrics.loop:
         return []
     drawn = [ChartPart(part.label, part.seconds, part.colour) for part in job_parts(metrics)]
@@ -171,8 +171,9 @@ def _job_bar(metrics: JobMetrics) -> list[Picture]:
     return [Picture(charts.bar(drawn, title), title, legend, "bar")]
 
 
-def _memory(metrics: JobMetrics) -> list[Picture]:
+def _memory(report: Report) -> list[Picture]:
     """Draw the memory of the largest process; else of the first GPU or node with samples."""
+    metrics = report.metrics
     name, (seconds, values) = max(
         metrics.memory.items(), key=lambda item: float(max(item[1][1], default=0.0)), default=("", ((), ()))
     )
@@ -201,8 +202,9 @@ def _usage(metrics: JobMetrics) -> list[Picture]:
     return drawn
 
 
-def _gpus(metrics: JobMetrics) -> list[Picture]:
+def _gpus(report: Report) -> list[Picture]:
     """Draw how busy each GPU is; of many, the extremes."""
+    metrics = report.metrics
     rows = [(f"{gpu.node} {gpu.name}", gpu.mean) for gpu in metrics.gpus if math.isfinite(gpu.mean)]
     if len(rows) > MAX_BARS:
         means = [mean for _, mean in rows]
@@ -216,7 +218,7 @@ def _gpus(metrics: JobMetrics) -> list[Picture]:
 
 
 # Charts next to the loop's bar.
-_EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
+_EVIDENCE: dict[Class, Callable[[Report], list[Picture]]] = {
     Class.STRAGGLER: _rank_bars, Class.PERIODIC_STALL: _step_strip, Class.STEP_OUTLIERS: _step_strip,
     Class.INITIALIZATION_BOUND: _job_bar, Class.MEMORY_GROWTH: _memory, Class.INPUT_BOUND: _gpus,
     Class.UNBALANCED_GPUS: _gpus, Class.HOST_BOUND: _gpus, Class.COMPUTE_BOUND: _gpus,

@@ -13,6 +13,7 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis.damage import Damage, damage_of, doubted, unwritten_sentence
+from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.diagnosis.model import DamagedFiles, Finding, Quality, Report, Verdict
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import totals_of
@@ -142,7 +143,8 @@ def assemble(
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
-    quality, verdict = quality_of(source, metrics.metadata), decide(Case(metrics, rules), broken)
+    case = Case(metrics, rules)
+    quality, verdict = quality_of(source, metrics.metadata), decide(case, broken)
     if (damage := quality.damage) and not metrics.running:  # files of a running job may still be on their way
         verdict = doubted(verdict, damage.doubt)
     report = report_of(
@@ -153,6 +155,7 @@ def assemble(
         quality=quality,
         job=job,
         source=getattr(source, "origin", source.uri),
+        ledger=case.totals,
     )
     return _with_windows(report, source) if windows else report
 
@@ -178,8 +181,9 @@ def report_of(  # most are optional parts
     quality: Quality | None = None,
     job: JobInfo | None = None,
     source: str = "",
+    ledger: Totals | None = None,
 ) -> Report:
-    """Return a report from its parts."""
+    """Return a report from its parts; without its ledger, that follows from the metrics."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
     verdict = priced(verdict, cost.per_hour if cost else None)
     if cost and cost.price_estimated:
@@ -188,8 +192,18 @@ def report_of(  # most are optional parts
     if any(rank.judged is not None for rank in metrics.ranks):
         quality = replace(quality, collectors=(*quality.collectors, sampled_sentence(metrics)))
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    ledger = totals_of(metrics)
-    return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
+    ledger = totals_of(metrics) if ledger is None else ledger
+    return Report(
+        metrics,
+        verdict,
+        rules,
+        broken or {},
+        quality,
+        cost,
+        source,
+        generated,
+        ledger=ledger if ledger and ledger.ranks else None,
+    )
 
 
 def report_without_profile(

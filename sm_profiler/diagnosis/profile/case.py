@@ -116,7 +116,7 @@ class Case:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger of the judged ranks' steps."""
-        return ledger_of(self.metrics, self.ranks)
+        return ledger_of(self.metrics, self.ranks, self.seen)
 
     def share_of(self, *activities: str) -> float:
         """Return the share of the loop that some activities take, as the report's table of the ledger shows it.
@@ -129,8 +129,8 @@ class Case:
 
     @cached_property
     def totals(self) -> Totals:
-        """The sums of the ledger over whole loops."""
-        return totals_of(self.metrics) or Totals(())
+        """The sums of the ledger over whole loops; of no ranks without a loop."""
+        return totals_of(self.metrics, self.seen) or Totals(())
 
     @cached_property
     def seen(self) -> SeenCode:

@@ -67,7 +67,6 @@ _OF_MODULES = re.compile(r"^(forward|call|\w+_step|__\w+__)$|^<")
 _CALLBACK = re.compile(r"(^|\.)on_(train|validation|test|predict|fit|batch|epoch|step|log|save|evaluate)(_\w+)?$")
 # Phases in which libraries may call functions of the script, and lines that run these phases.
 _CALLING = {"optimizer": re.compile(r"\bstep\("), "backward": re.compile(r"backward\(")}
-_TRAINS = re.compile(r"\.(fit|train)\(")  # a trainer, which runs both
 _LAUNCH = "jax._src.dispatch.apply_primitive"  # waits for what runs; its Python takes as long as launching itself
 _READ = re.compile(r"^jax\._src\.(array\.ArrayImpl\._value|api\.block_until_ready)")
 _STEPS = ("forward", "backward", "optimizer", "compiled")
@@ -79,22 +78,30 @@ _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may d
 BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
 
 
-def ledger_of(metrics: JobMetrics, ranks: Sequence[Rank] | None = None) -> Ledger:
-    """Return the ledger of the training steps after the warm-up; of some ranks, by default all."""
+def ledger_of(metrics: JobMetrics, ranks: Sequence[Rank] | None = None, seen: SeenCode | None = None) -> Ledger:
+    """Return the ledger of the training steps after the warm-up; of some ranks, by default all.
+
+    Args:
+        metrics: the job in numbers.
+        ranks: the ranks.
+        seen: `SeenCode.of(metrics)`, if the caller has it.
+    """
+    seen = SeenCode.of(metrics) if seen is None else seen
     chosen = [rank for rank in (metrics.ranks if ranks is None else ranks) if rank.loop > 0 and len(rank.iterations)]
-    return Ledger(tuple(_Rows.of(rank, metrics).ledger for rank in chosen), source=metrics.name)
+    return Ledger(tuple(_Rows.of(rank, metrics, seen).ledger for rank in chosen), source=metrics.name)
 
 
-def totals_of(metrics: JobMetrics) -> Totals | None:
-    """Return the sums of a profile's whole training loops; None without one."""
-    ranks = [_totals(rank, metrics) for rank in metrics.ranks if rank.loop > 0]
+def totals_of(metrics: JobMetrics, seen: SeenCode | None = None) -> Totals | None:
+    """Return the sums of a profile's whole training loops; None without one. The arguments are those of `ledger_of`."""
+    seen = SeenCode.of(metrics) if seen is None else seen
+    ranks = [_totals(rank, metrics, seen) for rank in metrics.ranks if rank.loop > 0]
     return Totals(tuple(ranks)) if ranks else None
 
 
-def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
+def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
     """Divide a rank's loop: its parts are those of all steps, and each is divided in proportion to the rows."""
     seconds = defaultdict[str, float](float)
-    rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
+    rows = _Rows.of(rank, metrics, seen, warm=False) if len(rank.iterations) else None
     # What is between the phases and outside of them is divided together: of a step without phases, which of them is unknown.
     alone = [(part.key,) for part in parts.PARTS if part.key not in ("gc", BETWEEN, OUTSIDE)]
     for keys in (*alone, (OUTSIDE, BETWEEN)):
@@ -159,12 +166,11 @@ class _Rows:
     timed: set[tuple[str, int]] = attrs.field(factory=set)
 
     @classmethod
-    def of(cls, rank: Rank, metrics: JobMetrics, *, warm: bool = True) -> _Rows:
+    def of(cls, rank: Rank, metrics: JobMetrics, seen: SeenCode, *, warm: bool = True) -> _Rows:
         found = rows_of_rank(rank, warm=warm)
         left = {key: found.seconds[at].copy() for at, key in enumerate(row_keys())}
         rows = cls(rank, found.index, found.start, left, names={key: _names(rank, metrics, key) for key in left})
         rows._take_collections()
-        seen = SeenCode.of(metrics)
         rows._take_records(metrics, seen.writers())
         rows._take_unmatched(metrics.ranks)
         rows._take_samples(seen)

@@ -24,7 +24,7 @@ from sm_profiler.diagnosis.profile.computing import (
     waits_unseen,
 )
 from sm_profiler.diagnosis.profile.job import beginning_of
-from sm_profiler.diagnosis.profile.ledger import RUNNING, totals_of
+from sm_profiler.diagnosis.profile.ledger import RUNNING
 from sm_profiler.diagnosis.profile.lines import (
     Shown,
     function_of,
@@ -329,11 +329,10 @@ def _healthy(case: Case) -> Finding | None:
     """Return BALANCED if there are enough steps to judge from; it is open if too little of the time is computing."""
     if not case.ranks:
         return None
-    totals = totals_of(case.metrics)
     computing = case.mean(
         lambda rank: sum(rank.share(key) for key in ("between", *(part.key for part in parts.phases())))
     )
-    computing += totals.share(RUNNING) if totals else 0.0
+    computing += case.totals.share(RUNNING)
     evaluation, long = (case.mean(lambda rank: rank.share("evaluation")), case.mean(lambda rank: rank.stall_share))
     beside, stretched = max(1 - computing - evaluation, 0.0), case.mean(_stretched)
     unexplained, unseen = min(beside + stretched, 1.0), waits_unseen(case)
