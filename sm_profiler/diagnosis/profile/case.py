@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, Totals
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     CALLBACKS,
@@ -142,7 +142,7 @@ class Case:
         if self.loop is None:
             return 1.0
         other = float(np.median(self.loop.of_activity(OTHER, UNSEEN)))
-        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING)))
+        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING, TRANSFER)))
         return other / (other + named) if other + named > 0 else 1.0
 
     @property

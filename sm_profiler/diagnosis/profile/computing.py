@@ -426,10 +426,13 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     """Return what the loss takes if it launches operators for each sample; None if nothing speaks for that.
 
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
-    one and its gradient for each of them at least.
+    one and its gradient for each of them at least. Half of the counted operators compute gradients, and the loss has those
+    of the others for which the forward pass is too short; code that launches none may take as long.
     """
     between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
-    if not 0 < forward <= between or between < limits.HEALTHY or not _may_grow(case, launches):
+    if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
+        return None
+    if not _may_grow(case, launches):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)

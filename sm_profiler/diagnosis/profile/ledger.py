@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger, RankTotals, Totals
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
 from sm_profiler.formatting import shorten
@@ -39,6 +39,10 @@ PHASE = "phase "  # start of the names of the script's own phases
 # Activities that have causes of their own: what is long in some steps is long elsewhere.
 NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION, UNMATCHED)
 _NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
+_DURING = {
+    WAIT: "waiting for data", SAVING: "saving files", LOGGING: "logging", CALLBACKS: "in callbacks", MAKING: "making batches",
+    COPYING: "copying to the device", RUNNING: "waiting for results", TRANSFER: "in collectives", OTHER: "outside the phases",
+}  # fmt: skip
 
 # Kind of a record → its activity, and the parts that it may have interrupted, the likeliest first.
 _BESIDE = (OUTSIDE, EVALUATION, parts.DECLARED, BETWEEN, "wait", "compiled", "forward", "backward", "optimizer")
@@ -60,6 +64,12 @@ _LINES = (
     (SAVING, re.compile(r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(""")),
     (LOGGING, re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")),
 )
+# Innermost functions that exchange data with other ranks, and wait for them.
+COLLECTIVES = re.compile(
+    r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
+    r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
+)
+_MODULES = re.compile(r"^torch\.nn\.modules\.")
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -330,25 +340,33 @@ class _Rows:
         self._take(UNMATCHED, np.append(best, 0.0), _BESIDE)
 
     def _take_samples(self, seen: SeenCode) -> None:
-        """Take out what samples show, in proportion to the time that the rows have in the part that they lie in."""
+        """Take out what samples show of the part that they lie in.
+
+        Rows that are longer in this part than usual ones have it first: what all steps do makes none longer.
+        """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
         for keys, inside in (
             ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
             *(((one,), (one,)) for one in calling),
         ):
-            found = dict[str, float]()
+            found, sampled = dict[str, float](), 0.0
             for one in seen.samples.stacks:
                 if one.process == self.rank.name and one.phase in inside:
+                    sampled += one.seconds
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
                     if name and not is_timed(one.places[-1] if one.places else None, timed):
-                        found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
-            held = sum(float(self.left[key].sum()) for key in keys)
-            fits = min(held / max(sum(found.values()), 1e-12), 1.0)
+                        found[name] = found.get(name, 0.0) + one.seconds
+            whole = np.sum([self.left[key] for key in keys], axis=0)
+            total, beyond = float(whole.sum()), np.maximum(whole - np.median(whole), 0.0)
+            inside_phase = min(total / max(sampled, 1e-12), 1.0) if keys[0] in _STEPS else 1.0
+            fits = min(total * max(self.rank.scale, 1.0) / max(sum(found.values()), 1e-12), inside_phase)
             for name, seconds in found.items():
-                whole = sum(float(self.left[key].sum()) for key in keys)
-                for key in keys if whole > 0 else ():
-                    self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
+                wanted = seconds * fits / max(self.rank.scale, 1.0)
+                first = beyond * min(wanted / max(float(beyond.sum()), 1e-12), 1.0)
+                rest = whole - first
+                more = max(wanted - float(first.sum()), 0.0)
+                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), keys)
 
 
 @attrs.frozen(eq=False)
@@ -451,10 +469,14 @@ class SeenCode:
 
         What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
+        if COLLECTIVES.search(one.leaf):
+            return TRANSFER
+        if one.phase == "forward":
+            return CALLBACKS if self.callback(one) is not None else ""
         if one.phase not in BESIDE_THE_PHASES:
             called = self.called(one)
-            if called is None or one.phase == "forward":
-                return CALLBACKS if called is not None else ""
+            if called is None:
+                return ""
             return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
         found = self._own_activity(one)
         if found or not self.writing or one.phase == EVALUATION:
@@ -517,10 +539,13 @@ class SeenCode:
 
     @cached_property
     def learning(self) -> frozenset[tuple[str, str]]:
-        """File and function of the code that runs a step, and not only its forward pass."""
+        """File and function of the code that runs a step, and not only its forward pass, or that calls modules."""
         inner = ("backward", "optimizer")
         return frozenset(
-            (place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places
+            (place.file, place.function)
+            for one in self.samples.stacks
+            if one.phase in inner or _MODULES.match(one.leaf)
+            for place in one.places
         )
 
     def callback(self, one: Sampled) -> Place | None:
@@ -528,10 +553,10 @@ class SeenCode:
 
         None if it is in none, or if the callbacks are timed.
         """
-        if one.phase not in BESIDE_THE_PHASES:
-            called = self.called(one)
-            return None if called is None or (one.phase != "forward" and self._runs_forward(called)) else called
-        if self.has_callbacks:
+        called = None if one.phase in BESIDE_THE_PHASES else self.called(one)
+        if called is not None:
+            return None if one.phase != "forward" and self._runs_forward(called) else called
+        if self.has_callbacks or one.phase not in (*BESIDE_THE_PHASES, "forward"):
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)
 
@@ -539,6 +564,13 @@ class SeenCode:
         """Return the name of the file and the function of lines that write text: to flush it is no checkpoint."""
         places = [one.places[-1] for one in self.samples.stacks if one.places and one.phase in BESIDE_THE_PHASES and self.activity(one) == LOGGING]  # fmt: skip
         return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
+
+
+def during(activity: str) -> str:
+    """Return where a step spends its time, for sentences such as “3 ms a step in the forward pass”."""
+    if activity.startswith(PHASE):
+        return f"in the {PHASE}“{activity[len(PHASE) :]}”"
+    return _DURING.get(activity) or parts.during(activity)
 
 
 def flushes(one: Record[AtLine], writers: Collection[tuple[str, str]]) -> bool:
@@ -590,9 +622,13 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     training[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
     length = np.where(evaluated, np.maximum(length, training), training)
     table, measured = _recorded(rank, training)
-    total = float(table.sum())
-    usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-    table[:, ~measured] = usual[:, None] * training[~measured]
+    long = np.zeros(len(length), np.bool_)
+    long[iterations.place - 1] = rank.stalls.long
+    for alike in (long, ~long):  # parts that were not recorded are as those of the rows that are long, or usual, like them
+        known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
+        total = float(known.sum())
+        shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
+        table[:, alike & ~measured] = shares[:, None] * training[alike & ~measured]
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
     keep = (
