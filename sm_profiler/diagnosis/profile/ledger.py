@@ -8,7 +8,7 @@ innermost wins. Only this module decides which is which.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -70,6 +70,11 @@ COLLECTIVES = re.compile(
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
 _MODULES = re.compile(r"^torch\.nn\.modules\.")
+_UPDATES = re.compile(
+    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
+)  # of parameters, by hand
+# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
+_GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -85,7 +90,8 @@ FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
 _TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
-BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
+_BESIDE_STEPS = ("outside", "between")
+BESIDE_THE_PHASES = (*_BESIDE_STEPS, "evaluation")  # phases of samples
 
 
 def ledger_of(metrics: JobMetrics, ranks: Sequence[Rank] | None = None, seen: SeenCode | None = None) -> Ledger:
@@ -342,7 +348,7 @@ class _Rows:
     def _take_samples(self, seen: SeenCode) -> None:
         """Take out what samples show of the part that they lie in.
 
-        Rows that are longer in this part than usual ones have it first: what all steps do makes none longer.
+        What is done now and then lies first in rows that are longer in this part than usual ones.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
         for keys, inside in (
@@ -363,7 +369,8 @@ class _Rows:
             fits = min(total * max(self.rank.scale, 1.0) / max(sum(found.values()), 1e-12), inside_phase)
             for name, seconds in found.items():
                 wanted = seconds * fits / max(self.rank.scale, 1.0)
-                first = beyond * min(wanted / max(float(beyond.sum()), 1e-12), 1.0)
+                now_and_then = min(wanted / max(float(beyond.sum()), 1e-12), 1.0) if name in NAMED else 0.0
+                first = beyond * now_and_then
                 rest = whole - first
                 more = max(wanted - float(first.sum()), 0.0)
                 self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), keys)
@@ -381,6 +388,8 @@ class SeenCode:
             longer than hundreds of launches.
         has_callbacks: callbacks are timed, so that samples of them are known already.
         training: file and function of the code that runs the phases of steps.
+        by_hand: no optimizer was recorded, so that the script may update its parameters itself.
+        all_compiled: compiled functions run the steps.
     """
 
     samples: Samples
@@ -389,6 +398,8 @@ class SeenCode:
     blocked: frozenset[Place] = frozenset()
     has_callbacks: bool = False
     training: frozenset[tuple[str, str]] = frozenset()
+    by_hand: bool = False
+    all_compiled: bool = False
 
     @classmethod
     def of(cls, metrics: JobMetrics) -> SeenCode:
@@ -413,7 +424,9 @@ class SeenCode:
             (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
         )
         has_callbacks = bool(metrics.recorded(Callback).longest)
-        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training)
+        by_hand = not any(rank.slices["optimizer"] for rank in metrics.ranks)
+        compiled = all(rank.slices["compiled"] for rank in metrics.ranks)
+        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, compiled)
 
     def maker(self, one: Sampled) -> Place | None:
         """Return the function from which the loop's header gets its next batch, if the stack is in one."""
@@ -509,13 +522,43 @@ class SeenCode:
         for name, pattern in _LEAVES:
             if pattern.search(one.leaf):
                 return name
+        if one.places and one.places[-1] in self.gradients and one.phase in _BESIDE_STEPS and not one.long:
+            return "backward"
         source = self.samples.source(one.places[-1]) if one.places else ""
         if LOOPS.search(source):
             return ""
         if self.has_device and COPIES.search(source):
             return COPYING
         name = next((name for name, pattern in _LINES if pattern.search(source)), "")
-        return name or (CALLBACKS if self.callback(one) is not None else "")
+        name = name or (CALLBACKS if self.callback(one) is not None else "")
+        updates = self.by_hand and self.updates and one.phase in _BESIDE_STEPS and _UPDATES.search(source)
+        return name or ("optimizer" if updates else "")
+
+    @cached_property
+    def gradients(self) -> frozenset[Place]:
+        """Lines that compute gradients as functions of their inputs, outside the phases.
+
+        The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which
+        a part was timed as backward() is none of them, though samples at its edges may lie outside the phase. Few samples
+        make no such line, and what a line calls counts by itself: line and innermost function may be of different moments.
+        """
+        counts = {True: Counter[Place](), False: Counter[Place]()}
+        for one in self.samples.stacks:
+            timed = one.phase == "backward"
+            if one.places and (timed or (one.phase in _BESIDE_STEPS and not one.long and _GRADIENTS.search(one.leaf))):
+                counts[timed][one.places[-1]] += one.count
+        found, timed = (
+            {place for place, count in own.items() if count >= limits.REPEATS} for own in (counts[False], counts[True])
+        )
+        return frozenset(found - timed)
+
+    @cached_property
+    def updates(self) -> bool:
+        """True if samples would show, and show or a compiled function holds, how a script updates its parameters itself."""
+        outer = [one for one in self.samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+        if sum(one.count for one in outer) < limits.SAMPLES:
+            return False
+        return self.all_compiled or any(_UPDATES.search(self.samples.source(one.places[-1])) for one in outer)
 
     def module_hook(self, one: Sampled) -> Place | None:
         """Return the script's function in a forward pass that no line of the script calls, as hooks of modules are called.
@@ -624,7 +667,10 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     table, measured = _recorded(rank, training)
     long = np.zeros(len(length), np.bool_)
     long[iterations.place - 1] = rank.stalls.long
-    for alike in (long, ~long):  # parts that were not recorded are as those of the rows that are long, or usual, like them
+    for alike in (
+        long,
+        ~long,
+    ):  # parts that were not recorded are as those of the rows that are long, or usual, like them
         known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
         total = float(known.sum())
         shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]

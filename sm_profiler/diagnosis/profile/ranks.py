@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.lines import (
 )
 from sm_profiler.diagnosis.profile.loop import Loop, Saving
 from sm_profiler.diagnosis.profile.occurrences import seen_in_samples
-from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slowdown
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formats.recorded import Synchronization
 from sm_profiler.formatting import duration, percent, plural, size
@@ -78,11 +78,14 @@ _BESIDE = (EVALUATION, COLLECTING, COMPILING, AGAIN, UNMATCHED)
 def _late_rank(case: Case, loop: Loop) -> _Late | None:
     """Return the rank that waits less than the others, by what it works more; None if none does."""
     tables = _tables(case)
-    usual = (loop.index < _last_usual(case)) & ~long_rows(case, loop)
+    usual = (loop.index < _last_usual(case)) & ~case.long_rows
     if not usual.any():
         return None
     means = {name: table[:, usual].mean(axis=1) for name, table in tables.items()}
-    work = [*(name for name in means if name not in _MEETINGS), *(name for name in reversed(_MEETINGS) if name in means)]
+    work = [
+        *(name for name in means if name not in _MEETINGS),
+        *(name for name in reversed(_MEETINGS) if name in means),
+    ]
     # the jitter of a machine makes one of two ranks late by half as much
     least, best = limits.SURELY * limits.FLOOR * float(np.median(sum(means.values()))), None
     for at, meeting in enumerate(_MEETINGS):
