@@ -47,6 +47,7 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
+_LOSS = re.compile(r"^torch\.nn\.(modules|functional)\.")  # what the model is for
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
 
 
@@ -80,9 +81,13 @@ def outside(case: Case) -> Found | None:
         Evidence("time of a training step in other code", round(share, 4), unit="share"),
         Evidence("the same in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    where = lines_of_samples(
-        case.metrics, lambda one: not one.long and other_code(one) and case.seen.activity(one) in ("", OTHER)
-    )
+
+    def counts(one: Sampled) -> bool:
+        return (
+            not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
+        )
+
+    where = lines_of_samples(case.metrics, counts)
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 import attrs
@@ -407,9 +407,7 @@ class SeenCode:
         stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
         if not any(rank.has_waits for rank in metrics.ranks):
             phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
-            loops = frozenset(
-                (one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places
-            )
+            loops = _functions(one for one in stacks if one.phase in phases)
         steps = sum(rank.train_steps for rank in metrics.ranks)
         lines: dict[Place, list[float]] = {}
         for one in stacks:
@@ -420,9 +418,7 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = frozenset(
-            (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
-        )
+        training = _functions(one for one in stacks if one.phase in _STEPS)
         has_callbacks = bool(metrics.recorded(Callback).longest)
         by_hand = not any(rank.slices["optimizer"] for rank in metrics.ranks)
         compiled = all(rank.slices["compiled"] for rank in metrics.ranks)
@@ -458,8 +454,7 @@ class SeenCode:
     @cached_property
     def _passes(self) -> frozenset[tuple[str, str]]:
         """Functions that run forward passes: a closure, or the step of a trainer's module."""
-        stacks = (one for one in self.samples.stacks if one.phase == "forward")
-        return frozenset((place.file, place.function) for one in stacks for place in one.places)
+        return _functions(one for one in self.samples.stacks if one.phase == "forward")
 
     def part_called(self, process: str, phase: str) -> float:
         """Return the part of a phase in which libraries call functions of the script."""
@@ -572,7 +567,11 @@ class SeenCode:
                 self.samples.source(caller),
                 [place.function.rpartition(".")[2] for place in one.places[number:]],
             )
-            if not source or _TRAINS.search(source) or (callee.file, callee.function) in self.learning:
+            if (
+                not source
+                or _TRAINS.search(source)
+                or (callee.file, callee.function) in self.learning | self.calling_modules
+            ):
                 continue
             if not _OF_MODULES.match(names[0]) and not any(
                 re.search(rf"\b{re.escape(name)}\b", source) for name in names
@@ -582,14 +581,19 @@ class SeenCode:
 
     @cached_property
     def learning(self) -> frozenset[tuple[str, str]]:
-        """File and function of the code that runs a step, and not only its forward pass, or that calls modules."""
-        inner = ("backward", "optimizer")
-        return frozenset(
-            (place.file, place.function)
-            for one in self.samples.stacks
-            if one.phase in inner or _MODULES.match(one.leaf)
-            for place in one.places
-        )
+        """File and function of the code that runs a step, and not only its forward pass."""
+        return _functions(one for one in self.samples.stacks if one.phase in ("backward", "optimizer"))
+
+    @cached_property
+    def calling_modules(self) -> frozenset[tuple[str, str]]:
+        """File and function of the code that calls modules, as no hook of a module does."""
+        return _functions(one for one in self.samples.stacks if _MODULES.match(one.leaf))
+
+    def before_model(self, one: Sampled) -> Sampled:
+        """Return a stack up to the line that calls the model, whose code runs in each training step, too."""
+        model = self._passes - self.learning
+        inner = next((n for n, place in enumerate(one.places) if (place.file, place.function) in model), 0)
+        return attrs.evolve(one, places=one.places[:inner]) if inner else one
 
     def callback(self, one: Sampled) -> Place | None:
         """Return the function of the script that a library calls in a phase, or the method of a trainer's callback, of a stack.
@@ -607,6 +611,11 @@ class SeenCode:
         """Return the name of the file and the function of lines that write text: to flush it is no checkpoint."""
         places = [one.places[-1] for one in self.samples.stacks if one.places and one.phase in BESIDE_THE_PHASES and self.activity(one) == LOGGING]  # fmt: skip
         return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
+
+
+def _functions(stacks: Iterable[Sampled]) -> frozenset[tuple[str, str]]:
+    """Return file and function of the lines of some stacks."""
+    return frozenset((place.file, place.function) for one in stacks for place in one.places)
 
 
 def during(activity: str) -> str:

@@ -168,19 +168,12 @@ def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
     in_part = [one for one in stacks if _is_in(one, worst.stalls.where)]
     searched = [in_part, [one for one in stacks if in_loop(one)]]
     if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
-        forward = [one for one in stacks if one.phase == "forward"]
-        grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
-        if grown >= limits.NOTICEABLE * whole:
-            searched.insert(0, forward)
+        searched.insert(0, [one for one in stacks if one.phase == "forward"])
     for chosen in searched:
         lines, found = _excess(chosen, worst)
         if located := lines.locations(found, metrics):
             return located
     return ()
-
-
-def _positive(weights: Weights) -> float:
-    return sum(weight for weight in weights.values() if weight > 0)
 
 
 def _is_in(one: Sampled, part: str) -> bool:
