@@ -99,6 +99,7 @@ ADVICE: Mapping[str, str] = {
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
     "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
+    "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
     "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
