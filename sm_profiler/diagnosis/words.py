@@ -123,7 +123,7 @@ ADVICE: Mapping[str, str] = {
     "batch_does_not_fit": "Make the batch smaller in memory, then larger in samples: bf16 autocast, activation checkpointing, an optimizer with 8-bit states, gradients set to None; PyTorch keeps freed memory, so check torch.cuda.max_memory_allocated() first. Or launch less: torch.compile.",
     "gpu_never_used": 'Move the model and the batches to the device (model.to("cuda"), batch.to("cuda")) and check that the container has a CUDA build of the framework; otherwise use a CPU instance.',
     "one_by_one": "Write the step as one function (gradients, the optimizer's update, metrics) and compile it once, before the loop: step = jax.jit(step).",
-    "partly_compiled": "Move these lines into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
+    "partly_compiled": "Compile these lines with jax.jit, too: move them into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
     "optimizer": "{stack.optimizer} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
     "transfer": "Set pin_memory=True in the DataLoader and copy with non_blocking=True. Copy a batch as one tensor instead of many, in its smallest type (uint8 images, normalized on the device), and keep what does not change on the device.",
     # calls
