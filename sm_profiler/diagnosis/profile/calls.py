@@ -323,14 +323,13 @@ def evaluation(case: Case) -> Found | None:
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),
     )
-    if share < limits.USUAL + limits.FLOOR:
+    if share < limits.HEALTHY + limits.FLOOR:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Evaluate less often: half as often is the least that this means, and never the most."""
+        """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        parts = limits.MAJORITY, (1 + limits.MAJORITY) / 2, 1.0
-        return Saving.of_scenarios([seconds * part for part in parts], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
