@@ -501,10 +501,19 @@ class SeenCode:
             if called is None:
                 return ""
             return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+        return self._meaning(one)
+
+    def _meaning(self, one: Sampled) -> str:
         found = self._own_activity(one)
-        if found or not self.writing or one.phase == EVALUATION:
+        if found or one.phase == EVALUATION:
             return found
         return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
+
+    def collected_in(self, activity: str) -> float:
+        """Return the part of the time in garbage collections that an activity causes, in whose lines they were seen."""
+        seen = [one for one in self.samples.stacks if one.phase == "gc"]
+        whole = sum(one.seconds for one in seen)
+        return sum(one.seconds for one in seen if self._meaning(one) == activity) / whole if whole > 0 else 0.0
 
     @cached_property
     def writing(self) -> dict[tuple[str, str], str]:

@@ -441,7 +441,7 @@ def _called_collectives(case: Case) -> Found | None:
     )
 
     def saves(loop: Loop) -> Saving:
-        """What is exchanged in fewer calls, or while the ranks compute, takes a part of the time."""
+        """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
         spent, least = np.minimum(loop.usual(TRANSFER), alone), limits.PART_SAVED_INDIRECT[0]
         usual = max(1 - limits.HEALTHY / share, least)
         return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
