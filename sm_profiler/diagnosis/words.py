@@ -75,6 +75,7 @@ HEADLINES: Mapping[str, str] = {
     "hang_disagree": "The training stopped: for {time} the ranks have waited for each other, {lines}.{dead}",
     # healthy, and open
     "healthy": "No bottleneck found: the job computes {computing} of the time.",
+    "healthy_evaluates": "No bottleneck found: of the time, the job computes {computing}{spent}.",
     "healthy_loop": "The loop is healthy; the start is what is left: {rest}",
     "no_single_cause": "There is no single cause, but {beside} of the loop is not spent computing{stretched}.{why}",
     "unseen_waits": "No bottleneck found, but {unseen} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation.",
@@ -198,6 +199,7 @@ ADVICE: Mapping[str, str] = {
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective inside a condition that only some ranks meet is the usual cause.",
     "hang_dead_thread": "Repair that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let threads that produce hand their exceptions on, for example through the queue, and give waits a timeout.",
     # healthy, and open
+    "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "healthy": "Nothing needs repair. To go faster, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "no_single_cause": "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer.",
     "unseen_waits": "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing.",
@@ -248,6 +250,8 @@ FRAGMENTS: Mapping[str, str] = {
     "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True), with pin_memory=True if there is a GPU",
     "loader_of_trainer": "TrainingArguments(dataloader_num_workers={suggested}, dataloader_persistent_workers=True)",
     "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
+    "less_evaluation_transformers": "eval_steps and save_steps of TrainingArguments",
+    "less_evaluation_lightning": "val_check_interval, check_val_every_n_epoch or limit_val_batches of Trainer",
     "evaluation_compiled": ", without {time} of compiling for it",
     "workers_start": "as the loader starts its workers again",
     "workers_restart": "The loader's workers restart",

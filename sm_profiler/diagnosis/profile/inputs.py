@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -27,7 +26,6 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 
 MAX_MOUNTS = 4
-_TRAINS = re.compile(r"\.train\(")  # a line that runs a whole loop
 
 
 @attrs.frozen
@@ -265,7 +263,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
-    words["loader"] = FRAGMENTS["loader_of_trainer" if _in_trainer(case) else "loader"].format_map(words)
+    words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
@@ -290,15 +288,6 @@ def _cause(case: Case) -> _Cause:
     if workers > 0 and pool.cores and workers >= pool.cores and not pool.idle:
         return cause("worker_per_core", advice="cores_busy")
     return cause("few_workers", pool.advice()) if workers > 0 else cause("unknown")
-
-
-def _in_trainer(case: Case) -> bool:
-    """Return whether the Trainer of transformers runs the loop, which makes its DataLoader itself."""
-    samples = case.metrics.samples
-    learning = (one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer"))
-    return any(one.leaf.startswith("transformers.") for one in samples.stacks) and any(
-        _TRAINS.search(samples.source(one.places[-1])) for one in learning
-    )
 
 
 def _by_own_iterator(case: Case) -> Found | None:
