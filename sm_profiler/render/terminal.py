@@ -10,7 +10,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
+from sm_profiler.formatting import clean, cut, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import printable
@@ -128,10 +128,10 @@ def _places(main: Finding, width: int) -> list[str]:
     """Return the lines of code, the first with its source."""
     lines = []
     for number, location in enumerate(main.where[:MAX_PLACES]):
-        lines.append(f"  {_location(main, location)}")
+        lines.append(shorten(printable(f"  {_location(main, location)}"), width))
         if not number and location.source:
-            lines.append(f"      {location.source.strip()}")
-    return [shorten(printable(line), width) for line in lines]
+            lines.append(cut(printable(f"      {location.source.strip()}"), width))
+    return lines
 
 
 def _evidence(fact: Evidence) -> str:

@@ -111,6 +111,15 @@ def test_the_terminal_shows_the_source_of_the_first_line():
     assert "\n      total += slow(batch)\n" in text
 
 
+def test_a_long_line_is_cut_at_its_end():
+    """It lost its middle: `return torch.tensor(row[cols].to_numpy(dtype…, torch.tensor(row["label"], …`."""
+    report = laptop(wait=0.02)
+    source = 'return torch.tensor(row[cols].to_numpy(dtype="float32")), torch.tensor(row["label"], dtype=torch.float32)'
+    main = replace(report.verdict.main, where=(Location("train.py", 5, "main", 0.9, source=source),))
+    report = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main))
+    assert f"\n      {source[:73]}…\n" in terminal_summary(report, width=80)
+
+
 def looping_loss(batch_size, operators=660):
     """Return a job whose loss takes 1.2 ms of a step of 4.5 ms, from the end of the forward pass to the backward pass."""
     rows = []
