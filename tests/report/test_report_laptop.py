@@ -120,7 +120,7 @@ def test_a_long_line_is_cut_at_its_end():
     assert f"\n      {source[:73]}…\n" in terminal_summary(report, width=80)
 
 
-def looping_loss(batch_size, operators=660):
+def looping_loss(batch_size, readers, *, source="", leaf="", operators=660):
     """Return a job whose loss takes 1.2 ms of a step of 4.5 ms, from the end of the forward pass to the backward pass."""
     rows = []
     for phase, *rest in training(400, forward=0.0005, backward=0.0033, optimizer=0.0002, wait=0.0004):
@@ -128,15 +128,16 @@ def looping_loss(batch_size, operators=660):
         if phase.startswith("Backward"):  # its first part is the loss
             start, length = start + 0.0012, length - 0.0012
         rows.append((phase, phase, start, length, node, step))
-    args = {"operators": operators, "fixed_us": 4.2, "step_us": 4500.0}
+    args = {"operators": operators, "fixed_us": 4.2, "step_us": 4500.0, "readers": readers}
     rows.append(("sm_profiler/operators", "operators", 1.5, 0.0, "algo-1-0", 10, args))
-    rows.append(sampled(("between", False, 0.3, 10, "train.py", "weighted_loss")))
-    return report_from(rows, metadata=({"batch_size": batch_size},))
+    stacks = sampled(("between", False, 0.3, 10, "train.py", "weighted_loss", *([leaf] if leaf else [])))
+    stacks[-1]["lines"] = [source] if source else stacks[-1]["lines"]
+    return report_from([*rows, stacks], metadata=({"batch_size": batch_size},))
 
 
 def test_operators_of_a_loop_over_samples_do_not_go_away_with_a_larger_batch():
     """4.6 to 6.2 times as fast was promised, with high confidence, where a batch 8 times as large gained 6 %."""
-    found = looping_loss(64).verdict.main
+    found = looping_loss(64, 64).verdict.main
     assert found.kind is Class.HOST_BOUND
     assert not found.larger_batch
     assert found.confidence != "high"
@@ -147,7 +148,19 @@ def test_operators_of_a_loop_over_samples_do_not_go_away_with_a_larger_batch():
 
 
 def test_operators_that_are_too_few_for_a_loop_over_samples_go_away_with_a_larger_batch():
-    assert looping_loss(512).verdict.main.larger_batch
+    assert looping_loss(512, 512).verdict.main.larger_batch
+
+
+def test_a_loss_that_is_longer_than_its_forward_pass_is_no_loop_over_samples():
+    """A step with 75 operators at any size of the batch was to be vectorized, as it was already."""
+    assert looping_loss(64, 3).verdict.main.larger_batch
+    assert looping_loss(4, None).verdict.main.larger_batch
+    assert not looping_loss(64, None, source="loss = sum(one(y, t) for y, t in zip(ys, ts))").verdict.main.larger_batch
+
+
+def test_gradients_of_gradients_are_no_operators_that_the_script_launches_one_by_one():
+    engine = "torch.autograd.graph._engine_run_backward"
+    assert looping_loss(4, 4, source="g, = torch.autograd.grad(u.sum(), p, create_graph=True)", leaf=engine).verdict.main.larger_batch
 
 
 def test_logging_that_a_slow_sampler_saw_a_few_times_is_found():

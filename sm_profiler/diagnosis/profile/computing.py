@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -210,12 +210,14 @@ class Launches:
         fixed: seconds an operator takes at least on this machine.
         step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
         eager: Python launches all of them, in a framework that compiles steps.
+        readers: the most of a kind that read the same result; None if not recorded.
     """
 
     operators: float
     fixed: float
     step: float | None = None
     eager: bool = False
+    readers: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -234,7 +236,9 @@ def launches_of(case: Case) -> Launches | None:
         args = record.args
         if args.operators > 0 and args.fixed_us > 0 and args.call_us is None:
             found.append(
-                Launches(args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager))
+                Launches(
+                    args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager), args.readers
+                )
             )
     if not found:
         return None
@@ -369,17 +373,34 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
 
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
     one and its gradient for each of them at least. Half of the counted operators compute gradients, and the loss has those
-    of the others for which the forward pass is too short; code that launches none may take as long.
+    of the others for which the forward pass is too short; code that launches none may take as long. Gradients of gradients
+    are computed between the passes, too, and by as many operators however large the batch is.
     """
     between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
+    inside = [one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long]
+    loss = [one for one in inside if case.seen.activity(one) != "backward"]
+    if inside:
+        between *= sum(one.seconds for one in loss) / max(sum(one.seconds for one in inside), 1e-12)
     if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
         return None
-    if not _may_grow(case, launches):
+    if not _may_grow(case, launches) or not _loops_over_samples(case, launches, loss):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
-    lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
+    lines = Lines.of(loss)
     where = lines.locations(lines.weights(), case.metrics)
     return PerSample(between, backward, between / forward, where)
+
+
+_LOOP = re.compile(r"\bfor\b.+\bin\b")
+
+
+def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled]) -> bool:
+    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line."""
+    samples = case.metrics.samples_per_step or case.metrics.batch_size
+    if launches.readers is not None and samples:
+        return launches.readers >= samples
+    loops = [one for one in loss if one.places and _LOOP.search(case.metrics.samples.source(one.places[-1]))]
+    return sum(one.count for one in loops) > limits.MAJORITY * sum(one.count for one in loss)
 
 
 def _may_grow(case: Case, launches: Launches) -> bool:
