@@ -146,7 +146,7 @@ def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) ->
     place = f"{line.function}()" if line.function != MODULE else f"line {line.line} of {line.file.rpartition('/')[2]}"
     evidence = (
         Evidence("time in the training loop", round(share, 4), unit="share"),
-        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in these lines", seen.count),
     )
     return Found(
         text, {"share": percent(share), "place": place}, evidence, share, saves=saves,
@@ -225,7 +225,7 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
     words = {"name": name or event, "share": percent(seen.share), "where": f", in {event}" if name else ""}
     evidence = (
         Evidence("time in the training loop spent in callbacks", round(seen.share, 4), unit="share"),
-        Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in their lines", seen.count),
     )
     return Found(
         "callback_seen", words, evidence, seen.share, "callback",

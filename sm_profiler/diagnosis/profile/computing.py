@@ -134,10 +134,10 @@ def _waits_for_gpu(case: Case) -> Found | None:
         return bool(one.places) and not one.long and READS.search(samples.source(one.places[-1])) is not None
 
     inside = [one for one in samples.stacks if one.places and not one.long and one.phase not in BESIDE_THE_LOOP]
-    total, count = sum(one.seconds for one in inside), sum(one.count for one in inside if reads(one))
-    waits = sum(one.seconds for one in inside if reads(one)) / total if total > 0 else 0.0
+    total, found = sum(one.seconds for one in inside), [one for one in inside if reads(one)]
+    waits = sum(one.seconds for one in found) / total if total > 0 else 0.0
     share = min(waits, spare)
-    if share < limits.HEALTHY or count < limits.SAMPLES:
+    if share < limits.HEALTHY:
         return None
     evidence = (
         Evidence("time of the training thread in these lines", round(waits, 4), unit="share"),
@@ -145,7 +145,7 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )
     return Found(
         "reads_gpu", {"waits": percent(waits), "idle": percent(spare)}, evidence, share,
-        doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
+        error=error_of_part(*(sum(one.count for one in stacks) for stacks in (found, inside))), doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
     )  # fmt: skip
 
 
@@ -751,18 +751,15 @@ def transfer(case: Case) -> Found | None:
         source = samples.source(one.places[-1]) if one.places else ""
         return one.phase not in BESIDE_THE_LOOP and COPIES.search(source) is not None
 
-    total = sum(one.seconds for one in samples.stacks if one.phase not in BESIDE_THE_LOOP)
-    found = [one for one in samples.stacks if copies(one)]
-    share, count = (
-        sum(one.seconds for one in found) / total if total > 0 else 0.0,
-        sum(one.count for one in found),
-    )
-    if count < limits.SAMPLES:
+    inside = [one for one in samples.stacks if one.phase not in BESIDE_THE_LOOP]
+    total, found = sum(one.seconds for one in inside), [one for one in inside if copies(one)]
+    share, count = sum(one.seconds for one in found) / total if total > 0 else 0.0, sum(one.count for one in found)
+    if not count:
         return None
     pinned = case.metrics.loader.pin_memory
     evidence = [
         Evidence("time of the training thread in copies to the device", round(share, 4), unit="share"),
-        Evidence("samples in them", count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in them", count),
     ]
     if pinned >= 0:
         evidence.append(Evidence("pin_memory of the DataLoader", "on" if pinned else "off"))
@@ -770,5 +767,5 @@ def transfer(case: Case) -> Found | None:
     doubt = "" if pinned == 0 else "inferred from samples"
     return Found(
         "transfer", words, tuple(evidence), share, saves=lambda loop: part_of_share(loop, share, (COPYING,), sure=not doubt),
-        doubt=doubt, where=lines_of_samples(case.metrics, copies),
+        doubt=doubt, error=error_of_part(count, sum(one.count for one in inside)), where=lines_of_samples(case.metrics, copies),
     )  # fmt: skip

@@ -437,7 +437,7 @@ def _called_collectives(case: Case) -> Found | None:
         return None
     evidence = (
         Evidence("time in collectives, on the rank that waits least in them", round(share, 4), unit="share"),
-        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in these lines", seen.count),
     )
 
     def saves(loop: Loop) -> Saving:
