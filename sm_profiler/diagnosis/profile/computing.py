@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -261,7 +261,36 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
+    return _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case) or idle
+
+
+# Innermost functions while torch.autograd.set_detect_anomaly(True) records where each operator of the forward pass is called.
+_STACKS = re.compile(r"^(torch\.fx\.)?traceback\.|^linecache\.")
+
+
+def _recorded_stacks(case: Case) -> Found | None:
+    """Find anomaly detection that was left on: it records a stack for each operator, and checks each gradient."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
+    found = [one for one in stacks if _STACKS.search(one.leaf)]
+    count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
+    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+        return None
+    part = sum(one.seconds for one in found) / whole
+    share = part * case.share_of("forward")
+    evidence = (
+        Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
+        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+    )
+
+    def saves(loop: Loop) -> Saving:
+        """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
+        spent = loop.usual("forward") * part
+        return Saving(spent, limits.PART_SAVED[1], limits.SURELY, ("forward", "backward"), strict=True)
+
+    return Found(
+        "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
+        error=share * ((1 - part) / count) ** 0.5,
+    )  # fmt: skip
 
 
 def _launches(case: Case) -> Found | None:

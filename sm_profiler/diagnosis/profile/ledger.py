@@ -77,7 +77,7 @@ COLLECTIVES = re.compile(
     r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
-_MODULES = re.compile(r"^torch\.nn\.modules\.")
+_MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
 )  # of parameters, by hand
@@ -500,7 +500,7 @@ class SeenCode:
             called = self.called(one)
             if called is None:
                 return ""
-            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+            return self._own_activity(one) or ("forward" if self._runs_forward(called) else CALLBACKS)
         return self._meaning(one)
 
     def _meaning(self, one: Sampled) -> str:
