@@ -92,7 +92,7 @@ def outside(case: Case) -> Found | None:
     return Found(
         "outside", words, evidence, of_loop, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
-        error=case.share_error("outside"),
+        error=case.share_error("outside") * of_loop / share,
         where=where or window_functions(case.metrics),
     )  # fmt: skip
 
