@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-# Where was this postcard sent from? One zip archive of jpegs per country.
+"""Where was this postcard sent from? One zip archive of jpegs per country."""
 
 import io
 import os
