@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.source.parquet import paths, schema
+from sm_profiler.source.parquet.contents import PartFile
 from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, encode_header
 from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage.base import LocalStorage

@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
-from sm_profiler.analysis.selection import similar
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader, similar
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.identity import OWNER_TYPES

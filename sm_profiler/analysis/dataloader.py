@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.analysis.pandas_frame import PandasFrame
-from sm_profiler.analysis.readers import ProfileLocation
-from sm_profiler.analysis.selection import matching_events
+from sm_profiler.analysis.readers import ProfileLocation, matching_events
 from sm_profiler.analysis.times import microseconds
 from sm_profiler.formats import event_names
 from sm_profiler.formats.recorded import DataStages

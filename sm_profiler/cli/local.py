@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 PORT = 5127
 MAX_PORT = 65535

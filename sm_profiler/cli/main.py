@@ -11,10 +11,10 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
+from sm_profiler._lazy import install_hint
 from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
 from sm_profiler.errors import ProfilerError
-from sm_profiler.extras import install_hint
 from sm_profiler.printable import ASCII, printable, say
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def add_merge_timeline(parser: ArgumentParser) -> None:
 def run_merge_timeline(options: Namespace) -> int:
     from sm_profiler.gpu_traces.timeline import export_traces
     from sm_profiler.report.recordings import holds_only_traces
-    from sm_profiler.report.timeline_export import export_timeline
+    from sm_profiler.report.write import export_timeline
     from sm_profiler.source import open_source
 
     if holds_only_traces(options.source):

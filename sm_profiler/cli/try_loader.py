@@ -20,7 +20,7 @@ from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
-from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Plan, Setting, Trial
+from sm_profiler.trial import BUSY, WORTH, Outcome, Plan, Setting, Trial
 
 INTERRUPTED = 128 + signal.SIGINT
 MAX_WORKERS = 256

@@ -37,7 +37,7 @@ from sm_profiler.gpu_traces.measure import SampledLines, measure
 from sm_profiler.gpu_traces.step_view import describe
 from sm_profiler.gpu_traces.traces import GpuTraces, TraceFile, read_trace
 from sm_profiler.metrics.sample_fold import decode_stacks
-from sm_profiler.source.column_builder import ColumnBuilder
+from sm_profiler.source.parse import ColumnBuilder
 
 # What the profiler that records a window does not change: it slows down the host, not the kernels.
 OF_KERNELS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL)

@@ -48,9 +48,9 @@ from sm_profiler.rules.settings import (
 )
 from sm_profiler.rules.trial import ProfilerTrial
 from sm_profiler.settings import ALLOW_STOP, POLL_S
-from sm_profiler.signals import StopEvent
 from sm_profiler.source import open_source
 from sm_profiler.storage import open_storage
+from sm_profiler.threads import StopEvent
 
 MAX_CODE_BYTES = 10_000_000
 MAX_OUTPUT_CHARACTERS = 1_000_000  # kept of what a rule prints

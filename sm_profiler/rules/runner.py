@@ -46,9 +46,9 @@ from sm_profiler.rules.settings import (
     write_status,
 )
 from sm_profiler.settings import POLL_S
-from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.storage import open_storage
+from sm_profiler.threads import SignalEvent
 
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")

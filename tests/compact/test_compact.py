@@ -19,7 +19,7 @@ from sm_profiler.formats.columns import Category
 from sm_profiler.report import build_report
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet.paths import Part, split_job
 from sm_profiler.source.parquet.schema import SCHEMAS

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sm_profiler.compact import TableWriter
 from sm_profiler.formats.bounds import unpacked_size
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents, paths, schema
-from sm_profiler.source.parquet.contents import Contents, TableWriter
+from sm_profiler.source.parquet.contents import Contents
 from sm_profiler.source.parquet.schema import Header, SourceFile
 from tests.support.memory import peak_of
 

@@ -16,7 +16,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import detailed_folder, source_name
 from sm_profiler.formatting import shorten
 from sm_profiler.gpu_traces.timeline import Window, outside
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source
 from sm_profiler.timeline import MAX_LANES, TimelineWriter
 from tests.support.jobs import make_job

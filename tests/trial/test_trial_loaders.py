@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sm_profiler.cli.try_loader import counts, resources, share_of_others, trial_table
-from sm_profiler.trial.loaders import copy_of, own_setting, try_loader
-from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
+from sm_profiler.trial import Outcome, Plan, Setting, Trial
+from sm_profiler.trial.__main__ import copy_of, own_setting, try_loader
 
 PLAN = Plan("", 0.05, (0,), (2,))
 
@@ -113,7 +113,7 @@ def test_copy_keeps_what_is_not_tried():
 
 
 def test_workers_that_need_too_much_memory_are_left_out(monkeypatch):
-    monkeypatch.setattr("sm_profiler.trial.loaders._bytes_of_workers", lambda _: 1_000)
+    monkeypatch.setattr("sm_profiler.trial.__main__._bytes_of_workers", lambda _: 1_000)
     outcome = run(DataLoader(list(range(64))), attrs.evolve(PLAN, workers=(0, 1, 4), memory=2_000))
     problems = {trial.setting.num_workers: trial.problem for trial in outcome.trials}
     assert problems[1] == ""

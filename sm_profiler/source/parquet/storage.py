@@ -18,13 +18,12 @@ from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
-from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.contents import Contents, digest_of
+from sm_profiler.source.parquet.contents import Contents, PartFile, digest_of
 from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.source.parquet.schema import SourceFile
+from sm_profiler.source.parse import FileRows
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
