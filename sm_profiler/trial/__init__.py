@@ -12,8 +12,8 @@ BUSY = 0.2  # of the machine's processor time; settings that use more cores suff
 ENOUGH = 1.2  # times the batches that the loop takes; during a training, a loader is slower than alone
 
 
-@attrs.frozen
-class Setting:
+@attrs.define
+class LoaderSetting:
     """Arguments of a DataLoader.
 
     Attributes:
@@ -47,11 +47,10 @@ class Plan:
 
 
 @attrs.define
-class Trial:
+class LoaderTrial(LoaderSetting):
     """One setting and its result.
 
     Attributes:
-        setting: arguments of the loader.
         current: they are the script's own.
         batches: batches received.
         per_second: batches a second after the first; None if the trial failed or was left out.
@@ -59,12 +58,15 @@ class Trial:
         problem: why the trial failed or was left out.
     """
 
-    setting: Setting
     current: bool = False
     batches: int = 0
     per_second: float | None = None
     first_s: float | None = None
     problem: str = ""
+
+    @property
+    def setting(self) -> LoaderSetting:
+        return LoaderSetting(self.num_workers, self.prefetch_factor, self.pin_memory)
 
     def delivers(self, needed: float | None = None) -> float:
         """Return the batches a second that the loop gets: loading between its steps without workers, else meanwhile.
@@ -75,21 +77,11 @@ class Trial:
         alone = self.per_second or 0.0
         if not needed or not alone:
             return alone
-        return min(alone / ENOUGH, needed) if self.setting.num_workers else 1 / (1 / alone + 1 / needed)
-
-    def as_dict(self) -> dict[str, Any]:
-        found = attrs.asdict(self)
-        return {**found.pop("setting"), **found}
-
-    @classmethod
-    def of(cls, found: dict[str, Any]) -> Trial:
-        names = [field.name for field in attrs.fields(Setting)]
-        rest = {name: value for name, value in found.items() if name not in names}
-        return cls(Setting(*(found[name] for name in names)), **rest)
+        return min(alone / ENOUGH, needed) if self.num_workers else 1 / (1 / alone + 1 / needed)
 
 
 @attrs.frozen
-class Outcome:
+class LoaderTrials:
     """Results of all trials.
 
     Attributes:
@@ -103,7 +95,7 @@ class Outcome:
         others: share of the machine's processor time that other programs used meanwhile; None if unknown.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[LoaderTrial, ...]
     dataset: str = ""
     batch_size: int | None = None
     persistent_workers: bool = False
@@ -113,15 +105,15 @@ class Outcome:
     others: float | None = None
 
     @property
-    def measured(self) -> list[Trial]:
+    def measured(self) -> list[LoaderTrial]:
         return [trial for trial in self.trials if trial.per_second]
 
     @property
-    def now(self) -> Trial | None:
+    def now(self) -> LoaderTrial | None:
         """The trial of the script's own settings, if it was measured."""
         return next((trial for trial in self.measured if trial.current), None)
 
-    def best(self, needed: float | None = None) -> Trial | None:
+    def best(self, needed: float | None = None) -> LoaderTrial | None:
         """Return the best trial: the smallest setting that is about as good as the best.
 
         Args:
@@ -133,16 +125,13 @@ class Outcome:
         return min(
             (trial for trial in self.measured if trial.delivers(needed) >= limit),
             key=lambda trial: (
-                needed is None and not trial.setting.num_workers,  # what workers load, the loop does not wait for
-                trial.setting.num_workers,
-                trial.setting.prefetch_factor or 0,
+                needed is None and not trial.num_workers,  # what workers load, the loop does not wait for
+                trial.num_workers,
+                trial.prefetch_factor or 0,
                 not trial.current,
             ),
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**attrs.asdict(self, recurse=False), "trials": [trial.as_dict() for trial in self.trials]}
-
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Outcome:
-        return cls(**{**found, "trials": tuple(Trial.of(trial) for trial in found["trials"])})
+    def of(cls, found: dict[str, Any]) -> LoaderTrials:
+        return cls(**{**found, "trials": tuple(LoaderTrial(**trial) for trial in found["trials"])})

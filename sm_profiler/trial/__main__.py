@@ -22,7 +22,7 @@ import attrs
 
 from sm_profiler.processes import run_as_main
 from sm_profiler.settings import TRIAL
-from sm_profiler.trial import Outcome, Plan, Setting, Trial
+from sm_profiler.trial import LoaderSetting, LoaderTrial, LoaderTrials, Plan
 
 try:
     import torch
@@ -36,13 +36,13 @@ MAX_EPOCHS = 10_000  # in the measured time, for loaders that have hardly a batc
 MEASURED, INTERRUPTED = 0, 130  # exit codes
 
 
-def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> Outcome:
+def try_loader(loader: Any, plan: Plan, report: Callable[[LoaderTrials], object]) -> LoaderTrials:
     rounds = _Rounds(loader, plan, report)
     own = own_setting(loader)
     rounds.measure(own)
     for workers in plan.workers:
-        rounds.measure(Setting(workers, plan.prefetch[0] if workers else None, own.pin_memory))
-    if (best := rounds.outcome.best()) is not None and best.setting.num_workers:
+        rounds.measure(LoaderSetting(workers, plan.prefetch[0] if workers else None, own.pin_memory))
+    if (best := rounds.outcome.best()) is not None and best.num_workers:
         for prefetch in plan.prefetch[1:]:
             rounds.measure(attrs.evolve(best.setting, prefetch_factor=prefetch))
     if torch.cuda.is_available() and (best := rounds.outcome.best()) is not None:
@@ -50,14 +50,16 @@ def try_loader(loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> 
     return rounds.outcome
 
 
-def own_setting(loader: Any) -> Setting:
-    return Setting(loader.num_workers, loader.prefetch_factor if loader.num_workers else None, bool(loader.pin_memory))
+def own_setting(loader: Any) -> LoaderSetting:
+    return LoaderSetting(
+        loader.num_workers, loader.prefetch_factor if loader.num_workers else None, bool(loader.pin_memory)
+    )
 
 
 class _Rounds:
     """Trials so far; each setting is measured once."""
 
-    def __init__(self, loader: Any, plan: Plan, report: Callable[[Outcome], object]) -> None:
+    def __init__(self, loader: Any, plan: Plan, report: Callable[[LoaderTrials], object]) -> None:
         self._loader = loader
         self._plan = plan
         self._report = report
@@ -65,11 +67,11 @@ class _Rounds:
         self._worker_bytes = 0
         self.outcome = _describe(loader)
 
-    def measure(self, setting: Setting) -> None:
+    def measure(self, setting: LoaderSetting) -> None:
         """Measure a setting and report it."""
         if any(trial.setting == setting for trial in self.outcome.trials):
             return
-        trial = Trial(setting, setting == own_setting(self._loader))
+        trial = LoaderTrial(*attrs.astuple(setting), setting == own_setting(self._loader))
         if self._plan.memory and setting.num_workers * self._worker_bytes > self._plan.memory:
             trial.problem = "left out: its workers would need too much memory"
         else:
@@ -80,8 +82,8 @@ class _Rounds:
         self._report(self.outcome)
 
 
-def _describe(loader: Any) -> Outcome:
-    return Outcome(
+def _describe(loader: Any) -> LoaderTrials:
+    return LoaderTrials(
         (),
         type(loader.dataset).__name__,
         loader.batch_size if isinstance(loader.batch_size, int) else None,
@@ -90,7 +92,7 @@ def _describe(loader: Any) -> Outcome:
     )
 
 
-def copy_of(loader: Any, setting: Setting) -> DataLoader[Any]:
+def copy_of(loader: Any, setting: LoaderSetting) -> DataLoader[Any]:
     """Return a new loader of the same dataset, sampler and collate function with other settings."""
     arguments: dict[str, Any] = {
         "num_workers": setting.num_workers,
@@ -112,12 +114,12 @@ def copy_of(loader: Any, setting: Setting) -> DataLoader[Any]:
     return DataLoader(loader.dataset, **arguments)
 
 
-def _measure(loader: Any, trial: Trial, seconds: float) -> int:
+def _measure(loader: Any, trial: LoaderTrial, seconds: float) -> int:
     """Measure a setting and return the bytes that each of its workers took."""
     iterator: Any = None
     worker_bytes = 0
     # each worker delivers its first batch at about the same time; the rate is that of the batches after these
-    first_round = max(trial.setting.num_workers, 1)
+    first_round = max(trial.num_workers, 1)
     begin = time.perf_counter()
     try:
         own = _quietly(lambda: copy_of(loader, trial.setting))
@@ -226,15 +228,15 @@ class Watch:
 
     def _end(self, loader: Any) -> None:
         say("the script has reached its DataLoader; it ends here, before any training")
-        latest = Outcome((), loaders=len(self._seen))
+        latest = LoaderTrials((), loaders=len(self._seen))
 
-        def report(outcome: Outcome) -> None:
+        def report(outcome: LoaderTrials) -> None:
             nonlocal latest
             latest = attrs.evolve(outcome, loaders=len(self._seen))
             write(self._plan, latest)
             trial = outcome.trials[-1]
             speed = f"{trial.per_second:.4g} batches/s" if trial.per_second else trial.problem
-            say(f"num_workers={trial.setting.num_workers}, prefetch_factor={trial.setting.prefetch_factor}: {speed}")
+            say(f"num_workers={trial.num_workers}, prefetch_factor={trial.prefetch_factor}: {speed}")
 
         code = MEASURED
         try:
@@ -245,8 +247,8 @@ class Watch:
         leave(code)
 
 
-def write(plan: Plan, outcome: Outcome) -> None:
-    Path(plan.result).write_text(json.dumps(outcome.as_dict()))
+def write(plan: Plan, outcome: LoaderTrials) -> None:
+    Path(plan.result).write_text(json.dumps(attrs.asdict(outcome)))
 
 
 def say(text: str) -> None:
