@@ -34,7 +34,7 @@ from sm_profiler.source import ProfileSource
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.opening import ListedStorage, place_of, shared_location
 from sm_profiler.source.parquet import paths
-from sm_profiler.source.parquet.paths import Part
+from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, SCHEMAS, Header, SourceFile, encode_header, to_batch
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import ColumnBuilder, FileRows, Parsed, parse_all
@@ -225,7 +225,7 @@ class Compacted:
         for name in ("files", "rows", "read_bytes", "parts", "written_bytes", "unchanged", "left"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def save(self, storage: Storage, part: Part, data: bytes) -> None:
+    def save(self, storage: Storage, part: PartKey, data: bytes) -> None:
         storage.write(part.key, data)
         self.parts += 1
         self.written_bytes += len(data)
@@ -234,7 +234,7 @@ class Compacted:
 class Rewriting:
     """The new content of one part."""
 
-    def __init__(self, part: Part, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
+    def __init__(self, part: PartKey, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
         """Begin with the files whose rows the part holds already.
 
         Args:
@@ -298,7 +298,7 @@ class Rewriting:
         self.done.save(storage, self._part, writer.finish())  # last: it lists the files that are done
 
 
-def in_time(part: Part) -> tuple[str, str, str]:
+def in_time(part: PartKey) -> tuple[str, str, str]:
     """Return the place of a part among the others."""
     return part.hour, part.table, part.node
 
@@ -325,7 +325,7 @@ class PartTask(msgspec.Struct):
     source: str
     target: str
     origin: str
-    part: Part
+    part: PartKey
     new: list[Item]
     held: list[Item]
     file: FileInfo | None
@@ -353,7 +353,7 @@ class WrittenPart(msgspec.Struct):
             yield FileRows(item, Outcome(READ, 0, ""), loose=rows)
 
 
-def spread(pool: Pool, tasks: Sequence[PartTask], meter: Meter) -> Iterator[tuple[Part, WrittenPart]]:
+def spread(pool: Pool, tasks: Sequence[PartTask], meter: Meter) -> Iterator[tuple[PartKey, WrittenPart]]:
     """Have workers write parts; yield them as they are done.
 
     Raises:
@@ -427,7 +427,7 @@ class _Compaction:
         if self._existing.unreadable:
             key, reason = next(iter(self._existing.unreadable.items()))
             raise SourceError(f"{storage.uri}/{key}: {reason}; delete it, and compact again")
-        self._held: dict[Part, dict[str, Item]] = {}
+        self._held: dict[PartKey, dict[str, Item]] = {}
         for item in ProfileSource(self._existing).files:
             place = self._existing.place(item)
             if place is not None:
@@ -446,12 +446,12 @@ class _Compaction:
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
-        changed: dict[Part, list[Item]] = {}
+        changed: dict[PartKey, list[Item]] = {}
         for item in self._source.files:
             if self._existing.place(item) is not None:
                 self.done.unchanged += 1
                 continue
-            changed.setdefault(Part.for_item(item, self.done.job), []).append(item)
+            changed.setdefault(PartKey.for_item(item, self.done.job), []).append(item)
             for part, held in self._held.items():
                 if held.pop(item.info.key, None):  # another version of the file
                     changed.setdefault(part, [])
@@ -465,7 +465,7 @@ class _Compaction:
         self._write_list()
         return self.done
 
-    def _write_here(self, changed: Mapping[Part, Sequence[Item]]) -> None:
+    def _write_here(self, changed: Mapping[PartKey, Sequence[Item]]) -> None:
         fresh = [item for part in sorted(changed, key=in_time) for item in changed[part]]
         parsed = parse_all(self._source.storage, fresh, processes=self._source.options.processes)
         with closing(parsed), progress_bar(fresh, show=self._source.options.progress) as advance:
@@ -479,7 +479,7 @@ class _Compaction:
                 rewriting.write(self._storage, self._streams)
                 self.done.add(rewriting.done)
 
-    def _write_there(self, changed: Mapping[Part, Sequence[Item]], pool: Pool) -> None:
+    def _write_there(self, changed: Mapping[PartKey, Sequence[Item]], pool: Pool) -> None:
         """Have workers write the parts.
 
         The first time, a worker has none of the events that are open at the start of its part. If one is missing, it writes nothing,
@@ -488,7 +488,7 @@ class _Compaction:
         source, target = place_of(self._source)[0], shared_location(self._storage)
         files = self._existing.parts
 
-        def task(part: Part, opened: list[Open], *, is_known: bool) -> PartTask:
+        def task(part: PartKey, opened: list[Open], *, is_known: bool) -> PartTask:
             held = list(self._held.get(part, {}).values())
             return PartTask(
                 source, target, self._source.origin, part, list(changed[part]), held,
@@ -504,7 +504,7 @@ class _Compaction:
         for answer in answers.values():
             self.done.add(answer.done)
 
-    def _missed(self, answers: Mapping[Part, WrittenPart]) -> Iterator[tuple[Part, list[Open]]]:
+    def _missed(self, answers: Mapping[PartKey, WrittenPart]) -> Iterator[tuple[PartKey, list[Open]]]:
         """Yield the parts that were not written as here, each with the events that are open at its start."""
         for part in sorted({*answers, *self._held}, key=in_time):
             if part not in answers:
@@ -518,7 +518,7 @@ class _Compaction:
                 own = {(item.node, item.kind) for item, _, _ in answers[part].loose}
                 yield part, [event for event in opened if event[:2] in own]
 
-    def _replay(self, part: Part) -> None:
+    def _replay(self, part: PartKey) -> None:
         """Follow the events that are open at the end of a part's files, for the parts after it."""
         held = self._held[part]
         for piece in self._existing.pieces_without_rows(sorted(held.values(), key=in_part)):
@@ -535,7 +535,7 @@ class _Compaction:
         raw = [item.info for item in self._source.files.detailed]
         listed = {info.key: info for info in (*self._source.beside, *raw)}
         held = self._existing.others
-        part = Part(paths.FILES, self.done.job)
+        part = PartKey(paths.FILES, self.done.job)
         if part in self._existing.parts and all(held.get(key) == info for key, info in listed.items()):
             return
         made = TableWriter(paths.FILES)

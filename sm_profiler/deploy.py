@@ -35,7 +35,7 @@ from sm_profiler.launch.request import check_class, check_request, local_source,
 from sm_profiler.printable import logger_for, one_line
 from sm_profiler.rules import RULES
 from sm_profiler.rules.profiler_report import INTERVAL, ProfilerReport, of_report
-from sm_profiler.rules.settings import COMPAT, DEFAULT_RULE, of_rule
+from sm_profiler.rules.rule_job import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
 from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account

@@ -14,7 +14,7 @@ from email.message import Message as Headers
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -50,22 +50,7 @@ MAX_LINE = 600
 MAX_ALSO = 10
 
 
-class Exporter(Protocol):
-    """Sends a report to a place."""
-
-    @property
-    def once(self) -> bool:
-        """The same finding is sent once only."""
-
-    def send(self, report: Report) -> str:
-        """Send what the place takes of a report; return what was sent, for a line of text.
-
-        Raises:
-            SourceError: it cannot be sent.
-        """
-
-
-def open_destination(text: str) -> Exporter:
+def open_destination(text: str) -> plugins.Exporter:
     """Return the exporter of a destination.
 
     Raises:
@@ -73,7 +58,7 @@ def open_destination(text: str) -> Exporter:
         SourceError: a package that it needs is not installed.
     """
     kind, _, place = text.partition(":")
-    exporter: Exporter
+    exporter: plugins.Exporter
     if kind in KINDS:
         module, _, function = KINDS[kind][0].partition(":")
         exporter = getattr(import_module(f"sm_profiler.exporters.{module}"), function)(place)
@@ -87,19 +72,16 @@ def open_destination(text: str) -> Exporter:
         raise
     except Exception as error:  # of another package
         raise SourceError(f"the extension {kind} failed: {type(error).__name__}: {one_line(error)}") from error
-    return _Guarded(kind, exporter)
+    return _Guarded(kind, exporter, once=bool(getattr(exporter, "once", True)))
 
 
-@attrs.frozen
+@attrs.define
 class _Guarded:
     """An exporter of another package: what it raises is one line."""
 
     kind: str
-    exporter: Exporter
-
-    @property
-    def once(self) -> bool:
-        return bool(getattr(self.exporter, "once", True))
+    exporter: plugins.Exporter
+    once: bool
 
     def send(self, report: Report) -> str:
         try:

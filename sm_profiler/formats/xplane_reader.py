@@ -397,7 +397,7 @@ def _sound(view: memoryview, message: Field) -> Iterator[Field]:
 
 
 @attrs.frozen
-class Line:
+class XLine:
     """A thread of the host or a row of a device.
 
     Attributes:
@@ -453,7 +453,7 @@ class XplaneTrace:
     """
 
     events: XplaneEvents
-    lines: tuple[Line, ...]
+    lines: tuple[XLine, ...]
     base_ns: int
     programs: Mapping[int, bytes]
     errors: tuple[str, ...] = ()
@@ -538,7 +538,7 @@ class _Reader(Shared):
         self.base_ns = 0
         self.programs: dict[int, bytes] = {}
         self.errors: list[str] = []
-        self.lines: list[Line] = []
+        self.lines: list[XLine] = []
         self.line_ns: list[int] = []
         self._left = min(MAX_PARTS, FREE_PARTS + len(view) // BYTES_A_PART)
 
@@ -676,7 +676,7 @@ class _Plane:
             elif field.number == _LINE_TIME:
                 time_ns = signed(field.value)
         if events.count > before:
-            reader.lines.append(Line(self._name, shown or name, number, _device(self._name)))
+            reader.lines.append(XLine(self._name, shown or name, number, _device(self._name)))
             reader.line_ns.append(time_ns)
 
 

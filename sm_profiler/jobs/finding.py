@@ -17,7 +17,7 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
+from sm_profiler.jobs.listing import MAX_REPORT_BYTES, JobPlace, find_places
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.run_state import STATE_FILE, read_state
 from sm_profiler.source.open_files import profile_folder
@@ -132,7 +132,7 @@ def _below_prefix(storage: Storage) -> Iterator[Job]:
         yield Job(job_name(storage.uri), storage.uri)
 
 
-def _location(root: str, place: Place) -> str:
+def _location(root: str, place: JobPlace) -> str:
     """Return what `open_source` takes: the job's folder, if it looks for the profile there."""
     profile = place.profile or ""
     usual = {place.folder, f"{place.folder}/{OUTPUTS[0]}".lstrip("/")}
@@ -167,7 +167,7 @@ def _report_in_account(account: Account, name: str) -> bytes | None:
     return _uploaded_report(*found) if found else None
 
 
-def _uploaded_report(storage: Storage, place: Place) -> bytes | None:
+def _uploaded_report(storage: Storage, place: JobPlace) -> bytes | None:
     if place.report is None:
         return None
     return storage.read(place.report.key, 0, MAX_REPORT_BYTES + 1)

@@ -281,7 +281,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
 
 
 @attrs.frozen(eq=False)
-class Line:
+class MapLine:
     """A line of a map: the busiest core, or the idlest GPU, of some devices of a node."""
 
     node: str
@@ -308,7 +308,7 @@ def heat_section(use: Mapping[str, Use], start: float) -> Section | None:
     return Section("heat", "Cores and GPUs over time", tuple(sentences), pictures=tuple(pictures)) if pictures else None
 
 
-def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[Line]:
+def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[MapLine]:
     """Return at most MAX_LINES lines; none has devices of two nodes, unless there are more nodes than lines."""
     numbered = list(enumerate(rows))
     nodes = [list(group) for _, group in groupby(numbered, key=lambda pair: pair[1][0])]
@@ -328,7 +328,7 @@ def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[Line]:
         chosen = filled.max(axis=0) if busiest else filled.min(axis=0)
         name = first[1] if len(group) == 1 else f"{first[1]} to {last[1]}"
         node = first[0] if first[0] == last[0] else f"{first[0]} to {last[0]}"
-        found.append(Line(node, name, np.where(np.isfinite(chosen), chosen, np.nan)))
+        found.append(MapLine(node, name, np.where(np.isfinite(chosen), chosen, np.nan)))
     return found
 
 
@@ -354,7 +354,7 @@ def legend(colour: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{20 * level} to {20 * level + 20} %", f"{colour} l{level}", "") for level in range(LEVELS))
 
 
-def draw(heat: Use, lines: list[Line], colour: str, title: str, start: float) -> Markup:
+def draw(heat: Use, lines: list[MapLine], colour: str, title: str, start: float) -> Markup:
     """Draw lines as runs of equal level, a path for each level: the size is bounded by lines and columns."""
     height = min(max(320.0 / len(lines), LINE_HEIGHTS[0]), LINE_HEIGHTS[1])
     columns = lines[0].values.shape[0]

@@ -27,8 +27,8 @@ from sm_profiler.printable import logger_for
 from sm_profiler.processes import processors, start_module
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
 from sm_profiler.report.write import write_report
+from sm_profiler.rules.rule_job import Status, log_to_stdout
 from sm_profiler.rules.runner import Judgement, ReportJob, main
-from sm_profiler.rules.settings import Status, log_to_stdout
 from sm_profiler.settings import SCHEDULER
 from sm_profiler.source import ProfileSource
 from sm_profiler.threads import SignalEvent

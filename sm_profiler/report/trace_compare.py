@@ -32,7 +32,7 @@ from sm_profiler.gpu_traces.kernels import (
 from sm_profiler.gpu_traces.measure import RankTime, measure
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.printable import printable
-from sm_profiler.render.blocks import Table
+from sm_profiler.render.blocks import PageTable
 from sm_profiler.render.gpu_section import PARTS
 from sm_profiler.render.page import render_page
 from sm_profiler.render.words import Summary, runs_of
@@ -433,7 +433,7 @@ def terminal_trace_comparison(found: TraceComparison) -> str:
     return "\n".join(lines)
 
 
-def _aligned(table: Table) -> list[str]:
+def _aligned(table: PageTable) -> list[str]:
     if not table.rows:
         return []
     rows = [table.head, *table.rows]
@@ -448,7 +448,7 @@ def _aligned(table: Table) -> list[str]:
     return [*lines, f"  … and {table.more:,} more"] if table.more else lines
 
 
-def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tuple[Table, ...]:
+def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tuple[PageTable, ...]:
     """Return the tables of a comparison: parts of the time, purposes of kernels, operators, kernels.
 
     Args:
@@ -465,12 +465,12 @@ def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tu
         if max(row["us_before"], row["us_after"]) > _NEGLIGIBLE * whole
     )  # fmt: skip
     return (
-        Table((f"Time {a}", *times), parts), Table((f"Kernels by purpose, {a}", *times), groups),
+        PageTable((f"Time {a}", *times), parts), PageTable((f"Kernels by purpose, {a}", *times), groups),
         _table(found.operators, f"Operator, {a}", most, longest), _table(found.kernels, f"Kernel, {a}", most, longest),
     )  # fmt: skip
 
 
-def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> Table:
+def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> PageTable:
     changed = frame[frame["change"] != SAME]
     kind = "us" if frame[["us_before", "us_after"]].to_numpy().any() else "host_us"
     rows = tuple(
@@ -482,7 +482,7 @@ def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> Table:
     )  # fmt: skip
     clock = "GPU time" if kind == "us" else "Host time"
     head = (title, "What", "Count before", "after", f"{clock} before", "after", "Change")
-    return Table(head, rows, max(len(changed) - most, 0))
+    return PageTable(head, rows, max(len(changed) - most, 0))
 
 
 def _times(before: float, after: float) -> tuple[str, str, str]:

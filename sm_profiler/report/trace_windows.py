@@ -32,10 +32,10 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
 from sm_profiler.formats.layout import TraceFile as EventFile
 from sm_profiler.formats.layout import shown_node
-from sm_profiler.gpu_traces.callers import Frame, step_rows
+from sm_profiler.gpu_traces.callers import PythonFrame, step_rows
 from sm_profiler.gpu_traces.measure import SampledLines, measure
 from sm_profiler.gpu_traces.step_view import describe
-from sm_profiler.gpu_traces.traces import GpuTraces, TraceFile, read_trace
+from sm_profiler.gpu_traces.traces import GpuTraces, KinetoFile, read_trace
 from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.source.parse import ColumnBuilder
 
@@ -74,7 +74,7 @@ class Windows:
 def read_windows(source: Any) -> Windows | None:
     """Return the windows of a `ProfileSource` in which a GPU worked; None if there are none."""
     traces: dict[str, list[KinetoTrace]] = {}
-    sampled: dict[str, dict[str, dict[Frame, float]]] = {}
+    sampled: dict[str, dict[str, dict[PythonFrame, float]]] = {}
     files = []
     for item in _items(source):
         try:
@@ -85,7 +85,7 @@ def read_windows(source: Any) -> Windows | None:
             events = _events(source, process, trace)
         except SourceError:
             continue  # listed on the page
-        files.append(TraceFile(item.info.key, outcome))
+        files.append(KinetoFile(item.info.key, outcome))
         traces.setdefault(process, []).append(join(trace, events))
         _add_samples(sampled.setdefault(process, {}), trace, events)
     if not traces:
@@ -203,7 +203,7 @@ def _training_thread(trace: KinetoTrace, events: EventColumns) -> int:
     return int(np.bincount(threads).argmax())
 
 
-def _add_samples(found: dict[str, dict[Frame, float]], trace: KinetoTrace, events: EventColumns) -> None:
+def _add_samples(found: dict[str, dict[PythonFrame, float]], trace: KinetoTrace, events: EventColumns) -> None:
     """Add the time of each phase's lines, from the samples of the seconds in which a trace was recorded."""
     end = trace.epoch_us + float(trace.events.end_us.max())
     rows = events[events.phase.mask(SAMPLES) & (events.end_us >= trace.epoch_us) & (events.start_us <= end)]
@@ -211,12 +211,12 @@ def _add_samples(found: dict[str, dict[Frame, float]], trace: KinetoTrace, event
         for stack in decode_stacks(text):
             if stack.places:
                 place = stack.places[-1]
-                frame = Frame(place.file, place.line, place.function)
+                frame = PythonFrame(place.file, place.line, place.function)
                 lines = found.setdefault(stack.phase, {})
                 lines[frame] = lines.get(frame, 0.0) + stack.microseconds
 
 
-def _shares(found: Mapping[str, Mapping[Frame, float]]) -> SampledLines:
+def _shares(found: Mapping[str, Mapping[PythonFrame, float]]) -> SampledLines:
     shares = {}
     for phase, lines in found.items():
         whole = sum(lines.values())

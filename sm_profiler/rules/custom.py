@@ -36,7 +36,7 @@ from sm_profiler.processes import start_module
 from sm_profiler.rules.base import interval
 from sm_profiler.rules.results import REPORTS
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import (
+from sm_profiler.rules.rule_job import (
     GRACE,
     IGNORED_FOLDER,
     MAX_DETAILS,

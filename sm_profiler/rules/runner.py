@@ -36,7 +36,7 @@ from sm_profiler.rules.custom import CustomOutcome, CustomProcess
 from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
-from sm_profiler.rules.settings import (
+from sm_profiler.rules.rule_job import (
     DEFAULT_RULE,
     PROFILER_OUTPUT,
     Settings,

@@ -71,7 +71,7 @@ class _Rounds:
         """Measure a setting and report it."""
         if any(trial.setting == setting for trial in self.outcome.trials):
             return
-        trial = LoaderTrial(*attrs.astuple(setting), setting == own_setting(self._loader))
+        trial = LoaderTrial(**attrs.asdict(setting), current=setting == own_setting(self._loader))
         if self._plan.memory and setting.num_workers * self._worker_bytes > self._plan.memory:
             trial.problem = "left out: its workers would need too much memory"
         else:

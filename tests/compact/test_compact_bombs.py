@@ -21,7 +21,7 @@ from tests.support.memory import peak_of
 
 AT_S = 1_700_002_800
 KEY = f"system/incremental/2023111423/{AT_S}.algo-1.json"
-PART = paths.Part(paths.SYSTEM, "j", "algo-1", "2023111423")
+PART = paths.PartKey(paths.SYSTEM, "j", "algo-1", "2023111423")
 MB = 1 << 20
 
 
@@ -38,7 +38,7 @@ def write(folder, packed, rows, *, text="cpu0", plain=False):
     ) as writer:  # fmt: skip
         writer.write_table(table, row_group_size=rows)
         writer.add_key_value_metadata({schema.KEY.decode(): packed.decode()})
-    files = folder / paths.Part(paths.FILES, "j").key
+    files = folder / paths.PartKey(paths.FILES, "j").key
     files.parent.mkdir(parents=True)
     files.write_bytes(TableWriter(paths.FILES).finish(Header(schema.SCHEMA_VERSION, "x")))
     return folder

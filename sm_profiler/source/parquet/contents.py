@@ -26,7 +26,7 @@ from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_elements, unpac
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import schema
-from sm_profiler.source.parquet.paths import FILES, Part
+from sm_profiler.source.parquet.paths import FILES, PartKey
 from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, decode_header
 from sm_profiler.storage import FileInfo, Storage
 
@@ -94,14 +94,14 @@ class PartFile:
     """
 
     storage: Storage
-    part: Part
+    part: PartKey
     info: FileInfo
     packed_header: bytes
     count: int
     _open: tuple[RangeFile, Any] | None = None
 
     @classmethod
-    def open(cls, storage: Storage, part: Part, info: FileInfo) -> PartFile:
+    def open(cls, storage: Storage, part: PartKey, info: FileInfo) -> PartFile:
         """Read the footer.
 
         Raises:
@@ -259,7 +259,7 @@ def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     """
     source = RangeFile(storage, info)
     source.hold(info.size - _TAIL_BYTES, info.size)
-    part = Part.parse(info.key)
+    part = PartKey.parse(info.key)
     texts = schema.texts_of(part.table) if part and part.table in schema.KINDS else []
     try:
         with _from_system:
