@@ -28,7 +28,9 @@ def printable(text: object) -> str:
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in shown
+    )
 
 
 def say(text: str) -> None:

@@ -331,16 +331,16 @@ def _step_times(gpu: GpuTraces) -> Floats:
     return np.asarray(lengths, np.float64)
 
 
-def _step_changes(one: Floats, two: Floats) -> tuple[Change, ...]:
+def _step_changes(earlier: Floats, later: Floats) -> tuple[Change, ...]:
     """Return the change of the mean step, with an interval of Welch's kind on the logarithms."""
-    before, after = float(one.mean()), float(two.mean())
+    before, after = float(earlier.mean()), float(later.mean())
     if not before > 0:
         return ()
     low = high = None
-    if min(len(one), len(two)) >= MIN_STEPS and one.min() > 0 and two.min() > 0:
-        logs = np.log(one), np.log(two)
+    if min(len(earlier), len(later)) >= MIN_STEPS and earlier.min() > 0 and later.min() > 0:
+        logs = np.log(earlier), np.log(later)
         error = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in logs))
-        quantile = _T[min(min(len(one), len(two)) - 1, len(_T)) - 1]
+        quantile = _T[min(min(len(earlier), len(later)) - 1, len(_T)) - 1]
         middle = float(logs[1].mean() - logs[0].mean())
         low, high = math.expm1(middle - quantile * error), math.expm1(middle + quantile * error)
     return (Change(STEP, before, after, after / before - 1, low, high),)
@@ -354,9 +354,9 @@ def _parts(ranks: tuple[RankTime, ...], count: int) -> dict[str, float]:
     return {part.key: float(np.mean([row[part.key] for row in found])) / count for part in PARTS}
 
 
-def _part_changes(one: dict[str, float], two: dict[str, float]) -> tuple[Change, ...]:
-    whole = max(sum(one.values()), sum(two.values()))
-    pairs = {part.key: (one.get(part.key, 0.0), two.get(part.key, 0.0)) for part in PARTS}
+def _part_changes(before: dict[str, float], after: dict[str, float]) -> tuple[Change, ...]:
+    whole = max(sum(before.values()), sum(after.values()))
+    pairs = {part.key: (before.get(part.key, 0.0), after.get(part.key, 0.0)) for part in PARTS}
     return tuple(
         Change(key, a, b, b / a - 1 if a > 0 else None, None, None)
         for key, (a, b) in pairs.items() if max(a, b) > _NEGLIGIBLE * whole
@@ -489,8 +489,8 @@ def _times(before: float, after: float) -> tuple[str, str, str]:
     change = ""
     if before and after:
         change = f"{100 * (after / before - 1):+.0f} %" if after < _FACTOR_FROM * before else f"x {after / before:.3g}"
-    one, two = (duration(us / 1e6) if us else "-" for us in (before, after))
-    return one, two, change
+    first, second = (duration(us / 1e6) if us else "-" for us in (before, after))
+    return first, second, change
 
 
 def summarize_trace_comparison(found: TraceComparison) -> Summary:
