@@ -302,4 +302,4 @@ def _print_durations(frame: pd.DataFrame, subject: str) -> None:
 
 def _print(text: str) -> None:
     if text:
-        print(text)  # noqa: T201 - output of a notebook cell
+        print(text)

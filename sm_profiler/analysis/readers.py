@@ -185,8 +185,8 @@ class TrainingJob:
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
         self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
-        print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - output of a notebook cell
-        print(f"s3 path:{printable(self.profiler_s3_output_path)}")  # noqa: T201
+        print(f"ProfilerConfig:{self.profiler_config}")
+        print(f"s3 path:{printable(self.profiler_s3_output_path)}")
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
         """Return the reader of system metrics; None until there are any.
@@ -256,7 +256,7 @@ class TrainingJob:
         self.framework_metrics_reader = S3AlgorithmMetricsReader(self.profiler_s3_output_path)
         self._wait(self.framework_metrics_reader, "Profiler data from framework")
         latest = self.framework_metrics_reader.get_timestamp_of_latest_available_file()
-        print(  # noqa: T201
+        print(
             f"Found recorded framework annotations. Latest available timestamp microseconds_since_epoch is:{latest}, "
             f"human_readable_timestamp in utc: {us_since_epoch_to_human_readable_time(latest)}"
         )
@@ -272,10 +272,10 @@ class TrainingJob:
             if status[0] in {"Completed", "Failed", "Stopped"}:
                 raise SourceError(f"training job {self.name} ended with status {status[0]}; it has no {what.lower()}")
             if status != shown:
-                print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")  # noqa: T201
+                print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")
                 shown = status
             time.sleep(POLL_S)
-        print(f"{what} is available")  # noqa: T201
+        print(f"{what} is available")
 
 
 def open_profile(location: ProfileLocation | None) -> ProfileSource:
