@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import BAD, DONE, add_executor, add_source, newest_run
+from sm_profiler.cli.main import BAD, DONE, add_executor, add_source, newest_run
 from sm_profiler.printable import printable
 
 COMPACT_EXAMPLES = """\

@@ -10,7 +10,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import DONE, add_source, has_colours, newest_run
+from sm_profiler.cli.main import DONE, add_source, has_colours, newest_run
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, newest_run
+from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent

@@ -17,7 +17,7 @@ from sm_profiler.printable import printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.ledger_view import shares
+from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, readable_processes
 
 MAX_LINES = 15

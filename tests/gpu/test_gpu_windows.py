@@ -17,8 +17,7 @@ from sm_profiler.gpu_traces.callers import Callers, PythonFrame
 from sm_profiler.gpu_traces.measure import CauseLines
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.hook.convert import write_events
-from sm_profiler.report.build import build_report
-from sm_profiler.report.trace_windows import join, read_windows
+from sm_profiler.report.build import build_report, join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
 from tests.support.gpu_events import call, event, kernel
@@ -180,7 +179,7 @@ def test_the_report_of_a_window_with_a_gpu_joins_the_always_on_recording(profile
 
 
 def test_a_broken_window_costs_no_report(profile, monkeypatch):
-    monkeypatch.setattr("sm_profiler.report.trace_windows.read_trace", lambda *_: 1 / 0)
+    monkeypatch.setattr("sm_profiler.report.build.read_trace", lambda *_: 1 / 0)
     report = build_report(open_source(str(profile)))
     assert report.gpu_traces == ()
     assert "division" in report.broken["detailed windows"]
