@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from sm_profiler.analysis.times import (
     convert_utc_timestamp_to_microseconds,
     us_since_epoch_to_human_readable_time,
 )
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
@@ -33,7 +33,6 @@ from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client
 
-SECOND_US = 1_000_000
 # Intervals that a profile can set; a job with any other is measured, to a millisecond.
 INTERVALS_US = np.array([100_000, 200_000, 500_000, 1_000_000, 5_000_000, 60_000_000])
 _TOLERANCE = 0.2
@@ -50,7 +49,7 @@ def tick_times(system: SystemColumns) -> Ints:
     interval = sampling_interval_us(system)
     for node in np.unique(system.node.codes):
         rows = np.flatnonzero(system.node.codes == node)
-        at_us = system.timestamp[rows] * SECOND_US
+        at_us = system.timestamp[rows] * layout.SECOND_US
         distinct, place = np.unique(at_us, return_inverse=True)
         ticks = np.rint(_first_of_tick(distinct, interval) / interval).astype(np.int64) * interval
         times[rows] = ticks[place]
@@ -68,7 +67,7 @@ def sampling_interval_us(system: SystemColumns) -> int:
     order = np.lexsort((system.timestamp, device))
     if len(order):
         gap = np.diff(system.timestamp[order])
-        gaps.append(gap[(device[order][1:] == device[order][:-1]) & (gap > 0)] * SECOND_US)
+        gaps.append(gap[(device[order][1:] == device[order][:-1]) & (gap > 0)] * layout.SECOND_US)
     found = np.concatenate(gaps) if gaps else np.empty(0)
     if not len(found):
         return int(INTERVALS_US[0])
@@ -132,19 +131,25 @@ def matching_events(events: EventColumns, patterns: Sequence[str]) -> Mask:
     """Select the events whose name or phase matches a regular expression anywhere; all of them without patterns.
 
     Raises:
-        SourceError: a pattern is not a valid regular expression.
+        ConfigError: a pattern is not a valid regular expression.
     """
     if not patterns:
         return np.ones(len(events), np.bool_)
+    found = any_of(patterns)
+    return events.name.mask(found) | events.phase.mask(found)
+
+
+def any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether one of the regular expressions matches a text anywhere.
+
+    Raises:
+        ConfigError: a pattern is not a valid regular expression.
+    """
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
-        raise SourceError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
-
-    def found(text: str) -> bool:
-        return any(pattern.search(text) for pattern in compiled)
-
-    return events.name.mask(found) | events.phase.mask(found)
+        raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
+    return lambda text: any(pattern.search(text) for pattern in compiled)
 
 
 POLL_S = 10.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import threading
 import time
 import urllib.error
@@ -29,6 +28,7 @@ from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
 from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
 from sm_profiler.storage import MissingFileError, Storage
+from sm_profiler.storage.base import jittered_pause
 
 # kind → module and function that opens it, and what the place is
 KINDS = {
@@ -242,7 +242,7 @@ def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
 
 ATTEMPTS = 4
 TIMEOUT_S = 20.0
-LONGEST_WAIT_S = 60.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
 _TOO_MANY, _SERVER_ERROR = 429, 500
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 # What Slack's format asks for; and no name may call people (`@channel`), or be a link that shows another address: others
@@ -284,7 +284,7 @@ class Webhook:
                 return f"the verdict to {host}"
             if wait is None or attempt == ATTEMPTS:
                 break
-            self.sleep(wait if wait > 0 else 2.0**attempt * random.uniform(0.5, 1.0))  # no secret
+            self.sleep(wait if wait > 0 else jittered_pause(attempt, FIRST_WAIT_S, LONGEST_WAIT_S))
         raise SourceError(f"webhook at {host}: {error}")
 
     def _post(self, request: urllib.request.Request) -> tuple[str, float | None]:

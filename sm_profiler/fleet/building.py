@@ -26,7 +26,6 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
 from sm_profiler.fleet.finding import (
-    CUT,
     DATASET,
     IndexCandidate,
     Loaded,
@@ -42,7 +41,7 @@ from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
 from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.thresholds import Threshold
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import CUT, one_line, printable
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.report_json import stored_end
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
@@ -497,15 +496,11 @@ def to_parquet(jobs: Sequence[FleetJob]) -> bytes:
             row[name] = None if row[name] is None else round(row[name] * 1e6)
     out = io.BytesIO()
     columns = [
-        pa.array([_value(row[name], kind) for row in rows], kind)
+        pa.array([list(row[name].items()) if pa.types.is_map(kind) else row[name] for row in rows], kind)
         for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
     ]
     pq.write_table(pa.table(columns, schema=SCHEMA), out, compression="zstd")
     return out.getvalue()
-
-
-def _value(value: Any, kind: pa.DataType) -> Any:
-    return list(value.items()) if pa.types.is_map(kind) else value
 
 
 def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[str]:

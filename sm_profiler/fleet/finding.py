@@ -19,7 +19,7 @@ from sm_profiler.jobs.listing import PAGE, JobPlace, find_places
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.startup import LONGEST_S, job_seconds
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import cut, one_line, printable
 from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NAME, SENTENCE = 200, 600  # characters
 MAX_TAGS = 60  # the service allows 50
-CUT = "\N{HORIZONTAL ELLIPSIS}"  # ends a shortened text
 # endings of names: times, dates, numbers and random letters after them
 _ENDING = re.compile(
     r"(?:[-_.](?:[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-[0-9]{2}){0,3}(?:-[0-9]{1,6})?|[0-9]+|v[0-9]+|(?=[a-z0-9]*[0-9])(?=[0-9]*[a-z])[a-z0-9]{6,}))+$"
@@ -61,8 +60,7 @@ def safe_sentence(text: object) -> str:
 
 def _cut(text: object, length: int) -> str:
     raw = str(text)[: length + 1]
-    shown = printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw)
-    return shown if len(shown) <= length else shown[: length - 1] + CUT
+    return cut(printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw), length)
 
 
 def safe_tags(found: Mapping[object, object]) -> dict[str, str]:

@@ -467,7 +467,7 @@ class XplaneTrace:
         numbers = Numbering()
         codes = np.array([numbers[value] for value in events.tf_op.values] or [numbers[""]], np.int32)
         origin = codes[events.tf_op.codes]
-        rows = np.flatnonzero((origin == numbers[""]) & (events.hlo_op.codes != _code(events.hlo_op, "")))
+        rows = np.flatnonzero((origin == numbers[""]) & ~events.hlo_op.mask(""))
         keys = np.column_stack([events.hlo_op.codes[rows], events.hlo_module.codes[rows], events.program[rows]])
         distinct, which = np.unique(keys, axis=0, return_inverse=True)
         find = _Origins(self.programs)
@@ -477,10 +477,6 @@ class XplaneTrace:
         ]
         origin[rows] = np.array(found, np.int32)[which.reshape(-1)] if found else 0
         return Category(origin, tuple(numbers))
-
-
-def _code(texts: Category, wanted: str) -> int:
-    return texts.values.index(wanted) if wanted in texts.values else -1
 
 
 class _Origins:

@@ -322,7 +322,7 @@ def _idle(
     gaps = intervals.union(start, end)
     in_gaps = intervals.covered(events.start_us[loading], events.end_us[loading], gaps)
     loaders, spans = np.concatenate([loading, _inside(events, start, end, quiet)]), np.concatenate([in_gaps, quiet])
-    lines = {"input": of.of(loaders, loaders, spans, _moments(events, loading, (start + end) / 2))}
+    lines = {"input": of.of(loaders, loaders, spans, np.concatenate([events.start_us[loading], (start + end) / 2]))}
     if len(waits):
         rows = waits[np.minimum(after, len(waits) - 1)]
         rows = rows[waited]
@@ -367,10 +367,6 @@ def _inside(events: KinetoColumns, start: Floats, end: Floats, time: Floats) -> 
     order = np.argsort(events.duration_us[rows], kind="stable")
     found[gap[order]] = rows[order]  # the longest is written last
     return np.where(time > 0, found, -1)
-
-
-def _moments(events: KinetoColumns, loading: Numbers, middle: Floats) -> Floats:
-    return np.concatenate([events.start_us[loading], middle])
 
 
 def _once(gap: Floats, whole: float, steps: int) -> Mask:

@@ -60,17 +60,14 @@ def find_traces(source: str | os.PathLike[str]) -> tuple[Storage, list[FileInfo]
     names = [Path(text).name] if local else []
     found = []
     for info in storage.list(names[0] if names else ""):
-        wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not _is_of_profile(info.key)
+        # large profiles have thousands of files that are no traces of torch.profiler
+        of_profile = isinstance(layout.parse_path(info.key), layout.SystemFile | layout.TraceFile)
+        wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not of_profile
         if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, HEAD_BYTES))):
             found.append(info)
         if len(found) == MAX_FILES:
             break
     return storage, found
-
-
-def _is_of_profile(key: str) -> bool:
-    """Return whether a file is a profile's, and no trace of torch.profiler: large profiles have thousands of them."""
-    return isinstance(layout.parse_path(key), layout.SystemFile | layout.TraceFile)
 
 
 class GpuTraces:

@@ -11,7 +11,7 @@ import attrs
 
 from sm_profiler.formats.layout import END_MARKERS, hour_folder
 from sm_profiler.printable import printable
-from sm_profiler.source.opening import OUTPUTS
+from sm_profiler.source.opening import LAST_KEY, OUTPUTS
 from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.storage import FileInfo, Storage
 
@@ -23,7 +23,6 @@ MAX_REPORT_BYTES = 16 << 20
 SKIP_AFTER = 1000  # files of a finished profile: a page of S3's listing
 RECENT_S = 3600.0
 NESTED = 3  # folders between a job and its report
-_LAST = "\U0010ffff"
 _PROFILE = re.compile(
     r"(?:(?P<root>.*?)/)??(?P<kind>system|framework)/(?:incremental/|(?:[^/]+/)*pevents/|[^/]+/detailed_profiling/|training_job_end\.ts$)"
 )
@@ -147,7 +146,7 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], JobPlace], *, rece
             if top in ended or _has_ended(storage, place):
                 ended.add(top)
                 place.ended = True
-                skip = f"{top}/{_LAST}"
+                skip = f"{top}/{LAST_KEY}"
                 break
             if recent_only and (hour := _HOUR.fullmatch(info.key)) and hour["hour"] < recent:
                 skip = f"{hour['above']}/{recent}"

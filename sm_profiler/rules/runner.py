@@ -30,7 +30,7 @@ from sm_profiler.folding import (
     run_folds,
     run_sliced,
 )
-from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.formats.layout import END_MARKERS, OUTPUT
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom import CustomOutcome, CustomProcess
 from sm_profiler.rules.profiler_report import ProfilerReport, of_report
@@ -38,7 +38,6 @@ from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
 from sm_profiler.rules.rule_job import (
     DEFAULT_RULE,
-    PROFILER_OUTPUT,
     Settings,
     Status,
     log_to_stdout,
@@ -355,7 +354,7 @@ def main(
         settings = read_settings(os.environ)
     except ConfigError as error:
         log.error("%s", error)  # one line is enough
-        output = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
+        output = rooted(RULE_OUTPUT) / OUTPUT
         try:
             write_plain_report(output, DEFAULT_RULE, printable(error))
             write_status(output, Status.ERROR, printable(error))
