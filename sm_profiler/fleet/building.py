@@ -37,6 +37,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
+from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
 from sm_profiler.metrics.ends import StoredEnd
@@ -441,14 +442,14 @@ def read_index(storage: Storage) -> tuple[dict[str, IndexEntry], str]:
     """Return the entries by job, and a sentence if there is an index that cannot be used."""
     where = printable(f"{storage.uri}/{NAME}")
     try:
-        data = zlib.decompressobj().decompress(storage.read(NAME, 0, MAX_BYTES), MAX_BYTES)
+        data = inflate(storage.read(NAME, 0, MAX_BYTES), MAX_BYTES)
         index = msgspec.msgpack.decode(data, type=_Index)
         if index.version != __version__:
             return {}, f"{where} was written by another version of sm-profiler: all jobs are read again."
         return msgspec.msgpack.decode(index.entries, type=dict[str, IndexEntry]), ""
     except MissingFileError:
         return {}, ""
-    except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         return {}, f"{where} is damaged and is made anew ({one_line(error)[:100]})."
 
 

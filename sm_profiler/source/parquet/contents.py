@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_elements, unpacked_size
+from sm_profiler.formats.bounds import MAX_FOOTER_OBJECTS, check_elements, inflate, unpacked_size
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item_table import ItemColumns, ItemTable
 from sm_profiler.source.parquet import schema
@@ -359,12 +359,12 @@ class Contents:
             if (stored.versions, stored.parts) != ((VERSION, SCHEMA_VERSION), parts):
                 return None
             size = len(stored.packed)
-            unpacked = zlib.decompressobj().decompress(stored.packed, FREE_BYTES + MAX_TIMES * size)
+            unpacked = inflate(stored.packed, FREE_BYTES + MAX_TIMES * size)
             check_elements(unpacked, FREE_ELEMENTS + size // BYTES_AN_ELEMENT)
             body = _BODY.decode(unpacked)
             beside = {info[0]: FileInfo(*info) for info in body.beside}
             return cls(parts, body.origin, body.rows, ItemTable.of_columns(body.items), beside, body.odd)
-        except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError, MemoryError):
+        except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError):
             return None
 
     def encode(self) -> bytes:
