@@ -37,6 +37,11 @@ from sm_profiler.storage.s3 import create_api_client
 INTERVALS_US = np.array([100_000, 200_000, 500_000, 1_000_000, 5_000_000, 60_000_000])
 _TOLERANCE = 0.2
 
+POLL_S = 10.0
+_log = logger_for(__name__)
+# a folder, an s3:// URI, the name of a training job, or an open source
+ProfileLocation = str | os.PathLike[str] | ProfileSource
+
 
 def tick_times(system: SystemColumns) -> Ints:
     """Return the time of the sampling tick of each measurement, whole microseconds since the epoch.
@@ -150,13 +155,6 @@ def any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
     except re.error as error:
         raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
     return lambda text: any(pattern.search(text) for pattern in compiled)
-
-
-POLL_S = 10.0
-_log = logger_for(__name__)
-
-# a folder, an s3:// URI, the name of a training job, or an open source
-ProfileLocation = str | os.PathLike[str] | ProfileSource
 
 
 class TrainingJob:

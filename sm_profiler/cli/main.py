@@ -19,7 +19,6 @@ from sm_profiler.printable import ASCII, printable, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -30,7 +29,6 @@ from sm_profiler.errors import ConfigError
 if TYPE_CHECKING:
     from sm_profiler.report import JobInfo
 
-
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
@@ -40,6 +38,41 @@ EXECUTOR_HELP = (
 )
 
 MAX_BYTES = 16_000_000  # of a JSON file named on the command line
+
+STDERR = 2  # the number of the last standard stream
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
+# name → module, help; the module has the functions `add_<name>`, which declares the arguments, and `run_<name>`
+COMMANDS = {
+    "run": ("run", "profile a training script on this machine, without changing it"),
+    "report": ("report", "find out why a run was slow: verdict, rules, HTML report"),
+    "try-loader": ("try_loader", "try other settings of a script's own DataLoader, without training"),
+    "serve": ("serve", "show running jobs in the browser: the report, kept current"),
+    "watch": ("serve", "show a running job in the terminal"),
+    "compare": ("compare", "compare two runs, for people and for CI"),
+    "fleet": ("fleet", "find out which of many jobs waste money, and on what"),
+    "merge-timeline": ("profiles", "merge all traces of a job into a single file for Perfetto or chrome://tracing"),
+    "compact": ("profiles", "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine"),
+    "monitor": ("monitor", "sample this machine's metrics until stopped"),
+    "upload": ("profiles", "upload a profile that was left behind on this machine"),
+    "validate": ("settings", "explain what a profiler configuration does, or what is wrong with it"),
+    "settings": ("settings", "list every setting with its present value and where it comes from"),
+    "local": ("local", "start a SageMaker and S3 endpoint on this machine that really runs jobs"),
+    "demo": ("local", "watch the whole loop on this machine: train, profile, evaluate, report"),
+    "deploy": ("rules", "build the rule image and push it to your registry"),
+    "export": ("export", "send the verdict and metrics of a job to chat, SNS, EventBridge or CloudWatch"),
+    "mcp": ("export", "answer coding agents about your jobs, over the Model Context Protocol"),
+    "rules": ("rules", "run the rules on a training job, finished or running"),
+}
+EPILOG = """\
+start here:
+  sm-profiler run train.py             profile a script on this machine
+  sm-profiler report sm-profiler       why was it slow?
+  sm-profiler demo                     watch the whole loop, no AWS account needed
+
+exit codes: 0 success; 1 a problem was found (validate, settings; compare, report and fleet with --fail-on);
+2 wrong usage or unreadable input; 130 interrupted; 141 output closed early.
+run exits with the script's own code.
+"""
 
 
 def add_source(parser: ArgumentParser) -> None:
@@ -147,42 +180,6 @@ def read_json(path: str | Path | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(found).__name__}")
     return found
-
-
-STDERR = 2  # the number of the last standard stream
-INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
-# name → module, help; the module has the functions `add_<name>`, which declares the arguments, and `run_<name>`
-COMMANDS = {
-    "run": ("run", "profile a training script on this machine, without changing it"),
-    "report": ("report", "find out why a run was slow: verdict, rules, HTML report"),
-    "try-loader": ("try_loader", "try other settings of a script's own DataLoader, without training"),
-    "serve": ("serve", "show running jobs in the browser: the report, kept current"),
-    "watch": ("serve", "show a running job in the terminal"),
-    "compare": ("compare", "compare two runs, for people and for CI"),
-    "fleet": ("fleet", "find out which of many jobs waste money, and on what"),
-    "merge-timeline": ("profiles", "merge all traces of a job into a single file for Perfetto or chrome://tracing"),
-    "compact": ("profiles", "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine"),
-    "monitor": ("monitor", "sample this machine's metrics until stopped"),
-    "upload": ("profiles", "upload a profile that was left behind on this machine"),
-    "validate": ("settings", "explain what a profiler configuration does, or what is wrong with it"),
-    "settings": ("settings", "list every setting with its present value and where it comes from"),
-    "local": ("local", "start a SageMaker and S3 endpoint on this machine that really runs jobs"),
-    "demo": ("local", "watch the whole loop on this machine: train, profile, evaluate, report"),
-    "deploy": ("rules", "build the rule image and push it to your registry"),
-    "export": ("export", "send the verdict and metrics of a job to chat, SNS, EventBridge or CloudWatch"),
-    "mcp": ("export", "answer coding agents about your jobs, over the Model Context Protocol"),
-    "rules": ("rules", "run the rules on a training job, finished or running"),
-}
-EPILOG = """\
-start here:
-  sm-profiler run train.py             profile a script on this machine
-  sm-profiler report sm-profiler       why was it slow?
-  sm-profiler demo                     watch the whole loop, no AWS account needed
-
-exit codes: 0 success; 1 a problem was found (validate, settings; compare, report and fleet with --fail-on);
-2 wrong usage or unreadable input; 130 interrupted; 141 output closed early.
-run exits with the script's own code.
-"""
 
 
 class Parser(argparse.ArgumentParser):

@@ -51,6 +51,15 @@ START_S = 60.0
 STOP_S = 5.0
 _NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
 
+TaskT = TypeVar("TaskT")
+AnswerT = TypeVar("AnswerT")
+# The types of arrays; the number of each is that of its MessagePack extension.
+_KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
+_FAILED, _ANSWERED = b"\1", b"\0"
+AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
+REDRAWN_S = 1.0
+_LONGEST = 300  # characters of an error
+
 
 class LocalExecutor(Executor):
     """Runs functions of this package that take and return bytes, each in one of several processes.
@@ -267,17 +276,6 @@ def check_versions(client: Any) -> None:
 def worker_version() -> str:
     """Return the version of sm-profiler where this runs."""
     return __version__
-
-
-TaskT = TypeVar("TaskT")
-AnswerT = TypeVar("AnswerT")
-# The types of arrays; the number of each is that of its MessagePack extension.
-_KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
-_FAILED, _ANSWERED = b"\1", b"\0"
-
-AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
-REDRAWN_S = 1.0
-_LONGEST = 300  # characters of an error
 
 
 def _version() -> str:

@@ -49,6 +49,15 @@ MAX_NAME = 200
 MAX_LINE = 600
 MAX_ALSO = 10
 
+ATTEMPTS = 4
+TIMEOUT_S = 20.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
+_TOO_MANY, _SERVER_ERROR = 429, 500
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
+# What Slack's format asks for; and no name may call people (`@channel`), or be a link that shows another address: others
+# than Slack take both from plain text.
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
+
 
 def open_destination(text: str) -> plugins.Exporter:
     """Return the exporter of a destination.
@@ -238,16 +247,6 @@ def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
     if not len(starts):
         return starts, np.zeros(0)
     return starts, np.add.reduceat(values, starts) / np.diff(np.append(starts, len(values)))
-
-
-ATTEMPTS = 4
-TIMEOUT_S = 20.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
-_TOO_MANY, _SERVER_ERROR = 429, 500
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
-# What Slack's format asks for; and no name may call people (`@channel`), or be a link that shows another address: others
-# than Slack take both from plain text.
-_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

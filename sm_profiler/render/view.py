@@ -49,6 +49,20 @@ _SHOWN_LAST = {
 _DECLARED = (("moss", "Y"), ("mint", "Z"), ("stone", "V"), ("sand", "U"), ("olive", "T"))  # in turn, for other names
 _ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
 
+MAX_BARS = 12  # bars of single ranks or GPUs
+MAX_LINE_POINTS = 500
+MAX_OPEN_STACKS = 4  # the others are folded
+MAX_STACKS = 64
+ENDINGS = {  # state of the job → its words below the duration
+    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+}  # fmt: skip
+LEVELS = 5  # of 20 % each
+MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
+LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
+LINE_HEIGHTS = (6.0, 16.0)
+Row = tuple[str, str]  # node and name of a device
+
 
 @attrs.frozen
 class Share:
@@ -170,23 +184,6 @@ def ledger_section(totals: Totals, left_out: str | None = None) -> Section:
             "Unseen is time for which nothing was recorded; a step is one of which only the length is known."
         )
     return Section("ledger", "Where every second went", tuple(sentences), (cut_table(head, rows),))
-
-
-MAX_BARS = 12  # bars of single ranks or GPUs
-MAX_LINE_POINTS = 500
-MAX_OPEN_STACKS = 4  # the others are folded
-MAX_STACKS = 64
-
-ENDINGS = {  # state of the job → its words below the duration
-    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
-    INTERRUPTED: "interrupted",
-}  # fmt: skip
-
-LEVELS = 5  # of 20 % each
-MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
-LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
-LINE_HEIGHTS = (6.0, 16.0)
-Row = tuple[str, str]  # node and name of a device
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:

@@ -58,6 +58,17 @@ from sm_profiler.source.opening import job_name
 from sm_profiler.source.parse import ColumnBuilder
 
 # What the profiler that records a window does not change: it slows down the host, not the kernels.
+__all__ = [
+    "JobInfo",
+    "MetricFolds",
+    "assemble",
+    "build_report",
+    "data_quality",
+    "job_name",
+    "report_of",
+    "report_without_profile",
+]
+
 OF_KERNELS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL)
 MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
 MAX_TRACE_BYTES = 2 << 30  # of these files
@@ -74,6 +85,9 @@ _LONG_US = 10e6  # length of the longest event of samples
 _LATE_US = 90e6  # a file may hold events that ended so long before the end in its name
 _MAX_LINES = 5  # lines of a phase
 _NUMBER = re.compile(r"(.*?)-?([0-9]{1,9})$")
+
+MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
+NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
 
 
 @attrs.frozen(eq=False)
@@ -241,21 +255,6 @@ def _shares(found: Mapping[str, Mapping[PythonFrame, float]]) -> SampledLines:
         ordered = sorted(lines.items(), key=lambda line: (-line[1], line[0].file, line[0].line))[:_MAX_LINES]
         shares[phase] = tuple((frame, spent / whole) for frame, spent in ordered) if whole > 0 else ()
     return shares
-
-
-__all__ = [
-    "JobInfo",
-    "MetricFolds",
-    "assemble",
-    "build_report",
-    "data_quality",
-    "job_name",
-    "report_of",
-    "report_without_profile",
-]
-
-MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
-NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
 
 
 def build_report(  # most are optional parts

@@ -47,6 +47,18 @@ MARGIN = 0.05  # smaller relative changes of a count or of a mean time count as 
 DEVIATIONS = 2.0  # standard errors that a difference of means has to exceed
 _BASE = re.compile(r"^(?:void )?([^<(]+)")
 
+STEP = "step"
+MIN_STEPS = 3  # of each side; two have no spread to speak of
+MAX_ROWS = 100  # of compare.json
+_SHOWN = 30  # rows of the page's tables
+_IN_TERMINAL = 5  # rows of each of the terminal's tables
+_FACTOR_FROM = 10.0  # larger changes are shown as a factor
+_NEGLIGIBLE = 0.01  # of the step: smaller parts are not shown
+# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
+_T = (
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
+)  # fmt: skip
+
 
 def shared_unit(before: GpuTraces, after: GpuTraces) -> str:
     """Return what counts and times of a comparison refer to: `step` if all traces mark steps, else `recording`."""
@@ -240,19 +252,6 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     table["difference_us"] = table["us_after"] - table["us_before"]
     order = table["difference_us"].abs().sort_values(ascending=False, kind="stable").index
     return table.loc[order].reset_index(drop=True)
-
-
-STEP = "step"
-MIN_STEPS = 3  # of each side; two have no spread to speak of
-MAX_ROWS = 100  # of compare.json
-_SHOWN = 30  # rows of the page's tables
-_IN_TERMINAL = 5  # rows of each of the terminal's tables
-_FACTOR_FROM = 10.0  # larger changes are shown as a factor
-_NEGLIGIBLE = 0.01  # of the step: smaller parts are not shown
-# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom.
-_T = (
-    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09,
-)  # fmt: skip
 
 
 @attrs.frozen(eq=False)

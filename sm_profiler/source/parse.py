@@ -42,6 +42,10 @@ AHEAD_BYTES = 64 << 20
 
 Parsed = tuple[Item, Rows | None, Outcome]
 
+_MOST = 1 << 26  # rows to expect at first: a damaged file may promise any number
+_Codes = NDArray[np.int32]
+_TOGETHER = 1 << 16  # rows that are appended at once
+
 
 def machine_bytes() -> int:
     """Return the memory of this machine, or the limit of this container if that is less."""
@@ -200,12 +204,6 @@ def _result(storage: Storage, item: Item, data: bytes | SourceError, answer: Fut
         except SourceError as error:
             data = error
     return _parse_here(item, data)
-
-
-_MOST = 1 << 26  # rows to expect at first: a damaged file may promise any number
-_Codes = NDArray[np.int32]
-
-_TOGETHER = 1 << 16  # rows that are appended at once
 
 
 class ColumnFiller:

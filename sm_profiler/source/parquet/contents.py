@@ -36,6 +36,10 @@ FREE_GROUP_BYTES, MAX_GROUP_TIMES = 16 << 20, 32  # of a row group, unpacked: so
 MAX_KEPT_BYTES = 65 << 20  # of a file that is kept as it is, in a row group, unpacked
 DAMAGE = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, EOFError)
 
+VERSION = 1  # of this format
+FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
+
 
 class RangeFile(io.RawIOBase):
     """A file of a storage that is fetched in ranges; Arrow reads a column at a time, which would be one request each."""
@@ -275,11 +279,6 @@ def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     except DAMAGE as error:
         raise ValueError(_damage(error)) from error
     return source, file
-
-
-VERSION = 1  # of this format
-FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
-FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files without rows, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):
