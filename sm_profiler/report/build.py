@@ -57,7 +57,6 @@ from sm_profiler.rules import RuleResults
 from sm_profiler.source.opening import job_name
 from sm_profiler.source.parse import ColumnBuilder
 
-# What the profiler that records a window does not change: it slows down the host, not the kernels.
 __all__ = [
     "JobInfo",
     "MetricFolds",
@@ -69,6 +68,7 @@ __all__ = [
     "report_without_profile",
 ]
 
+# What the profiler that records a window does not change: it slows down the host, not the kernels.
 OF_KERNELS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL)
 MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
 MAX_TRACE_BYTES = 2 << 30  # of these files
