@@ -314,7 +314,7 @@ RULE_IMAGE = Setting(
     "all others", "debugger.debugger", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
 )  # fmt: skip
 SOURCE = Setting(
-    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.settings", shown="the job's input",
+    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.rule_job", shown="the job's input",
     group=RULE_JOBS,
 )  # fmt: skip
 POLL_S = Setting(
@@ -323,7 +323,7 @@ POLL_S = Setting(
 )  # fmt: skip
 SCHEDULER = Setting(
     "SM_PROFILER_SCHEDULER", ADDRESS, "address of Dask's scheduler, for hosts that share a machine",
-    "executors.hosts", shown="port 8786 of the first host", group=RULE_JOBS,
+    "report.rule_runner", shown="port 8786 of the first host", group=RULE_JOBS,
 )  # fmt: skip
 ALLOW_STOP = Setting(
     "SM_PROFILER_ALLOW_STOP_TRAINING", SWITCH, "let a rule's action StopTraining stop the training job",

@@ -61,7 +61,7 @@ _RULE_PARAMETERS = {
     "StepOutlier": "stddev mode n_outliers",
 }
 S3 = "s3://"
-# parameters of the runner (`rules.settings`), and one of the service
+# parameters of the runner (`rules.rule_job`), and one of the service
 _ALWAYS = {
     "rule_to_invoke", "scan_interval_us", "source_s3_uri", "rule_timeout_secs", "rule_follow", "rule_compat",
     "rule_allow_stop_training", "rule_stop_grace_time_secs", "action_json", "opt_out_telemetry",
