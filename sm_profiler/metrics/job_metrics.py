@@ -58,9 +58,9 @@ class Rank:
         name: `algo-1-0`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
-        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        seconds: key of each of `parts.PARTS` → time; they add up to the length of the loop.
         gc, gc_in_wait: garbage collection, and that in waits.
-        communication: recorded collectives, included in the slices.
+        communication: recorded collectives, included in the parts.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps with a recorded wait.
@@ -80,7 +80,7 @@ class Rank:
     steps: StepRows
     start: float
     end: float
-    slices: dict[str, float]
+    seconds: dict[str, float]
     gc: float
     gc_in_wait: float
     communication: float
@@ -129,8 +129,8 @@ class Rank:
         return np.equal(self.steps.mode, TRAIN)
 
     def share(self, key: str) -> float:
-        """Return a slice as a share of the loop."""
-        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+        """Return a part as a share of the loop."""
+        return self.seconds[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
@@ -266,7 +266,7 @@ class JobMetrics:
         if not self.ranks:
             return None
         rank = self.ranks[0]
-        span = rank.loop - rank.slices["evaluation"]
+        span = rank.loop - rank.seconds["evaluation"]
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
@@ -311,7 +311,7 @@ class JobMetrics:
         return shared
 
     def average_share(self, key: str) -> float:
-        """Return a slice as a share of the loop, averaged over ranks."""
+        """Return a part as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
         return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
@@ -332,7 +332,7 @@ def measure_rank(  # each argument is a source of times
     declared_us: Mapping[str, float] | None = None,
     collected_us: Mapping[str, float] | None = None,
 ) -> Rank:
-    """Divide the loop of one process into its slices, without what the profiler itself caused.
+    """Divide the loop of one process into its parts, without what the profiler itself caused.
 
     Args:
         name: name of the process.
@@ -362,16 +362,16 @@ def measure_rank(  # each argument is a source of times
     own = float(judged.seconds(OWN).sum())
     loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
-    slices = _with_rest(slices, loop, evaluation)
+    times = _times(device or judged, waits, iterations, on_device=device is not None)
+    times = _with_rest(times, loop, evaluation)
     collected = min(float(judged.seconds(GC).sum()), loop)
-    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
+    _separate_collections(times, collected, {} if device is not None else collected_us or {})
     return Rank(
         name=name,
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=times,
         gc=collected,
         gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
         communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
@@ -383,7 +383,7 @@ def measure_rank(  # each argument is a source of times
         stalls=find_stalls(iterations),
         left_out=kept.left_out,
         excluded=kept.seconds + own,
-        declared=_named(slices, declared_us or {}),
+        declared=_named(times, declared_us or {}),
         stretches=kept.stretches,
     )
 
@@ -415,17 +415,17 @@ def measure_sampled_rank(  # each argument is a source of times
     own = totals.own / 1e6
     loop = max(end - start - attempts.unseen_s - own, 0.0)
     evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
-    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
-    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
+    times = _times(device or rows, waits, iterations, on_device=device is not None)
+    times = _with_rest(_of_all(times, found, on_device=device is not None), loop, evaluation)
     collected = min(totals.gc / 1e6, loop)
-    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
+    _separate_collections(times, collected, {} if device is not None else collected_us or {})
     seen = totals.waits if has_waits else totals.loads
     return Rank(
         name=name,
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=times,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
@@ -436,16 +436,16 @@ def measure_sampled_rank(  # each argument is a source of times
         iterations=iterations,
         stalls=of_all(find_stalls(iterations), iterations, found),
         excluded=own,
-        declared=_named(slices, declared_us or {}),
+        declared=_named(times, declared_us or {}),
         judged=found,
     )
 
 
-def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
-    """Return the slices of all training steps from those of a sample."""
+def _of_all(times: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
+    """Return the times of all training steps from those of a sample."""
     rows, totals = found.rows, found.totals
     train, scaled = rows.mode == TRAIN, {}
-    for key, seconds in slices.items():
+    for key, seconds in times.items():
         of_all, of_rows = 0.0, 0.0
         if key == "between":
             of_all, of_rows = totals.between, float(time_between(rows)[train].sum())
@@ -461,24 +461,24 @@ def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> d
     return scaled
 
 
-def _separate_collections(slices: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
-    """Move garbage collections from the slices that they interrupt to their own; a GPU idles outside its phases then."""
+def _separate_collections(times: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
+    """Move garbage collections from the parts that they interrupt to their own; a GPU idles outside its phases then."""
     total = sum(by_part.values())
     shares = {key: spent / total for key, spent in by_part.items()} if total > 0 else {"outside": 1.0}
     for key, share in shares.items():
-        moved = min(collected * share, slices[key])
-        slices[key] -= moved
-        slices["gc"] += moved
+        moved = min(collected * share, times[key])
+        times[key] -= moved
+        times["gc"] += moved
 
 
-def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
+def _named(times: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
     """Divide the slice of the script's own phases by name, the longest first."""
     total = sum(declared_us.values())
     order = sorted(declared_us.items(), key=lambda item: (-item[1], item[0]))
-    return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
+    return {name: times[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+def _times(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
@@ -488,34 +488,34 @@ def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device:
     length = np.maximum(iterations.length - iterations.gc, 0.0)
     recorded = float(length[iterations.known].sum())
     scale = float(length.sum()) / recorded if recorded > 0 else 1.0
-    slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
-    slices["wait"] = float(waits[train].sum()) * scale
-    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    times = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
+    times["wait"] = float(waits[train].sum()) * scale
+    times |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
     results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
-    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
+    times["compiled"] -= min(float(results[train].sum()) * (scale - 1), times["compiled"])
     if not on_device:  # what a GPU did between its phases is not recorded
         between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
         called = train & (in_phases - results > 0)
-        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        times["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
         if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
-            found = sum(slices[key] for key in (*phases, "between"))
+            found = sum(times[key] for key in (*phases, "between"))
             fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
-            slices |= {key: slices[key] * fits for key in (*phases, "between")}
-    slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
+            times |= {key: times[key] * fits for key in (*phases, "between")}
+    times[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
     if not (in_phases[train] > 0).any():  # only steps were recorded: all but the script's own phases is between them
         undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
-        slices["between"] = float(undeclared[train].sum())
-    return slices
+        times["between"] = float(undeclared[train].sum())
+    return times
 
 
-def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
-    """Return the slices with those that the parts of training leave of the loop."""
-    training, available = sum(slices.values()), max(loop - evaluation, 0.0)
+def _with_rest(times: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
+    """Return the times with those that the parts of training leave of the loop."""
+    training, available = sum(times.values()), max(loop - evaluation, 0.0)
     if training > available > 0:  # scaled up beyond the loop
-        slices = {key: seconds * available / training for key, seconds in slices.items()}
-    slices["evaluation"] = evaluation
-    slices["outside"] = max(loop - sum(slices.values()), 0.0)
-    return slices
+        times = {key: seconds * available / training for key, seconds in times.items()}
+    times["evaluation"] = evaluation
+    times["outside"] = max(loop - sum(times.values()), 0.0)
+    return times
 
 
 def _steps_of(summary: StepSummary, name: str) -> tuple[int, float]:

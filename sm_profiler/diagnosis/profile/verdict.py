@@ -12,7 +12,7 @@ from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
-from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.confidence import OTHERS_WORK, RIVALLED, Confidence, few_steps
 from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.diagnosis.profile.case import Case, Found
@@ -32,10 +32,10 @@ from sm_profiler.diagnosis.profile.lines import (
     other_code,
     short_place,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
-from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
+from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
@@ -99,7 +99,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
-        main = _not_certain(main, "another finding costs about as much")
+        main = _not_certain(main, RIVALLED)
     main, *also = (_after_start(one, case, alone=not also) for one in (main, *also))
     return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
 
@@ -176,7 +176,7 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
-    for best, *_ in repaired_in_turn(loop, lambda loop: _worth_it(left, loop, case)):
+    for best in repaired_in_turn(loop, lambda loop: _tried(left, loop, case)):
         left.remove(best.repaired)
         if best.repaired.found.of == "loop":
             gain = _gain(_possible(best.saved, best.repaired), best.before)
@@ -186,15 +186,12 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
     return ranked
 
 
-def _worth_it(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
-    """Yield the repairs that save enough; of less, chance may be all."""
+def _tried(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
     for one in candidates:
         after, share, certain = loop.gain(_saving_of(one, case, loop))
-        if min(certain, share.low) >= limits.FLOOR:
-            # a larger batch changes what is learned: only one twice as large is a repair without more experiments
-            kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
-            worth = certain * kept * limits.PROBABILITY[one.confidence(case, certain)]
-            yield Trial(one, loop, after, share, certain, worth)
+        # a larger batch changes what is learned: only one twice as large is a repair without more experiments
+        kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
+        yield Trial(one, loop, after, share, certain, one.confidence(case, certain), kept)
 
 
 def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:

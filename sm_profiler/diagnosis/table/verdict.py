@@ -9,10 +9,11 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
 from sm_profiler.diagnosis.model import Interval
-from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
+from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair, listed
 from sm_profiler.diagnosis.table.whatif import Steps
 
@@ -83,12 +84,13 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
         return Verdict((), reason="No step takes any time: all seconds are 0.", steps=count)
     whole = Steps.of(ledger)
     left = list((*CAUSES, *more_causes()) if causes is None else causes)
-    findings = []
-    for best, *others in repaired_in_turn(whole, lambda steps: _worth_it(left, steps, ledger)):
-        kind = best.repaired[0].kind
-        left[:] = [cause for cause in left if cause.kind != kind]
-        rival = next((other.saved.high for other in others if other.repaired[0].kind != kind), 0.0)
-        findings.append(_finding(best, _confidence(best.saved, rival, ledger), ledger))
+    found = []
+    for best in repaired_in_turn(whole, lambda steps: _tried(left, steps, ledger)):
+        left[:] = [cause for cause in left if cause.kind != best.repaired[0].kind]
+        found.append(best)
+    findings = [_finding(one, ledger) for one in found]
+    if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
+        findings[0] = attrs.evolve(findings[0], confidence=Confidence("medium", RIVALLED))
     even, waits = whole.saved(whole.even()), max(whole.saved(whole.level()) - whole.jitter, 0.0)
     seen = ledger.totals.coverage >= limits.SEEN and ledger.totals.useful >= limits.SEEN
     healthy = not findings and seen and waits < limits.FLOOR
@@ -100,51 +102,46 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
     )  # fmt: skip
 
 
-def _worth_it(causes: Sequence[Cause], steps: Steps, ledger: Ledger) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
-    """Yield the repairs that certainly save enough of the steps that they are about."""
+def _tried(causes: Sequence[Cause], steps: Steps, ledger: Ledger) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
     for cause in causes:
         repair = cause.repair(steps, ledger)
         if repair is not None:
-            saved = _gain(steps, repair)
-            if saved.low >= limits.FLOOR:
-                worth = saved.low * steps.seconds_of(repair.steps)
-                yield Trial((cause, repair), steps, repair.after, saved, saved.low, worth)
+            saved, certain = _gain(steps, repair)
+            part = steps.seconds_of(repair.steps) / steps.seconds_of()
+            yield Trial((cause, repair), steps, repair.after, saved, certain, _confidence(certain, ledger), part)
 
 
-def _gain(before: Steps, repair: Repair) -> Interval:
-    """Return the share of the time that a repair saves, of the steps that it is about.
-
-    The interval covers the chance of these steps (a bootstrap over blocks of steps, because neighbours resemble each
-    other), the model's own error, and what is known about how well the repair works.
-    """
+def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
+    """Return the share of the time that a repair saves, of the steps that it is about, and the share it certainly saves."""
     rows = slice(None) if repair.steps is None else repair.steps
-    old, new = before.length[rows], repair.after.length[rows]
-    if not old.any():
-        return Interval(0.0, 0.0, 0.0)
-    blocks = Blocks.of(old)
-    shares = 1 - blocks.weights @ blocks.sums(new) / np.maximum(blocks.weights @ blocks.seconds, 1e-12)
-    ends = np.quantile(shares, ((1 - limits.INTERVAL) / 2, (1 + limits.INTERVAL) / 2)).tolist()
+    length = before.length[rows]
     scenarios = (repair.least or repair.after, repair.after, repair.most or repair.after)
     low, value, high = (before.saved(after, repair.steps) for after in scenarios)
-    low, high, error = low if repair.certain else min(low, ends[0]), max(high, ends[1]), before.graph.error
-    value = min(max(value, 0.0), limits.MOST_SAVED)
-    return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))
+    if value <= 0:
+        return Interval(0.0, 0.0, 0.0), 0.0
+    blocks, saved = Blocks.of(length), length - repair.after.length[rows]
+    if not repair.certain:  # of what came by chance, there might have been less
+        low = min(low, value - blocks.error_of_part(blocks.sums(saved))[0])
+    saving = Saving(saved, min(low / value, 1.0), max(high / value, 1.0), error=before.graph.error / value)
+    return saving.share(saved, blocks, length)
 
 
-def _confidence(saved: Interval, rival: float, ledger: Ledger) -> str:
-    """Return how sure it is that this cause leads: by its distance from the floor, from the next cause, and by what is known."""
-    if saved.low < limits.SURELY * limits.FLOOR:
-        return "low"
-    return "high" if rival < saved.low and ledger.totals.coverage >= limits.SEEN else "medium"
+def _confidence(certain: float, ledger: Ledger) -> Confidence:
+    """Return how sure a finding is: by its distance from the floor, and by what is known of the steps."""
+    if certain < limits.SURELY * limits.FLOOR:
+        return Confidence("low", CLOSE_TO_FLOOR)
+    if ledger.totals.coverage < limits.SEEN:
+        return Confidence("medium", "what the steps spend their time on was not recorded")
+    return Confidence("high")
 
 
-def _finding(found: Trial[tuple[Cause, Repair], Steps], confidence: str, ledger: Ledger) -> Finding:
+def _finding(found: Trial[tuple[Cause, Repair], Steps], ledger: Ledger) -> Finding:
     cause, repair = found.repaired
     words = {**_about_ranks(repair, len(ledger.ranks)), **repair.words}
     numbers = found.before.graph.steps[repair.steps].tolist() if repair.steps is not None else []
     return Finding(
         cause.kind, cause.headline.format_map(words), cause.advice.format_map(words), found.saved, repair.facts,
-        confidence, repair.ranks, repair.stage, (numbers[0], numbers[-1]) if numbers else None,
+        found.confidence, repair.ranks, repair.stage, (numbers[0], numbers[-1]) if numbers else None,
         found.saved.value * found.before.seconds_of(repair.steps),
     )  # fmt: skip
 
