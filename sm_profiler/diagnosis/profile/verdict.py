@@ -235,9 +235,7 @@ def _possible(share: Any, one: Candidate) -> Interval:
 
 def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
-    per_step = float(loop.length.sum()) / max(loop.steps, 1)
-    speedup = Interval(*(1 / (1 - part) for part in astuple(found)))
-    return Gain(_times(found, per_step), found, speedup, None, _times(found, max(loop.whole - loop.once, 0.0)))
+    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), max(loop.whole - loop.once, 0.0))
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
@@ -257,10 +255,6 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     return Ranked(replace(one.with_confidence(case, certain), gain=gain), certain)
 
 
-def _times(interval: Interval, factor: float) -> Interval:
-    return Interval(*(part * factor for part in astuple(interval)))
-
-
 def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
     """Return the verdict with the price of what each repair saves; `per_hour` are dollars for all nodes, None if unknown."""
     if per_hour is None or not math.isfinite(per_hour):
@@ -269,7 +263,7 @@ def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
     def of(one: Finding) -> Finding:
         if one.gain is None:
             return one
-        return replace(one, gain=replace(one.gain, usd=_times(one.gain.seconds, per_hour / 3600)))
+        return replace(one, gain=replace(one.gain, usd=one.gain.seconds.times(per_hour / 3600)))
 
     return attrs.evolve(verdict, main=of(verdict.main), also=tuple(map(of, verdict.also)))
 

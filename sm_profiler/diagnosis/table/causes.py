@@ -15,6 +15,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
+from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.table.patterns import agreement_of, long_steps, period_of, relative, slow_stretches
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
@@ -25,17 +26,6 @@ NAMED = ("saving", "evaluation", "logging", "garbage collection")
 SHOWN = 8  # names of a list
 
 
-@attrs.frozen
-class Fact:
-    """A number behind a finding: what it measures, its value and unit, and what to compare it with."""
-
-    metric: str
-    value: float | str
-    unit: str = ""
-    usual: float | None = None
-    where: str = ""
-
-
 @attrs.frozen(eq=False)
 class Repair:
     """A recognized cause, and the steps without it.
@@ -44,7 +34,7 @@ class Repair:
         after: the repaired steps.
         least, most: the steps if the repair works less well, or better, than expected; None if it cannot.
         words: values for the cause's texts.
-        facts: numbers behind it.
+        evidence: numbers behind it, the strongest first.
         ranks: names of the ranks that cause it; empty if all do.
         stage: name of the stage that causes it; "" if none does.
         steps: the steps it happens in, if they are a stretch of the recording.
@@ -54,7 +44,7 @@ class Repair:
     after: Steps
     least: Steps | None = None
     words: Mapping[str, object] = attrs.field(factory=dict)
-    facts: tuple[Fact, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     ranks: tuple[str, ...] = ()
     stage: str = ""
     steps: Mask | None = None
@@ -111,12 +101,12 @@ def activity(
     share, each = ledger.totals.share(name), spent.sum(axis=0)
     steps_with, period = int((each > 0).sum()), period_of(each)
     when = f", every {period} steps" if period else f", in {steps_with} steps" if steps_with < len(each) else ""
-    facts = (
-        Fact(f"time of the ranks in {name}", share, "share"),
-        Fact(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
+    evidence = (
+        Evidence(f"time of the ranks in {name}", share, unit="share"),
+        Evidence(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
     )
     least, usual, most = (without(part) for part in saved)
-    return Repair(usual, least, {"share": share, "when": when}, facts, most=most, certain=True)
+    return Repair(usual, least, {"share": share, "when": when}, evidence, most=most, certain=True)
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
@@ -141,14 +131,14 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     count = 1 + bisect_left(range(1, len(order)), limits.MOST * saved(len(order)), key=saved)
     slow = order[:count]
     names = tuple(before.ranks[rank] for rank in sorted(slow.tolist()))
-    facts = (
+    evidence = (
         *_times("time for its own work, compared with its peers", factors, slow, before.ranks),
         _waiting(ledger),
         *_explained(before),
     )
     slowest = max(float(np.delete(factors, slow).max()), 1.0)  # of the others; the repaired ranks may be as slow
     least = repaired(slow, factors[:, None] / slowest)
-    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, facts, names)
+    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, evidence, names)
 
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
@@ -176,8 +166,8 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     when = f"Since step {first}" if lead.open else f"From step {first} to {last}"
     words = {"factor": float(factors[list(found)].mean()), "first": first, "When": when}
     metric = "its own work in these steps, compared with the others"
-    facts = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
-    return Repair(after, before.scaled(least), words, facts, names, steps=steps)
+    evidence = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
+    return Repair(after, before.scaled(least), words, evidence, names, steps=steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
@@ -186,12 +176,12 @@ def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     if agreement < limits.TOGETHER or before.saved(before.fair) < limits.FLOOR + before.jitter:
         return None
     longest = float(np.quantile(spent, 0.95) / spent.mean())
-    facts = (
-        Fact("agreement of forward and backward on which microbatches are long", agreement, "correlation"),
-        Fact("longest of 20 microbatches, compared with the mean", longest, "times", 1.0),
+    evidence = (
+        Evidence("agreement of forward and backward on which microbatches are long", agreement, unit="correlation"),
+        Evidence("longest of 20 microbatches, compared with the mean", longest, 1.0, unit="times", held="usually"),
         _waiting(ledger),
     )
-    return Repair(before.fair, None, {"agreement": agreement}, facts)
+    return Repair(before.fair, None, {"agreement": agreement}, evidence)
 
 
 def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
@@ -203,8 +193,8 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
     most = most if len(most) <= len(more) // 2 else most[:0]
     names = tuple(before.ranks[rank] for rank in most.tolist())
-    facts = (
-        Fact(f"the ranks' work goes with the column {work.column}", work.agreement, "correlation"),
+    evidence = (
+        Evidence(f"the ranks' work goes with the column {work.column}", work.agreement, unit="correlation"),
         *_times(f"{work.column}, compared with its peers", more, most, before.ranks),
         _waiting(ledger),
     )
@@ -212,7 +202,7 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     if names:
         has = f"{listed(names)} ha{'ve' if len(names) > 1 else 's'}"
         uneven = f"{has} {float(more[most].mean()):.3g} times as much as the others, which wait"
-    return Repair(before.fair, None, {"column": work.column, "uneven": uneven}, facts, names)
+    return Repair(before.fair, None, {"column": work.column, "uneven": uneven}, evidence, names)
 
 
 def padding(before: Steps, ledger: Ledger) -> Repair | None:
@@ -223,8 +213,10 @@ def padding(before: Steps, ledger: Ledger) -> Repair | None:
     seconds, rows = before.seconds.copy(), before.passes
     seconds[rows] *= 1 - part[before.graph.ranks[rows]]
     least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
-    facts = (Fact("padding, of all tokens", float(part.mean()), "share"),)
-    return Repair(before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, facts, certain=True)
+    evidence = (Evidence("padding, of all tokens", float(part.mean()), unit="share"),)
+    return Repair(
+        before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, evidence, certain=True
+    )
 
 
 def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
@@ -243,10 +235,10 @@ def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
             ratio = np.maximum(ratio, means / usual)
     order = np.argsort(-ratio, kind="stable")
     stages = [f"stage {name}" for name in before.stages]
-    facts = _times("computation, compared with the mean stage", ratio, order, stages)
+    evidence = _times("computation, compared with the mean stage", ratio, order, stages)
     worst = before.stages[int(order[0])]
     words = {"factor": float(ratio[order[0]]), "stage": worst}
-    return Repair(attrs.evolve(before, seconds=seconds), None, words, facts, (), worst)
+    return Repair(attrs.evolve(before, seconds=seconds), None, words, evidence, (), worst)
 
 
 def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None:
@@ -277,11 +269,11 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         "find": find.format(plural(period or 0, "step")),
         "what": f"{most} in those steps" if known else "those steps",
     }
-    facts = (
-        Fact("the longest step", float(length[longest]), "s", float(np.median(length)), f"step {before.graph.steps[longest]}"),
-        Fact("what grows most in them", most),
+    evidence = (
+        Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
+        Evidence("what grows most in them", most),
     )  # fmt: skip
-    return Repair(before.repaired(seconds), None, words, facts, certain=regular)
+    return Repair(before.repaired(seconds), None, words, evidence, certain=regular)
 
 
 def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
@@ -312,9 +304,9 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         return None
     where = _late_in(before, last)
     changes = float((np.diff(last) != 0).mean())
-    facts = (
-        Fact("time lost to the rank that is late most often", float(causes[most]), "share", 1 / count, before.ranks[most]),
-        *(() if single else (Fact("steps in which another rank is late than in the step before", changes, "share"),)),
+    evidence = (
+        Evidence("time lost to the rank that is late most often", float(causes[most]), 1 / count, rank_name(before.ranks[most]), "share", "usually"),
+        *(() if single else (Evidence("steps in which another rank is late than in the step before", changes, unit="share"),)),
         _waiting(ledger),
         *_explained(before),
     )  # fmt: skip
@@ -326,7 +318,7 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         else "",
     }
     spread = before.scaled(before.by_stage(late) / np.where(late > 0, late, 1.0))
-    return Repair(gone, spread, words, facts, (before.ranks[most],) if single else ())
+    return Repair(gone, spread, words, evidence, (before.ranks[most],) if single else ())
 
 
 def _late_in(before: Steps, last: Ints) -> str:
@@ -340,20 +332,28 @@ def _late_in(before: Steps, last: Ints) -> str:
     return max(sorted(names), key=beyond) if len(names) > 1 else names[0]
 
 
-def _times(metric: str, factors: Floats, places: Ints, names: Sequence[str]) -> tuple[Fact, ...]:
+def rank_name(name: str) -> str:
+    """Return a rank as evidence names it: `rank 3`, `node1-gpu2`."""
+    return f"rank {name}" if name.isdigit() else name
+
+
+def _times(metric: str, factors: Floats, places: Ints, names: Sequence[str]) -> tuple[Evidence, ...]:
     """Return how many times as long, or as much, the first of some ranks or stages take."""
-    return tuple(Fact(metric, float(factors[at]), "times", 1.0, names[at]) for at in places[:3].tolist())
+    return tuple(
+        Evidence(metric, float(factors[at]), 1.0, rank_name(names[at]), "times", "usually")
+        for at in places[:3].tolist()
+    )
 
 
-def _waiting(ledger: Ledger) -> Fact:
+def _waiting(ledger: Ledger) -> Evidence:
     """Return how much the ranks wait for each other, or that it is an assumption."""
     name = "waiting for other ranks"
     if ledger.operations is None:
-        return Fact(name, "not recorded; a step is taken to end with its slowest rank")
-    return Fact(f"{name}, of all ranks' time", ledger.totals.share(MEETING), "share")
+        return Evidence(name, "not recorded; a step is taken to end with its slowest rank")
+    return Evidence(f"{name}, of all ranks' time", ledger.totals.share(MEETING), unit="share")
 
 
-def _explained(before: Steps) -> tuple[Fact, ...]:
+def _explained(before: Steps) -> tuple[Evidence, ...]:
     """Return further columns of the table that go with what the ranks' own work takes, on average or step by step."""
     found, local = [], before.local
     for name, values in before.facts.items():
@@ -362,9 +362,9 @@ def _explained(before: Steps) -> tuple[Fact, ...]:
         if len(means) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
             correlation = max(float(np.corrcoef(means, spent)[0, 1]), correlation, key=abs)
         if abs(correlation) >= limits.TOGETHER:
-            fact = Fact(f"the ranks' work goes with the column {name}", correlation, "correlation")
-            found.append((abs(correlation), fact))
-    return tuple(fact for _, fact in sorted(found, key=lambda pair: -pair[0])[:2])
+            metric = f"the ranks' work goes with the column {name}"
+            found.append((abs(correlation), Evidence(metric, correlation, unit="correlation")))
+    return tuple(evidence for _, evidence in sorted(found, key=lambda pair: -pair[0])[:2])
 
 
 def listed(names: Sequence[str]) -> str:

@@ -228,6 +228,11 @@ class Steps:
                     seconds[kind] = usual(self.seconds[kind])
         return attrs.evolve(self, seconds=seconds)
 
+    @property
+    def even_speedup(self) -> float:
+        """How many times as fast the steps would be if all ranks and microbatches took the same time."""
+        return 1 / (1 - min(self.saved(self.even()), limits.MOST_SAVED))
+
     def repaired(self, seconds: Floats) -> Steps:
         """Return the steps with other seconds; a repair never makes anything slower."""
         return attrs.evolve(self, seconds=np.minimum(seconds, self.seconds))
