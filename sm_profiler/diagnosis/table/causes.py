@@ -16,7 +16,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
 from sm_profiler.diagnosis.model import Evidence
-from sm_profiler.diagnosis.table.patterns import agreement_of, long_steps, period_of, relative, slow_stretches
+from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_steps, period_of, relative, slow_stretches
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formatting import plural
@@ -143,12 +143,9 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
-    found = slow_stretches(before.even_work.local, before.even_work.ratio)
-    if not found:  # all at once, which no comparison among ranks can show
-        whole = slow_stretches(before.length[None], before.length[None])
-        found = {rank: one for one in whole.values() for rank in range(len(before.ranks))}
+    found = before.stretches
     if not found:
-        return None
+        return _all_slow_since(before)
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
     found = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
     scale, least = np.ones((2, *before.local.shape))
@@ -157,17 +154,44 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
         steps[one.first : one.last], factors[rank] = True, one.factor
         scale[rank, one.first : one.last] /= one.factor
         least[rank, one.first : one.last] /= 1 + (one.factor - 1) * limits.MOST
-    names, after, numbers = tuple(before.ranks[rank] for rank in found), before.scaled(scale), before.graph.steps[steps]
-    if len(names) == len(before.ranks):
-        names = ()
-        if before.saved(after) < limits.FLOOR:
-            return None  # any job is slower for a while; a rank that is slower than the others is about to fail
-    first, last = int(numbers[0]), int(numbers[-1])
-    when = f"Since step {first}" if lead.open else f"From step {first} to {last}"
-    words = {"factor": float(factors[list(found)].mean()), "first": first, "When": when}
+    names, after = tuple(before.ranks[rank] for rank in found), before.scaled(scale)
+    words = _since(before, steps, lead) | {"factor": float(factors[list(found)].mean())}
     metric = "its own work in these steps, compared with the others"
     evidence = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
     return Repair(after, before.scaled(least), words, evidence, names, steps=steps)
+
+
+def _since(before: Steps, steps: Mask, stretch: Stretch) -> dict[str, object]:
+    """Return the words for when steps are slow."""
+    first, last = (int(before.graph.steps[steps][at]) for at in (0, -1))
+    when = f"Since step {first}" if stretch.open else f"From step {first} to {last}"
+    return {"first": first, "When": when, "mostly": ""}
+
+
+def _all_slow_since(before: Steps) -> Repair | None:
+    """Repair a stretch in which all ranks are slower at once, which no comparison among them can show."""
+    length = before.length_for_work
+    stretch = slow_stretches(length[None], length[None]).get(0)
+    if stretch is None:
+        return None
+    steps = np.zeros(len(length), np.bool_)
+    steps[stretch.first : stretch.last] = True
+    of_work = before.seconds * length / before.length  # each operation becomes as long as in the other steps
+    slow, usual = (np.median(of_work[:, rows], axis=1) for rows in (steps, ~steps))
+    factors = np.maximum(slow / np.where(usual > 0, usual, np.inf), 1.0)
+    part, least = (np.where(steps, (1 / (1 + (factors - 1) * kept))[:, None], 1.0) for kept in (1.0, limits.MOST))
+    after = before.repaired(before.seconds * part)
+    if before.saved(after) < limits.FLOOR:
+        return None  # any job is slower for a while; a rank that is slower than the others is about to fail
+    grown = _grown_most(before, slow - usual)
+    most = max(grown, key=lambda name: grown[name])
+    known = grown[most] >= limits.MAJORITY * sum(max(more, 0.0) for more in grown.values()) and most not in UNKNOWN
+    words = _since(before, steps, stretch) | {"factor": stretch.factor}
+    words |= {"mostly": f"; what takes longer is mostly {most}"} if known and len(grown) > 1 else {}
+    evidence = (
+        Evidence("a step in this time, compared with the others", stretch.factor, 1.0, unit="times", held="usually"),
+    )
+    return Repair(after, before.repaired(before.seconds * least), words, evidence, steps=steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
@@ -243,7 +267,7 @@ def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
 
 def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None:
     """Repair a few steps that take much longer than the others, at regular intervals or not."""
-    length = before.length
+    length = before.length_for_work
     long = long_steps(length)
     period = period_of(np.where(long, length - np.median(length), 0.0))
     if not long.any() or (period is not None) != regular:
@@ -382,7 +406,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "FAIL_SLOW", slow_since,
-        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{wait}.",
+        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{wait}{mostly}.",
         "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps. "
         "If it is still slow, move {ranks} to another machine.",
     ),

@@ -71,3 +71,9 @@ def is_received(name: str) -> bool:
 def runs_backward(name: str) -> bool:
     """Return whether an operation belongs to the backward pass."""
     return re.search("backward|bwd", _words(name)) is not None
+
+
+@cache
+def is_point_to_point(name: str) -> bool:
+    """Return whether an operation sends to another pipeline stage, or receives from it."""
+    return is_sent(name) or is_received(name)

@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.table.naming import (
     activity_of,
     is_communication,
     is_pass,
-    is_received,
+    is_point_to_point,
     is_sent,
     runs_backward,
 )
@@ -244,7 +244,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
     keys: list[tuple[object, ...]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
     for at, name in enumerate(recorded.names):
-        if is_sent(name) or is_received(name):
+        if is_point_to_point(name):
             sender = stages[at] - (0 if is_sent(name) else -1 if runs_backward(name) else 1)
             keys.append(("between stages", runs_backward(name), sender % count, places[at], order[at]))
         else:
@@ -256,7 +256,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
             joined: dict[object, list[int]] = defaultdict(list)
             for at in rows:
                 joined[group[at], order[at]].append(at)
-            if all(_end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
+            if all(end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
                 for key, members in joined.items():
                     for at in members:
                         keys[at] = (name, key)
@@ -265,7 +265,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
     return [numbers[key] for key in keys]
 
 
-def _end_together(start: Floats, end: Floats) -> bool:
+def end_together(start: Floats, end: Floats) -> bool:
     """Return whether ranks that run an operation leave it together: nearly all of it is over when the first does."""
     longest = (end - start).max(axis=0)
     return bool(np.median(np.ptp(end, axis=0) - (1 - limits.MOST) * longest) <= 0)
@@ -279,7 +279,7 @@ def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
     """
     begins, ends = np.median(recorded.start, axis=1).tolist(), np.median(recorded.end, axis=1).tolist()
     meets = [is_communication(name) for name in recorded.names]
-    collective = [is_communication(name) and not (is_sent(name) or is_received(name)) for name in recorded.names]
+    collective = [is_communication(name) and not is_point_to_point(name) for name in recorded.names]
     earlier: list[int] = []
     for at in np.lexsort((ends, begins, recorded.ranks)).tolist():
         if earlier and recorded.ranks[earlier[-1]] != recorded.ranks[at]:
@@ -295,7 +295,7 @@ def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
 
 def _handed_on(recorded: _Recorded) -> Iterator[tuple[int, int]]:
     """Yield which pass follows which of another stage, if no sends are recorded: a microbatch goes on when it is done there."""
-    if any(is_sent(name) or is_received(name) for name in recorded.names):
+    if any(map(is_point_to_point, recorded.names)):
         return
     keys = list(zip(recorded.names, recorded.order, recorded.places, recorded.stages, strict=True))
     at_key = {key: at for at, key in enumerate(keys)}

@@ -39,10 +39,16 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
 
 def _findings(whole: Steps, ledger: Ledger, causes: Sequence[Cause]) -> list[Finding]:
     """Return the causes whose repair is worth it, the one that leads first."""
-    left, found = list(causes), []
-    for best in repaired_in_turn(whole, lambda steps: _tried(left, steps, ledger)):
-        left[:] = [cause for cause in left if cause.kind != best.repaired[0].kind]
-        found.append(best)
+    found: list[Trial[tuple[Cause, Repair], Steps]] = []
+
+    def tried(steps: Steps) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
+        known = {(one.repaired[0].kind, one.repaired[1].ranks) for one in found}
+        return (
+            one for one in _tried(causes, steps, ledger) if (one.repaired[0].kind, one.repaired[1].ranks) not in known
+        )
+
+    for best in repaired_in_turn(whole, tried):
+        found.append(best)  # noqa: PERF402 # `tried` looks at them
     findings = [_finding(one, whole, len(ledger.ranks)) for one in found]
     if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
         findings[0] = replace(findings[0], confidence=Confidence("medium", RIVALLED))

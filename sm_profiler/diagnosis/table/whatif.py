@@ -14,7 +14,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, UNSEEN, Ledger
 from sm_profiler.diagnosis.table.naming import is_pass, runs_backward
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
-from sm_profiler.diagnosis.table.patterns import agreement_of, relative, warm_up
+from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, relative, slow_stretches, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,9 +111,19 @@ class Steps:
 
     @cached_property
     def lateness(self) -> Floats:
-        """The same beyond what is usual for the rank, if the ranks had equal work."""
-        usual = np.median(self.fair.ratio, axis=1, keepdims=True)
-        return self.fair.ratio / np.where(usual > 0, usual, 1.0)
+        """The same beyond what is usual for the rank, if the ranks had equal work; a slow stretch is usual while it lasts."""
+        ratio = self.fair.ratio
+        usual = np.broadcast_to(np.median(ratio, axis=1, keepdims=True), ratio.shape).copy()
+        for rank, stretch in self.stretches.items():
+            steps = np.arange(ratio.shape[1])
+            inside = (steps >= stretch.first) & (steps < stretch.last)
+            usual[rank] = np.where(inside, np.median(ratio[rank, inside]), np.median(ratio[rank, ~inside]))
+        return ratio / np.where(usual > 0, usual, 1.0)
+
+    @cached_property
+    def stretches(self) -> dict[int, Stretch]:
+        """The stretches of steps in which ranks are slower than the others, by rank, if the ranks had equal work."""
+        return slow_stretches(self.even_work.local, self.even_work.ratio)
 
     @property
     def jitter(self) -> float:
@@ -168,11 +178,37 @@ class Steps:
         """The steps with equal work for all ranks, as far as a column shows it: it is divided, not removed."""
         if self.work is None:
             return self
-        work = self.work.values - self.by_stage(self.work.values)
-        slope = float((work * (self.local - self.by_stage(self.local))).sum() / (work * work).sum())
+        work = self.work.values / self.work.values.mean()
+        powers = [power - self.by_stage(power) for power in (work, work**2)]  # attention takes the square of a length
+        linear, square = np.linalg.lstsq(
+            np.stack([power.ravel() for power in powers], axis=1),
+            (self.local - self.by_stage(self.local)).ravel(),
+            rcond=None,
+        )[0]
+        more = linear * powers[0] + square * powers[1]
         # no pass takes more than the square of its work
-        square = 2 * float(self.local.mean() / self.work.values.mean())
-        return self.working(np.maximum(self.local - min(slope, square) * work, 0.0))
+        most, slope = 2 * float(self.local.mean()), float(linear + 2 * square)
+        return self.working(np.maximum(self.local - more * (min(most / slope, 1.0) if slope > 0 else 1.0), 0.0))
+
+    @cached_property
+    def length_for_work(self) -> Floats:
+        """Seconds of each step of the job if all had the same work, as far as a column shows that longer steps have more."""
+        best, found, mean = limits.TOGETHER, self.length, float(self.length.mean())
+        for name, values in self.facts.items():
+            work = values.mean(axis=0)
+            # a counter of all steps so far is no work of a step
+            if not WORK.search(name.lower()) or not np.ptp(work) or (np.diff(work) > 0).mean() >= limits.MOST:
+                continue
+            powers = np.stack([work, work**2]) / [[work.mean()], [(work**2).mean()]]
+            for varies in (np.asarray, np.diff):  # from step to step, other causes hardly change
+                with_work, length = varies(powers), varies(self.length)
+                together = float(np.corrcoef(with_work[0], length)[0, 1]) if np.ptp(length) > 0 else 0.0
+                if together >= best:
+                    centred = with_work - with_work.mean(axis=1, keepdims=True)
+                    slopes = np.linalg.lstsq(centred.T, length - length.mean(), rcond=None)[0]
+                    expected = mean + slopes @ (powers - 1)
+                    best, found = together, self.length * mean / np.maximum(expected, limits.FLOOR * mean)
+        return found
 
     def _even_microbatches(self) -> Steps:
         graph, seconds = self.graph, self.seconds.copy()
