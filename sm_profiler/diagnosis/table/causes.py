@@ -20,6 +20,7 @@ from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_ste
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formatting import plural
+from sm_profiler.metrics import thresholds
 
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
@@ -142,10 +143,10 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
 
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
+    """Repair ranks that become slower at some step, for a while or until the end."""
     found = before.stretches
     if not found:
-        return _all_slow_since(before)
+        return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
     found = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
     scale, least = np.ones((2, *before.local.shape))
@@ -165,10 +166,10 @@ def _since(before: Steps, steps: Mask, stretch: Stretch) -> dict[str, object]:
     """Return the words for when steps are slow."""
     first, last = (int(before.graph.steps[steps][at]) for at in (0, -1))
     when = f"Since step {first}" if stretch.open else f"From step {first} to {last}"
-    return {"first": first, "When": when, "mostly": ""}
+    return {"first": first, "When": when}
 
 
-def _all_slow_since(before: Steps) -> Repair | None:
+def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     """Repair a stretch in which all ranks are slower at once, which no comparison among them can show."""
     length = before.length_for_work
     stretch = slow_stretches(length[None], length[None]).get(0)
@@ -176,7 +177,13 @@ def _all_slow_since(before: Steps) -> Repair | None:
         return None
     steps = np.zeros(len(length), np.bool_)
     steps[stretch.first : stretch.last] = True
-    of_work = before.seconds * length / before.length  # each operation becomes as long as in the other steps
+    of_work = length / before.length
+    of_rank = before.local * of_work
+    grown_by = np.median(of_rank[:, steps], axis=1) / np.maximum(np.median(of_rank[:, ~steps], axis=1), 1e-12)
+    slower = float((grown_by >= 1 + limits.MAJORITY * (stretch.factor - 1)).mean())
+    if 0 < slower <= limits.MAJORITY:
+        return None  # some ranks are, and the others wait for them
+    of_work = before.seconds * of_work  # each operation becomes as long as in the other steps
     slow, usual = (np.median(of_work[:, rows], axis=1) for rows in (steps, ~steps))
     factors = np.maximum(slow / np.where(usual > 0, usual, np.inf), 1.0)
     part, least = (np.where(steps, (1 / (1 + (factors - 1) * kept))[:, None], 1.0) for kept in (1.0, limits.MOST))
@@ -187,7 +194,7 @@ def _all_slow_since(before: Steps) -> Repair | None:
     most = max(grown, key=lambda name: grown[name])
     known = grown[most] >= limits.MAJORITY * sum(max(more, 0.0) for more in grown.values()) and most not in UNKNOWN
     words = _since(before, steps, stretch) | {"factor": stretch.factor}
-    words |= {"mostly": f"; what takes longer is mostly {most}"} if known and len(grown) > 1 else {}
+    words["mostly"] = f"; what takes longer is mostly {most}" if known and len(grown) > 1 else ""
     evidence = (
         Evidence("a step in this time, compared with the others", stretch.factor, 1.0, unit="times", held="usually"),
     )
@@ -279,6 +286,7 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     seconds[:, long] -= more
     grown = _grown_most(before, more.mean(axis=1))
     most = max(grown, key=lambda name: grown[name])
+    alone = _alone_in(before, long)
     known = grown[most] >= limits.MAJORITY * sum(grown.values()) and most not in UNKNOWN
     find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
     if known:
@@ -289,7 +297,8 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         "take": "takes" if long.sum() == 1 else "take",
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
-        "mostly": f", most of it in {most}" if known else "",
+        "mostly": (f", most of it in {most}" if known else "")
+        + (f", of rank {before.ranks[alone[0]]} alone" if alone else ""),
         "find": find.format(plural(period or 0, "step")),
         "what": f"{most} in those steps" if known else "those steps",
     }
@@ -297,7 +306,17 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
         Evidence("what grows most in them", most),
     )  # fmt: skip
-    return Repair(before.repaired(seconds), None, words, evidence, certain=regular)
+    names = tuple(before.ranks[rank] for rank in alone)
+    return Repair(before.repaired(seconds), None, words, evidence, names, certain=regular)
+
+
+def _alone_in(before: Steps, long: Mask) -> list[int]:
+    """Return the rank that alone works longer in nearly all of some steps, in a list; an empty one if several do."""
+    usual = np.median(before.local[:, ~long], axis=1, keepdims=True)
+    late = before.local[:, long] > thresholds.LONG_STEP * usual
+    first = int(late.sum(axis=1).argmax())
+    only = late[first] & (late.sum(axis=0) == 1)
+    return [first] if len(late) > 1 and only.mean() >= limits.MOST else []
 
 
 def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
@@ -341,7 +360,7 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         if where == "data wait"
         else "",
     }
-    spread = before.scaled(before.by_stage(late) / np.where(late > 0, late, 1.0))
+    spread = before.working(gone.local + before.by_stage(before.local - gone.local))
     return Repair(gone, spread, words, evidence, (before.ranks[most],) if single else ())
 
 
@@ -406,9 +425,14 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "FAIL_SLOW", slow_since,
-        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{wait}{mostly}.",
+        "{When}, {ranks} took {factor:.3g} times as long as in the other steps, and the others waited.",
         "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps. "
         "If it is still slow, move {ranks} to another machine.",
+    ),
+    Cause(
+        "FAIL_SLOW", all_slow_since,
+        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{mostly}.",
+        "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps.",
     ),
     Cause(
         "SEQUENCE_IMBALANCE", uneven_microbatches,

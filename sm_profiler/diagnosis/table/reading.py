@@ -259,8 +259,7 @@ class _Reader:
             step = whole if len(np.unique(step)) < len(np.unique(whole)) else step  # counted anew in each epoch
         return _Rows(
             *self._coded("rank", "0"), *self._coded("stage", ""), *self._coded("operation", STEP),
-            step, numbers["start"], numbers["seconds"], facts,
-            has_start="start" in self._found, timed="start" in self._found and "operation" in self._found,
+            step, numbers["start"], numbers["seconds"], facts, timed="start" in self._found and "operation" in self._found,
         )  # fmt: skip
 
     def _coded(self, role: str, default: str) -> tuple[list[str], Ints]:
@@ -361,7 +360,6 @@ class _Rows:
     start: Floats
     seconds: Floats
     facts: Mapping[str, Floats]
-    has_start: bool
     timed: bool
 
     @property
@@ -493,7 +491,7 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
 def _pauses(rows: _Rows) -> dict[int, float]:
     """Return the pauses that all ranks make before whole steps; what only some wait before a step, they wait for others."""
     found: dict[int, float] = {}
-    if rows.timed or not rows.has_start:
+    if rows.timed or not rows.start.any():
         return found
     order = np.lexsort((rows.step, rows.rank))
     rank, step, start, end = rows.rank[order], rows.step[order], rows.start[order], rows.end[order]

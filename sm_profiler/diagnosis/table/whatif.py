@@ -143,8 +143,11 @@ class Steps:
         for name, values in self.facts.items():
             if WORK.search(name.lower()) and values.min(initial=0) >= 0:
                 work = values - self.by_stage(values)
-                scale = float((work * work).sum() * (spent * spent).sum()) ** 0.5
-                together = float((work * spent).sum()) / scale if scale > 0 else 0.0
+                together = _correlation(work, spent)
+                if (
+                    len(work) > limits.REPEATS
+                ):  # of ranks that always have more, the medians agree, whatever chance adds
+                    together = max(together, _correlation(np.median(work, axis=1), np.median(spent, axis=1)))
                 if together >= limits.TOGETHER and (best is None or together > best.agreement):
                     best = Work(name, values, together)
         return best
@@ -156,7 +159,10 @@ class Steps:
 
     @cached_property
     def microbatches(self) -> tuple[float, Floats]:
-        """Agreement of forward and backward within each rank on which microbatches are long, and the forward times."""
+        """Agreement of forward and backward on which microbatches of a rank and step are long, and the forward times.
+
+        A rank of which both passes take longer in some steps need not have longer sequences: it may be late.
+        """
         graph = self.graph
         found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for node in np.flatnonzero(self.passes).tolist():
@@ -166,7 +172,13 @@ class Steps:
         if not pairs:
             return 0.0, np.zeros(0)
         ahead, back = np.asarray(pairs).T
-        return agreement_of(self.seconds[ahead], self.seconds[back], graph.ranks[ahead]), self.seconds[ahead]
+        ranks = graph.ranks[ahead]
+        count = np.maximum(np.bincount(ranks, minlength=len(self.ranks)), 1)[:, None]
+        spent = []
+        for nodes in (ahead, back):
+            mean = sums_by_rank(self.seconds[nodes], ranks, len(self.ranks)) / count
+            spent.append(self.seconds[nodes] - (mean - mean.mean(axis=1, keepdims=True))[ranks])
+        return agreement_of(spent[0], spent[1], ranks), self.seconds[ahead]
 
     @cached_property
     def fair(self) -> Steps:
@@ -280,6 +292,12 @@ class Steps:
     def saved(self, after: Steps, steps: Mask | None = None) -> float:
         """Return the share of the time of some steps that a repair saves."""
         return 1 - after.seconds_of(steps) / max(self.seconds_of(steps), 1e-12)
+
+
+def _correlation(first: Floats, second: Floats) -> float:
+    """Return the correlation of two quantities whose means are 0."""
+    scale = float((first * first).sum() * (second * second).sum()) ** 0.5
+    return float((first * second).sum()) / scale if scale > 0 else 0.0
 
 
 def _shows_most(operations: Operations, ledger: Ledger) -> bool:
