@@ -95,7 +95,7 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def speedup(self) -> Interval:
-        """How many times as fast something becomes without these shares of its time."""
+        """The factor by which something becomes faster without these shares of its time."""
         return Interval(1 / (1 - self.low), 1 / (1 - self.value), 1 / (1 - self.high))
 
 
@@ -330,7 +330,7 @@ class Report:
     def profiling_alarm(self) -> str | None:
         """Advice about a profiler that slowed the job noticeably; None if it did not."""
         share = self.metrics.overhead or 0.0
-        if not share >= limits.PROFILING_COST:
+        if not share >= limits.FLOOR:  # a job that the profiler slows by more is not the job that was to be judged
             return None
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."
         if PROFILING not in self.metrics.records:

@@ -1,4 +1,4 @@
-"""What each verdict does: compute what repairs save, repair the best cause, ask the others again, until none is worth it."""
+"""Steps of each verdict: compute what repairs save, repair the best cause, ask the others again, until none is worth it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Trial(Generic[Repaired, State]):
 
     @property
     def worth(self) -> float:
-        """What decides which repair leads: the share of the whole time that it certainly saves, if it is right."""
+        """The share of the whole time that it certainly saves, if it is right; the largest leads."""
         return self.certain * self.part * limits.PROBABILITY[self.confidence]
 
 

@@ -153,7 +153,9 @@ def test_a_rank_with_more_work_is_not_slow(tmp_path):
     assert (finding.kind, finding.ranks) == ("SEQUENCE_IMBALANCE", ("3",))
     assert "rank 3 has 1.6 times as much as the others" in finding.headline
     assert finding.next_step.startswith("Divide tokens evenly")
-    assert finding.gain.share_of_loop.value == pytest.approx(1 - 1150 / 1600, abs=0.02)  # the others take over some of it
+    assert finding.gain.share_of_loop.value == pytest.approx(
+        1 - 1150 / 1600, abs=0.02
+    )  # the others take over some of it
 
 
 def test_a_slow_rank_is_found_in_spite_of_uneven_work(tmp_path):
@@ -189,7 +191,7 @@ def test_noise_is_no_late_rank(seed, tmp_path):
     [
         ("evaluation", "EVALUATION_BOUND", "Evaluation takes 3"),
         ("checkpoint", "CHECKPOINTING", "Saving takes 3"),
-        ("rebalance", "PERIODIC_STALL", "Every 50 steps, one takes 31.5 times as long as the others, most of it in rebalance."),
+        ("rebalance", "PERIODIC_STALL", "Every 50 steps, a step takes 31.5 times as long as the others, most of it in rebalance."),
     ],
 )  # fmt: skip
 def test_long_steps_are_named_after_the_operation_that_takes_them(rare, kind, headline, tmp_path):

@@ -25,6 +25,7 @@ from sm_profiler.metrics import thresholds
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
 SHOWN = 8  # names of a list
+_HALF = (1 / 2, 1 / 2, 1 / 2)  # half as many evaluations
 
 
 @attrs.frozen(eq=False)
@@ -148,7 +149,14 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     if not found:
         return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
-    found = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
+    least_more = limits.USUAL * (
+        lead.factor - 1
+    )  # of less, neighbouring steps that resemble each other may be the reason
+    found = {
+        rank: one
+        for rank, one in found.items()
+        if one.overlap(lead) >= limits.MAJORITY and one.factor - 1 >= least_more
+    }
     scale, least = np.ones((2, *before.local.shape))
     steps, factors = np.zeros(before.local.shape[1], np.bool_), np.ones(len(before.ranks))
     for rank, one in found.items():
@@ -206,7 +214,7 @@ def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     agreement, spent = before.microbatches
     if agreement < limits.TOGETHER or before.saved(before.fair) < limits.FLOOR + before.jitter:
         return None
-    longest = float(np.quantile(spent, 0.95) / spent.mean())
+    longest = float(np.quantile(spent, (1 + limits.INTERVAL) / 2) / spent.mean())
     evidence = (
         Evidence("agreement of forward and backward on which microbatches are long", agreement, unit="correlation"),
         Evidence("longest of 20 microbatches, compared with the mean", longest, 1.0, unit="times", held="usually"),
@@ -471,7 +479,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "PERIODIC_STALL", partial(rare_steps, regular=True),
-        "Every {period} steps, one takes {factor:.3g} times as long as the others{mostly}.",
+        "Every {period} steps, a step takes {factor:.3g} times as long as the others{mostly}.",
         "{find}",
     ),
     Cause(
@@ -490,7 +498,7 @@ CAUSES: Sequence[Cause] = (
         "Save asynchronously, less often, or to faster storage.",
     ),
     Cause(
-        "EVALUATION_BOUND", partial(activity, name="evaluation", saved=(0.5, 0.5, 0.5)),
+        "EVALUATION_BOUND", partial(activity, name="evaluation", saved=_HALF),
         "Evaluation takes {share:.0%} of the time{when}.",
         "Evaluate half as often, or on half of the data.",
     ),

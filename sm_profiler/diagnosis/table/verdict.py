@@ -16,6 +16,7 @@ from sm_profiler.diagnosis.ledger import USEFUL, Ledger
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Verdict
 from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Repair, listed
+from sm_profiler.diagnosis.table.patterns import long_steps
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formatting import plural
 
@@ -156,7 +157,7 @@ def _ended_early(ledger: Ledger) -> tuple[Finding, ...]:
 
 
 def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
-    """Return that the training is healthy, or why nothing can be said."""
+    """Return that the training is healthy, or why that is unknown."""
     if count < limits.MIN_STEPS:
         return Finding(
             Class.INCONCLUSIVE,
@@ -189,6 +190,13 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
 
 
 def _reason(ledger: Ledger, whole: Steps, waits: float) -> str:
+    long = long_steps(whole.length_for_work)
+    beyond = float((whole.length[long] - np.median(whole.length)).sum() / whole.seconds_of())
+    if beyond >= limits.FLOOR:
+        return (
+            f"{plural(int(long.sum()), 'step')} {'take' if long.sum() > 1 else 'takes'} much longer than the others, {beyond:.0%} of "
+            "the time, but so few may be chance; otherwise, nothing slows some steps or ranks more than others."
+        )
     if waits >= limits.FLOOR:
         last = np.bincount(whole.local.argmax(axis=0)) / len(whole.length)
         most = int(last.argmax())

@@ -144,9 +144,7 @@ class Steps:
             if WORK.search(name.lower()) and values.min(initial=0) >= 0:
                 work = values - self.by_stage(values)
                 together = _correlation(work, spent)
-                if (
-                    len(work) > limits.REPEATS
-                ):  # of ranks that always have more, the medians agree, whatever chance adds
+                if len(work) > limits.REPEATS:  # of ranks that always have more, the medians agree
                     together = max(together, _correlation(np.median(work, axis=1), np.median(spent, axis=1)))
                 if together >= limits.TOGETHER and (best is None or together > best.agreement):
                     best = Work(name, values, together)
@@ -278,7 +276,7 @@ class Steps:
 
     @property
     def even_speedup(self) -> float:
-        """How many times as fast the steps would be if all ranks and microbatches took the same time."""
+        """The factor by which the steps would be faster if all ranks and microbatches took the same time."""
         return 1 / (1 - min(self.saved(self.even()), limits.MOST_SAVED))
 
     def repaired(self, seconds: Floats) -> Steps:
