@@ -533,3 +533,152 @@ def test_steps_that_are_counted_anew_in_each_epoch(with_rank, tmp_path):
     table = read_table(write(tmp_path / "t.csv", rows))
     assert (table.lost, len(table.ledger.common_steps)) == (0, 400)
     assert [finding.kind for finding in diagnose(table.ledger).findings] == ["STRAGGLER"] * with_rank
+
+
+# --- clocks, copies, pauses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write_time", [lambda at: f"2025-03-01T00:{int(at // 60):02}:{at % 60:09.6f}Z", "{:.6f}".format]
+)
+def test_pauses_between_steps_count(write_time, tmp_path):
+    rows, now = [], 0.0
+    for (_, step), seconds in times(1, 400, usual=0.2).items():
+        rows.append({"step": step, "start": write_time(now), "end": write_time(now + seconds)})
+        now += seconds + (1.5 if step % 25 == 24 else 0.0)
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.headline[:15]) == ("PERIODIC_STALL", "Every 25 steps,")
+    assert holds(finding.gain, now / (now - 16 * 1.5))
+
+
+@pytest.mark.parametrize("moment", ["2025-03-01 00:00:01,5", "2025-03-01T01:00:01.500+01:00", "2025-03-01T00:00:01.5Z"])
+def test_dates_and_times_of_a_table(moment, tmp_path):
+    rows = [{"step": step, "start": "2025-03-01T00:00:00", "end": f'"{moment}"'} for step in range(20)]
+    assert read_table(write(tmp_path / "t.csv", rows)).ledger.totals.duration == pytest.approx(30)
+    with pytest.raises(SourceError, match="no usable row"):
+        read_table(write(tmp_path / "t.csv", [row | {"end": "2025-13-01 00:00:00"} for row in rows]))
+
+
+@pytest.mark.parametrize("ahead", [0.02, 40.0])
+def test_a_slow_rank_is_found_although_clocks_differ(ahead, tmp_path):
+    healthy = operations(lambda *_: 0.1)
+    rows = operations(lambda rank, _: 0.15 if rank == 2 else 0.1)
+    for row in rows:
+        if row["rank"] == 1:
+            row |= {"start": row["start"] + ahead, "end": row["end"] + ahead}
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("2",))
+    assert holds(finding.gain, rows[-1]["end"] / healthy[-1]["end"])
+
+
+def test_communication_that_overlaps_the_passes_waits_for_the_late_rank(tmp_path):
+    rows = operations(lambda rank, _: 0.15 if rank == 2 else 0.1)
+    for row in rows:
+        if row["operation"] == "grads-all-reduce":
+            row["start"] -= 0.04  # gradients are exchanged while the backward pass goes on
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("STRAGGLER", ("2",))
+    assert holds(finding.gain, 0.215 / 0.165)
+
+
+def test_copies_of_rows_count_once(tmp_path):
+    rows = [row for row in whole_steps(late(1.5, only=1)) for _ in range(2)]
+    table = read_table(write(tmp_path / "t.csv", rows))
+    assert table.lost == len(rows) / 2
+    assert diagnose(table.ledger).main.ranks == ("1",)
+
+
+# --- work that changes from step to step -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "slow"),
+    [
+        (lambda step: 512 * (1 + step // 100), ()),
+        (lambda step: 2048 if step % 9 == 4 else 512, ()),
+        (lambda step: 2048 if step % 9 == 4 else 512, range(120, 300)),
+    ],
+)
+def test_steps_with_more_work_are_not_slow(length, slow, tmp_path):
+    draw = random.Random(SEED)
+    rows = whole_steps(
+        lambda _, step: length(step) * 1e-4 * draw.gauss(1, 0.02) * (1.6 if step in slow else 1),
+        seq_len=lambda _, step: length(step),
+    )
+    findings = judged(tmp_path, rows).findings
+    assert [finding.kind for finding in findings] == ["FAIL_SLOW"] * (len(slow) > 0)
+
+
+def test_a_counter_of_all_steps_so_far_is_no_work_of_a_step(tmp_path):
+    draw = random.Random(SEED)
+    rows = whole_steps(
+        lambda _, step: 0.1 * draw.gauss(1, 0.02) * (1 + step / 300), tokens_seen=lambda _, step: 4096 * (step + 1)
+    )
+    (finding,) = judged(tmp_path, rows).findings
+    assert (finding.kind, finding.ranks) == ("FAIL_SLOW", ())
+
+
+def test_time_that_grows_with_the_square_of_the_work(tmp_path):
+    draw = random.Random(SEED)
+    tokens = {(rank, step): draw.randint(500, 2500) for step in range(300) for rank in range(8)}
+    spent = {at: (2e-5 * work + 4e-8 * work**2) * draw.gauss(1, 0.02) for at, work in tokens.items()}
+    rows = whole_steps(lambda *at: spent[at], ranks=8, tokens=lambda *at: tokens[at])
+    (finding,) = judged(tmp_path, rows).findings
+    assert finding.kind == "SEQUENCE_IMBALANCE"
+    assert holds(finding.gain, of_job(spent) / (sum(spent.values()) / 8))
+
+
+# --- several stretches, and ranks in them ------------------------------------------------------------------------------
+
+
+def test_two_ranks_that_are_slow_at_different_times(tmp_path):
+    slow = {2: range(100, 220), 5: range(380, 600)}
+    planted = {at: value * (1.5 if at[1] in slow.get(at[0], ()) else 1) for at, value in times(8, 600).items()}
+    findings = judged(tmp_path, rows_of(planted)).findings
+    assert {(finding.kind, *finding.ranks) for finding in findings} == {
+        ("FAIL_SLOW", "host-2"),
+        ("FAIL_SLOW", "host-5"),
+    }
+    assert {finding.steps for finding in findings} == {(800, 919), (1080, 1299)}
+
+
+def test_a_network_that_becomes_slow(tmp_path):
+    rows, now = [], 0.0
+    for step in range(300):
+        for name, spent in (("forward", 0.1), ("backward", 0.2), ("all-reduce", 0.05 if step < 120 else 0.25)):
+            rows += [
+                {"rank": rank, "step": step, "operation": name, "start": now, "end": now + spent} for rank in range(4)
+            ]
+            now += spent
+    first = judged(tmp_path, rows).findings[0]
+    assert (first.kind, first.ranks, first.steps) == ("FAIL_SLOW", (), (120, 299))
+    assert first.headline.endswith("; what takes longer is mostly communication.")
+    assert holds(first.gain, 0.55 / 0.35)
+
+
+def test_a_rank_that_alone_makes_steps_long_is_named(tmp_path):
+    planted = {at: value + (9.0 if at[0] == 3 and at[1] % 50 == 9 else 0.0) for at, value in times(8, 400).items()}
+    first = judged(tmp_path, rows_of(planted)).findings[0]
+    assert (first.kind, first.ranks) == ("PERIODIC_STALL", ("host-3",))
+    assert first.headline.endswith("times as long as the others, of rank host-3 alone.")
+
+
+def test_long_steps_that_may_be_chance_are_stated(tmp_path):
+    planted = {at: value + (9.0 if at[1] in (20, 21, 22) else 0.0) for at, value in times(1, 48).items()}
+    verdict = judged(tmp_path, rows_of(planted))
+    assert verdict.findings == ()
+    assert verdict.main.headline.startswith("3 steps take much longer than the others, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("data_time", "INPUT_BOUND"), ("DataLoader", "INPUT_BOUND"), ("SaveState", "CHECKPOINTING"), ("log_metrics", "LOGGING"),
+     ("data_parallel_sync", "COMMUNICATION_BOUND"), ("eval_loop", "EVALUATION_BOUND")],
+)  # fmt: skip
+def test_operations_are_known_by_their_words(name, kind, tmp_path):
+    rows = [
+        {"step": step, "operation": part, "seconds": 0.1}
+        for step in range(60)
+        for part in ("forward", "backward", name)
+    ]
+    assert [finding.kind for finding in judged(tmp_path, rows).findings] == [kind]

@@ -149,14 +149,9 @@ def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     if not found:
         return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
-    least_more = limits.USUAL * (
-        lead.factor - 1
-    )  # of less, neighbouring steps that resemble each other may be the reason
-    found = {
-        rank: one
-        for rank, one in found.items()
-        if one.overlap(lead) >= limits.MAJORITY and one.factor - 1 >= least_more
-    }
+    together = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
+    # neighbouring steps resemble each other, so that any rank is a little slower for a while
+    found = {rank: one for rank, one in together.items() if one.factor - 1 >= limits.USUAL * (lead.factor - 1)}
     scale, least = np.ones((2, *before.local.shape))
     steps, factors = np.zeros(before.local.shape[1], np.bool_), np.ones(len(before.ranks))
     for rank, one in found.items():
@@ -198,15 +193,12 @@ def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
     after = before.repaired(before.seconds * part)
     if before.saved(after) < limits.FLOOR:
         return None  # any job is slower for a while; a rank that is slower than the others is about to fail
-    grown = _grown_most(before, slow - usual)
-    most = max(grown, key=lambda name: grown[name])
-    known = grown[most] >= limits.MAJORITY * sum(max(more, 0.0) for more in grown.values()) and most not in UNKNOWN
+    most = _mostly(before, np.maximum(slow - usual, 0.0))
     words = _since(before, steps, stretch) | {"factor": stretch.factor}
-    words["mostly"] = f"; what takes longer is mostly {most}" if known and len(grown) > 1 else ""
-    evidence = (
-        Evidence("a step in this time, compared with the others", stretch.factor, 1.0, unit="times", held="usually"),
-    )
-    return Repair(after, before.repaired(before.seconds * least), words, evidence, steps=steps)
+    words["mostly"] = f"; what takes longer is mostly {most}" if most else ""
+    metric = "a step in this time, compared with the others"
+    evidence = Evidence(metric, stretch.factor, 1.0, unit="times", held="usually")
+    return Repair(after, before.repaired(before.seconds * least), words, (evidence,), steps=steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
@@ -292,12 +284,11 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     more[before.graph.activities.mask(lambda name: name in NAMED)] = 0.0  # these are causes by themselves
     seconds = before.seconds.copy()
     seconds[:, long] -= more
-    grown = _grown_most(before, more.mean(axis=1))
-    most = max(grown, key=lambda name: grown[name])
-    alone = _alone_in(before, long)
-    known = grown[most] >= limits.MAJORITY * sum(grown.values()) and most not in UNKNOWN
+    most, names = _mostly(before, more.mean(axis=1)), _alone_in(before, long)
+    if names and not regular and long.mean() > thresholds.RARE:
+        return None  # the rank is late now and then
     find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
-    if known:
+    if most:
         find = f"Find out why {most} takes longer every {{}}; do that less often, faster, or in the background."
     longest = int(length.argmax())
     words = {
@@ -305,37 +296,40 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         "take": "takes" if long.sum() == 1 else "take",
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
-        "mostly": (f", most of it in {most}" if known else "")
-        + (f", of rank {before.ranks[alone[0]]} alone" if alone else ""),
+        "mostly": (f", most of it in {most}" if most else "") + "".join(f", of rank {name} alone" for name in names),
         "find": find.format(plural(period or 0, "step")),
-        "what": f"{most} in those steps" if known else "those steps",
+        "what": f"{most} in those steps" if most else "those steps",
     }
     evidence = (
         Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
-        Evidence("what grows most in them", most),
+        *((Evidence("what grows most in them", most),) if most else ()),
     )  # fmt: skip
-    names = tuple(before.ranks[rank] for rank in alone)
     return Repair(before.repaired(seconds), None, words, evidence, names, certain=regular)
 
 
-def _alone_in(before: Steps, long: Mask) -> list[int]:
-    """Return the rank that alone works longer in nearly all of some steps, in a list; an empty one if several do."""
+def _alone_in(before: Steps, long: Mask) -> tuple[str, ...]:
+    """Return the name of the rank that alone works longer in nearly all of some steps; nothing if several do."""
     usual = np.median(before.local[:, ~long], axis=1, keepdims=True)
     late = before.local[:, long] > thresholds.LONG_STEP * usual
     first = int(late.sum(axis=1).argmax())
     only = late[first] & (late.sum(axis=0) == 1)
-    return [first] if len(late) > 1 and only.mean() >= limits.MOST else []
+    return (before.ranks[first],) if len(late) > 1 and only.mean() >= limits.MOST else ()
 
 
-def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
-    """Return how much the activities of a rank grow, given it by node: the rank on which most of the growth has a name."""
+def _mostly(before: Steps, more: Floats) -> str:
+    """Return the activity that most of the growth is in, given it by node; "" if it has no name.
+
+    The rank counts on which most of the growth has a name: the others wait for it.
+    """
     kinds, ranks, count = before.graph.activities, before.graph.ranks, len(before.ranks)
     codes = kinds.codes
     met, width = ranks < 0, len(kinds.values)
     grown = np.bincount(ranks[~met] * width + codes[~met], more[~met], count * width).reshape(count, width)
     grown += np.bincount(codes[met], more[met], width)
     named = [name not in UNKNOWN for name in kinds.values]
-    return dict(zip(kinds.values, grown[int(grown[:, named].sum(axis=1).argmax())].tolist(), strict=True))
+    of_rank = grown[int(grown[:, named].sum(axis=1).argmax())]
+    most = int(of_rank.argmax())
+    return kinds.values[most] if named[most] and of_rank[most] >= limits.MAJORITY * of_rank.sum() else ""
 
 
 def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:

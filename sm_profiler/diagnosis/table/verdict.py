@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -40,26 +40,23 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
 
 def _findings(whole: Steps, ledger: Ledger, causes: Sequence[Cause]) -> list[Finding]:
     """Return the causes whose repair is worth it, the one that leads first."""
-    found: list[Trial[tuple[Cause, Repair], Steps]] = []
-
-    def tried(steps: Steps) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
-        known = {(one.repaired[0].kind, one.repaired[1].ranks) for one in found}
-        return (
-            one for one in _tried(causes, steps, ledger) if (one.repaired[0].kind, one.repaired[1].ranks) not in known
-        )
-
-    for best in repaired_in_turn(whole, tried):
-        found.append(best)  # noqa: PERF402 # `tried` looks at them
+    found, known = [], set[tuple[str, tuple[str, ...]]]()  # what has been repaired is found once for the same ranks
+    for best in repaired_in_turn(whole, lambda steps: _tried(causes, steps, ledger, known)):
+        cause, repair = best.repaired
+        known.add((cause.kind, repair.ranks))
+        found.append(best)
     findings = [_finding(one, whole, len(ledger.ranks)) for one in found]
     if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
         findings[0] = replace(findings[0], confidence=Confidence("medium", RIVALLED))
     return findings
 
 
-def _tried(causes: Sequence[Cause], steps: Steps, ledger: Ledger) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
+def _tried(
+    causes: Sequence[Cause], steps: Steps, ledger: Ledger, known: Collection[tuple[str, tuple[str, ...]]]
+) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
     for cause in causes:
         repair = cause.repair(steps, ledger)
-        if repair is not None:
+        if repair is not None and (cause.kind, repair.ranks) not in known:
             saved, certain = _gain(steps, repair)
             part = steps.seconds_of(repair.steps) / steps.seconds_of()
             yield Trial((cause, repair), steps, repair.after, saved, certain, _confidence(certain, ledger), part)

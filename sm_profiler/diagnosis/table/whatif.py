@@ -212,10 +212,10 @@ class Steps:
             powers = np.stack([work, work**2]) / [[work.mean()], [(work**2).mean()]]
             for varies in (np.asarray, np.diff):  # from step to step, other causes hardly change
                 with_work, length = varies(powers), varies(self.length)
-                together = float(np.corrcoef(with_work[0], length)[0, 1]) if np.ptp(length) > 0 else 0.0
+                with_work, length = (one - one.mean(axis=-1, keepdims=True) for one in (with_work, length))
+                together = _correlation(with_work[0], length)
                 if together >= best:
-                    centred = with_work - with_work.mean(axis=1, keepdims=True)
-                    slopes = np.linalg.lstsq(centred.T, length - length.mean(), rcond=None)[0]
+                    slopes = np.linalg.lstsq(with_work.T, length, rcond=None)[0]
                     expected = mean + slopes @ (powers - 1)
                     best, found = together, self.length * mean / np.maximum(expected, limits.FLOOR * mean)
         return found
