@@ -12,7 +12,7 @@ ACTIVITIES = (
     ("evaluation", r"\beval|\bvalid"),
     ("garbage collection", r"\bgc\b|garbage"),
     ("logging", r"\blog(s|ging|ger)?\b|\bprint|\bmetric|tensorboard|wandb"),
-    ("communication", r"all ?reduce|all ?gather|reduce ?scatter|broadcast|all ?to ?all|barrier|nccl|\bi?(send|recv|receive)\b|p2p|\bcomm|\bsync"),
+    ("communication", r"all ?reduce|all ?gather|reduce ?scatter|broadcast|all ?to ?all|barrier|nccl|\bi?(send|recv|receive)\b|p2p|\bcomm|(?<!a)sync"),
     ("optimizer", r"optim|\bopt\b|clip.*grad|grad.*clip"),
     ("backward", r"backward|\bbwd|back ?prop"),
     ("forward", r"forward|\bfwd"),
@@ -32,21 +32,15 @@ def _words(name: str) -> str:
 def activity_of(name: str) -> str:
     """Return the activity of an operation."""
     words = _words(name)
-    if is_computation(name):
+    if "compute" in words:
         return "backward" if runs_backward(name) else "forward" if re.search("forward|fwd", words) else "compute"
     return next((activity for activity, pattern in _COMPILED if pattern.search(words)), name)
 
 
 @cache
-def is_computation(name: str) -> bool:
-    """Return whether an operation computes by its name, such as `backward-compute`."""
-    return "compute" in _words(name)
-
-
-@cache
 def is_pass(name: str) -> bool:
     """Return whether an operation is a forward or backward pass, or other computation."""
-    return is_computation(name) or activity_of(name) in ("forward", "backward")
+    return activity_of(name) in ("forward", "backward", "compute")
 
 
 @cache
@@ -56,24 +50,18 @@ def is_communication(name: str) -> bool:
 
 
 @cache
-def is_sent(name: str) -> bool:
-    """Return whether an operation sends to another pipeline stage."""
-    return is_communication(name) and "send" in _words(name)
+def is_point_to_point(name: str) -> bool:
+    """Return whether an operation sends to another pipeline stage, or receives from it."""
+    return is_communication(name) and re.search(r"\bi?(send|rec)", _words(name)) is not None
 
 
 @cache
-def is_received(name: str) -> bool:
-    """Return whether an operation receives from another pipeline stage."""
-    return is_communication(name) and re.search(r"\bi?rec", _words(name)) is not None
+def is_sent(name: str) -> bool:
+    """Return whether an operation sends to another pipeline stage."""
+    return is_point_to_point(name) and "send" in _words(name)
 
 
 @cache
 def runs_backward(name: str) -> bool:
     """Return whether an operation belongs to the backward pass."""
     return re.search("backward|bwd", _words(name)) is not None
-
-
-@cache
-def is_point_to_point(name: str) -> bool:
-    """Return whether an operation sends to another pipeline stage, or receives from it."""
-    return is_sent(name) or is_received(name)
