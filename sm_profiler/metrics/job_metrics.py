@@ -332,7 +332,7 @@ def measure_rank(  # each argument is a source of times
     declared_us: Mapping[str, float] | None = None,
     collected_us: Mapping[str, float] | None = None,
 ) -> Rank:
-    """Divide the loop of one process into its parts, without what the profiler itself caused.
+    """Divide the loop of one process into its slices, without what the profiler itself caused.
 
     Args:
         name: name of the process.
@@ -362,16 +362,16 @@ def measure_rank(  # each argument is a source of times
     own = float(judged.seconds(OWN).sum())
     loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    times = _times(device or judged, waits, iterations, on_device=device is not None)
-    times = _with_rest(times, loop, evaluation)
+    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
+    slices = _with_rest(slices, loop, evaluation)
     collected = min(float(judged.seconds(GC).sum()), loop)
-    _separate_collections(times, collected, {} if device is not None else collected_us or {})
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     return Rank(
         name=name,
         steps=rows,
         start=start,
         end=end,
-        seconds=times,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
         communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
@@ -383,7 +383,7 @@ def measure_rank(  # each argument is a source of times
         stalls=find_stalls(iterations),
         left_out=kept.left_out,
         excluded=kept.seconds + own,
-        declared=_named(times, declared_us or {}),
+        declared=_named(slices, declared_us or {}),
         stretches=kept.stretches,
     )
 
@@ -415,17 +415,17 @@ def measure_sampled_rank(  # each argument is a source of times
     own = totals.own / 1e6
     loop = max(end - start - attempts.unseen_s - own, 0.0)
     evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
-    times = _times(device or rows, waits, iterations, on_device=device is not None)
-    times = _with_rest(_of_all(times, found, on_device=device is not None), loop, evaluation)
+    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
+    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
     collected = min(totals.gc / 1e6, loop)
-    _separate_collections(times, collected, {} if device is not None else collected_us or {})
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     seen = totals.waits if has_waits else totals.loads
     return Rank(
         name=name,
         steps=rows,
         start=start,
         end=end,
-        seconds=times,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
@@ -436,16 +436,16 @@ def measure_sampled_rank(  # each argument is a source of times
         iterations=iterations,
         stalls=of_all(find_stalls(iterations), iterations, found),
         excluded=own,
-        declared=_named(times, declared_us or {}),
+        declared=_named(slices, declared_us or {}),
         judged=found,
     )
 
 
-def _of_all(times: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
-    """Return the times of all training steps from those of a sample."""
+def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
+    """Return the slices of all training steps from those of a sample."""
     rows, totals = found.rows, found.totals
     train, scaled = rows.mode == TRAIN, {}
-    for key, seconds in times.items():
+    for key, seconds in slices.items():
         of_all, of_rows = 0.0, 0.0
         if key == "between":
             of_all, of_rows = totals.between, float(time_between(rows)[train].sum())
@@ -461,24 +461,24 @@ def _of_all(times: Mapping[str, float], found: Judged, *, on_device: bool) -> di
     return scaled
 
 
-def _separate_collections(times: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
-    """Move garbage collections from the parts that they interrupt to their own; a GPU idles outside its phases then."""
+def _separate_collections(slices: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
+    """Move garbage collections from the slices that they interrupt to their own; a GPU idles outside its phases then."""
     total = sum(by_part.values())
     shares = {key: spent / total for key, spent in by_part.items()} if total > 0 else {"outside": 1.0}
     for key, share in shares.items():
-        moved = min(collected * share, times[key])
-        times[key] -= moved
-        times["gc"] += moved
+        moved = min(collected * share, slices[key])
+        slices[key] -= moved
+        slices["gc"] += moved
 
 
-def _named(times: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
+def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
     """Divide the slice of the script's own phases by name, the longest first."""
     total = sum(declared_us.values())
     order = sorted(declared_us.items(), key=lambda item: (-item[1], item[0]))
-    return {name: times[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
+    return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _times(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
@@ -488,34 +488,34 @@ def _times(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: 
     length = np.maximum(iterations.length - iterations.gc, 0.0)
     recorded = float(length[iterations.known].sum())
     scale = float(length.sum()) / recorded if recorded > 0 else 1.0
-    times = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
-    times["wait"] = float(waits[train].sum()) * scale
-    times |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
+    slices["wait"] = float(waits[train].sum()) * scale
+    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
     results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
-    times["compiled"] -= min(float(results[train].sum()) * (scale - 1), times["compiled"])
+    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
     if not on_device:  # what a GPU did between its phases is not recorded
         between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
         called = train & (in_phases - results > 0)
-        times["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
         if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
-            found = sum(times[key] for key in (*phases, "between"))
+            found = sum(slices[key] for key in (*phases, "between"))
             fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
-            times |= {key: times[key] * fits for key in (*phases, "between")}
-    times[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
+            slices |= {key: slices[key] * fits for key in (*phases, "between")}
+    slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
     if not (in_phases[train] > 0).any():  # only steps were recorded: all but the script's own phases is between them
         undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
-        times["between"] = float(undeclared[train].sum())
-    return times
+        slices["between"] = float(undeclared[train].sum())
+    return slices
 
 
-def _with_rest(times: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
-    """Return the times with those that the parts of training leave of the loop."""
-    training, available = sum(times.values()), max(loop - evaluation, 0.0)
+def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
+    """Return the slices with those that the parts of training leave of the loop."""
+    training, available = sum(slices.values()), max(loop - evaluation, 0.0)
     if training > available > 0:  # scaled up beyond the loop
-        times = {key: seconds * available / training for key, seconds in times.items()}
-    times["evaluation"] = evaluation
-    times["outside"] = max(loop - sum(times.values()), 0.0)
-    return times
+        slices = {key: seconds * available / training for key, seconds in slices.items()}
+    slices["evaluation"] = evaluation
+    slices["outside"] = max(loop - sum(slices.values()), 0.0)
+    return slices
 
 
 def _steps_of(summary: StepSummary, name: str) -> tuple[int, float]:
