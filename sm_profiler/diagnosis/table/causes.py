@@ -24,7 +24,7 @@ from sm_profiler.metrics import thresholds
 
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
-SHOWN = 8  # names of a list
+MAX_NAMES = 8  # of a list
 _HALF = (1 / 2, 1 / 2, 1 / 2)  # half as many evaluations
 
 
@@ -414,7 +414,7 @@ def _explained(before: Steps) -> tuple[Evidence, ...]:
 
 def listed(names: Sequence[str]) -> str:
     """Return ranks as text; of many, some."""
-    shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+    shown = [*names[:MAX_NAMES], *([f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else [])]
     return f"rank{'s' * (len(names) > 1)} {' and '.join([', '.join(shown[:-1]), shown[-1]] if shown[1:] else shown)}"
 
 
