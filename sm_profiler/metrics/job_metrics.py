@@ -58,9 +58,9 @@ class Rank:
         name: `algo-1-0`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
-        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        seconds: key of each of `parts.PARTS` → time; they add up to the length of the loop.
         gc, gc_in_wait: garbage collection, and that in waits.
-        communication: recorded collectives, included in the slices.
+        communication: recorded collectives, included in the parts.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps with a recorded wait.
@@ -80,7 +80,7 @@ class Rank:
     steps: StepRows
     start: float
     end: float
-    slices: dict[str, float]
+    seconds: dict[str, float]
     gc: float
     gc_in_wait: float
     communication: float
@@ -129,8 +129,8 @@ class Rank:
         return np.equal(self.steps.mode, TRAIN)
 
     def share(self, key: str) -> float:
-        """Return a slice as a share of the loop."""
-        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+        """Return a part as a share of the loop."""
+        return self.seconds[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
@@ -266,7 +266,7 @@ class JobMetrics:
         if not self.ranks:
             return None
         rank = self.ranks[0]
-        span = rank.loop - rank.slices["evaluation"]
+        span = rank.loop - rank.seconds["evaluation"]
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
@@ -311,7 +311,7 @@ class JobMetrics:
         return shared
 
     def average_share(self, key: str) -> float:
-        """Return a slice as a share of the loop, averaged over ranks."""
+        """Return a part as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
         return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
@@ -371,7 +371,7 @@ def measure_rank(  # each argument is a source of times
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
         communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
@@ -425,7 +425,7 @@ def measure_sampled_rank(  # each argument is a source of times
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),

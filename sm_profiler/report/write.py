@@ -79,7 +79,7 @@ def _cells(report: Report) -> list[tuple[str, str]]:
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),
-        ("code", "pd.DataFrame({rank.name: rank.slices for rank in metrics.ranks}).round(3)"),
+        ("code", "pd.DataFrame({rank.name: rank.seconds for rank in metrics.ranks}).round(3)"),
         ("markdown", "## System and framework metrics as DataFrames"),
         ("code", "from sm_profiler.analysis import PandasFrame\n\nframe = PandasFrame(SOURCE)\nsystem = frame.get_all_system_metrics()\nframework = frame.get_all_framework_metrics()\nsystem.head()"),
         ("code", "framework.head()"),

@@ -54,8 +54,8 @@ def with_checkpoints(length, *, every=1, steps=200):
 def test_a_new_part_appears_in_metrics_files_page_and_terminal():
     report = report_from(with_checkpoints(0.004))
     (rank,) = report.metrics.ranks
-    assert rank.slices["checkpoint"] == pytest.approx(200 * 0.004, rel=0.01)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.seconds["checkpoint"] == pytest.approx(200 * 0.004, rel=0.01)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
     assert rank.mean("checkpoint") == pytest.approx(0.004, rel=0.01)
     assert json.loads(to_json(report))["job"]["ranks"][0]["seconds"]["checkpoint"] == pytest.approx(0.8, rel=0.01)
     page = render_html(report)
@@ -76,8 +76,8 @@ def test_a_new_part_is_judged_and_compared():
 
 def test_unknown_phases_are_no_part():
     (rank,) = metrics_of(with_checkpoints(0.004)).ranks
-    assert set(rank.slices) == {part.key for part in parts.PARTS}
-    assert rank.slices["between"] == pytest.approx(0.8, rel=0.01)
+    assert set(rank.seconds) == {part.key for part in parts.PARTS}
+    assert rank.seconds["between"] == pytest.approx(0.8, rel=0.01)
 
 
 def test_every_activity_of_a_step_has_a_letter_and_a_defined_colour():

@@ -9,8 +9,8 @@ import pytest
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.loop import Saving
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.report import build

@@ -23,7 +23,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     flushes,
 )
 from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,
     Seen,
@@ -34,6 +34,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     lines_of_records,
     seen_in_samples,
 )
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
@@ -317,7 +318,7 @@ def evaluation(case: Case) -> Found | None:
     if not ranks:
         return None
     compiling = [_compiling_for_evaluation(rank, case) for rank in ranks]
-    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    spent = [max(rank.seconds["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
     share, once = (
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),

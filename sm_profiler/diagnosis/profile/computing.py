@@ -35,7 +35,8 @@ from sm_profiler.diagnosis.profile.lines import (
     short_place,
     window_functions,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Operators
@@ -182,7 +183,7 @@ def _models_own(case: Case, update: float | None) -> tuple[float, float]:
 
 def _update_by_hand(case: Case) -> float | None:
     """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
-    if any(rank.slices["optimizer"] for rank in case.ranks):
+    if any(rank.seconds["optimizer"] for rank in case.ranks):
         return 0.0
     samples = case.metrics.samples
     outer = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
@@ -190,7 +191,7 @@ def _update_by_hand(case: Case) -> float | None:
     if sum(one.count for one in outer) < limits.SAMPLES:
         return None
     if not update:  # a compiled function may hold it
-        return 0.0 if all(rank.slices["compiled"] for rank in case.ranks) else None
+        return 0.0 if all(rank.seconds["compiled"] for rank in case.ranks) else None
     return sum(one.seconds for one in update) / sum(one.seconds for one in outer)
 
 

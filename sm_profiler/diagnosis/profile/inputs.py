@@ -18,7 +18,8 @@ from sm_profiler.diagnosis.profile.computing import MAX_NAME, outside_share, par
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.recorded import DataStages, Input, place_of
@@ -167,7 +168,7 @@ def _by_restarts(case: Case) -> Found | None:
 
     def of(rank: Rank) -> float:
         usual = float(rank.iterations.of("wait").sum()) * rank.scale
-        return max(rank.slices["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
+        return max(rank.seconds["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")
     if not case.metrics.average_share("evaluation"):  # what is left are waits at the start of an attempt

@@ -113,8 +113,8 @@ def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
         whole = sum(found.values())
         shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, keys[0])
         for name, share in shares.items():
-            seconds[name] += sum(rank.slices[key] for key in keys) * share
-    seconds[COLLECTING] = rank.slices["gc"]
+            seconds[name] += sum(rank.seconds[key] for key in keys) * share
+    seconds[COLLECTING] = rank.seconds["gc"]
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
@@ -601,8 +601,8 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
         & (np.arange(1, len(rows)) >= (thresholds.WARM_UP_STEPS if warm else 0))
     )
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
-    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.seconds[EVALUATION] > 0 else 0.0
+    share = min(rank.seconds[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
     waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)
