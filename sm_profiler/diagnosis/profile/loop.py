@@ -12,7 +12,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
 from sm_profiler.formats.columns import Floats, Ints, Mask
@@ -20,6 +20,7 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 
 _WAITS = (
+    TRANSFER,
     "backward",
     "optimizer",
     "forward",
