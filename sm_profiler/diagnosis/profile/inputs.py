@@ -296,8 +296,12 @@ def _by_own_iterator(case: Case) -> Found | None:
     maker = case.seen.maker
     making = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and maker(one) is not None]
     share, step = case.usual(MAKING)
-    if sum(one.count for one in making) < limits.SAMPLES or share * step < limits.HANDOVER_S:
+    count = sum(one.count for one in making)
+    if count == 0 or share * step < limits.HANDOVER_S:
         return None
+    samples = count / share + 2  # by the rule of succession, few samples leave an error even if all of them show it
+    part = (count + 1) / samples
+    error = math.hypot(case.share_error("outside"), math.sqrt(part * (1 - part) / samples))
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
@@ -319,7 +323,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "repair": case.stack.generators.format(function),
     }
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=case.share_error("outside"),
+        "own_iterator", words, evidence, share, saves=saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -405,9 +405,11 @@ class SeenCode:
     def of(cls, metrics: JobMetrics) -> SeenCode:
         """Return what the samples of a job are read with."""
         stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
+        in_steps = [one.args for one in metrics.recorded(Loop).longest]
+        recorded = frozenset((file, function) for one in in_steps for file, _, function in one.frames)
         if not any(rank.has_waits for rank in metrics.ranks):
             phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
-            loops = _functions(one for one in stacks if one.phase in phases)
+            loops = _functions(one for one in stacks if one.phase in phases) | recorded
         steps = sum(rank.train_steps for rank in metrics.ranks)
         lines: dict[Place, list[float]] = {}
         for one in stacks:
@@ -418,7 +420,7 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = _functions(one for one in stacks if one.phase in _STEPS)
+        training = _functions(one for one in stacks if one.phase in _STEPS) | recorded
         has_callbacks = bool(metrics.recorded(Callback).longest)
         by_hand = not any(rank.slices["optimizer"] for rank in metrics.ranks)
         compiled = all(rank.slices["compiled"] for rank in metrics.ranks)
