@@ -158,6 +158,7 @@ ADVICE: Mapping[str, str] = {
     "collections_called": "Remove this call of gc.collect(), or make it once in several hundred steps: Python collects by itself. If it was there to free GPU memory, drop references to tensors instead.",
     "gc_turns": "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
     "communication_again": "Exchange gradients once for an update: run all backward passes but the last of it inside `with model.no_sync():` (the forward pass, too). Trainers do that if they accumulate the gradients themselves.",
+    "communication_called": "Exchange less often, and all at once: one all_reduce for all gradients (join them into one tensor, or let DistributedDataParallel do it in buckets while the backward pass runs) instead of a call for each parameter; metrics and flags only every 50th step.",
     "communication": "Send less or overlap more: gradient accumulation with no_sync(), bf16 gradients (a DDP communication hook), larger buckets; with several nodes, EFA, or fewer, larger instances.",
     "unbalanced": "Give each GPU its own process (DistributedDataParallel instead of DataParallel) and check that torchrun starts one process per GPU; otherwise use an instance with fewer GPUs.",
     # the machine

@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.diagnosis import limits, words
 from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
-from sm_profiler.render import charts, ledger_view
+from sm_profiler.render import charts, view
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
@@ -81,9 +81,9 @@ def test_unknown_phases_are_no_part():
 
 
 def test_every_activity_of_a_step_has_a_letter_and_a_defined_colour():
-    looks = [*ledger_view._SHOWN.values(), *ledger_view._DECLARED, *ledger_view._SHOWN_LAST.values()]
+    looks = [*view._SHOWN.values(), *view._DECLARED, *view._SHOWN_LAST.values()]
     assert {colour for colour, _ in looks} <= set(charts.COLOURS)
-    assert {part.key for part in parts.PARTS if part.kind is parts.Kind.PHASE} <= set(ledger_view._SHOWN)
+    assert {part.key for part in parts.PARTS if part.kind is parts.Kind.PHASE} <= set(view._SHOWN)
 
 
 def test_each_number_that_decides_has_one_definition_a_reason_and_a_use():

@@ -7,8 +7,8 @@ import pytest
 
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.formats import event_names
-from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.page import render_html
+from sm_profiler.render.view import shares
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import metrics_of, report_from, training, verdict_of
 

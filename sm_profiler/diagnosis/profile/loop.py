@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
 from sm_profiler.diagnosis.repairing import Saving
@@ -19,7 +19,14 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 
-_WAITS = ("backward", "optimizer", "forward", OTHER, UNSEEN)  # in which a rank waits for another, the likeliest first
+_WAITS = (
+    TRANSFER,
+    "backward",
+    "optimizer",
+    "forward",
+    OTHER,
+    UNSEEN,
+)  # in which a rank waits for another, likeliest first
 
 
 @attrs.frozen(eq=False)

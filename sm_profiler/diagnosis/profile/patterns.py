@@ -27,15 +27,6 @@ from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
 
 
-def long_rows(case: Case, loop: Loop) -> Mask:
-    """Return the rows that are rare long steps, which the repairs of other causes leave as they are."""
-    found = np.zeros(len(loop.index))
-    for rank in case.ranks:
-        if rank.stalls.is_rare and not input_bursts(rank, case.metrics):
-            found += loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
-    return found > 0
-
-
 def worst_stalls(case: Case) -> Rank | None:
     """Return the rank that loses most in long steps; None if none does."""
     ranks = [rank for rank in case.ranks if rank.stalls.count and not input_bursts(rank, case.metrics)]

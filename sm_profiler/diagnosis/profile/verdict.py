@@ -19,7 +19,6 @@ from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.causes import CAUSES, ProfileCause
 from sm_profiler.diagnosis.profile.computing import (
     launches_unknown,
-    outside_share,
     part_of_share,
     waits_unseen,
 )
@@ -34,7 +33,7 @@ from sm_profiler.diagnosis.profile.lines import (
 )
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
-from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
 from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
@@ -203,7 +202,7 @@ def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop
     least = {}
     if not kinds.isdisjoint(LATE):
         least = {name: case.ledger.table(name).min(axis=0) for name in loop.left}
-    return attrs.evolve(loop, long=long_rows(case, loop), slow=slow, least=least)
+    return attrs.evolve(loop, long=case.long_rows, slow=slow, least=least)
 
 
 def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
@@ -404,7 +403,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
     others = case.shared_wait >= limits.FLOOR or largest_slowdown(case) is not None  # that is none of the script's
     near = (
         (case.wait, limits.HEALTHY),
-        (outside_share(case), limits.HEALTHY + limits.FLOOR),
+        (case.outside, limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
         (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
         (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
