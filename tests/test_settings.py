@@ -143,7 +143,15 @@ def test_a_wrong_value_is_one_line_and_never_stops_a_training(setting, text, cap
 
 @pytest.mark.parametrize("setting", [each for each in VARIABLES if isinstance(each.default, bool)], ids=str)
 def test_all_switches_have_the_same_values(setting):
-    for text, value in {"on": True, "True": True, "YES": True, "1": True, " off ": False, "no": False, "0": False}.items():
+    for text, value in {
+        "on": True,
+        "True": True,
+        "YES": True,
+        "1": True,
+        " off ": False,
+        "no": False,
+        "0": False,
+    }.items():
         assert setting.read({setting.name: text}) is value
     assert setting.usable({setting.name: "ture"}) is setting.default
 

@@ -89,7 +89,8 @@ def test_tools_return_the_content_of_the_report(library, runs):
 
 def test_the_fleet_names_what_is_lost(library):
     (fleet, same) = map(
-        data, ask(build_server(library), *(("fleet", {"group_by": each}) for each in ("instance-type", ["instance-type"])))
+        data,
+        ask(build_server(library), *(("fleet", {"group_by": each}) for each in ("instance-type", ["instance-type"]))),
     )
     assert same["groups"] == fleet["groups"]
     assert fleet["jobs"] == 2

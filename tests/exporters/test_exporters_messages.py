@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -26,6 +27,11 @@ from tests.support.jobs import make_job
 from tests.support.reports import report_from, training
 
 HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
