@@ -27,7 +27,7 @@ _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Kind:
+class SettingKind:
     """The kind of values that a setting takes.
 
     Attributes:
@@ -102,19 +102,19 @@ def _address(text: str) -> tuple[str, int]:
     return host, _port(port)
 
 
-TEXT = Kind("text", "a text", str)
-PATH = Kind("path", "a path", str)
-SWITCH = Kind("on or off", "on (1, true, yes) or off (0, false, no)", _switch)
-SECONDS = Kind("number", "a number of seconds, 0 or more", _not_negative)
-POLL = Kind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to(MAX_POLL_S))
-MICROSECONDS = Kind("number", "a number of microseconds", lambda text: int(float(text)))
-COUNT = Kind("number", "a whole number", _count)
-PORT = Kind("port", "a port from 0 to 65535", _port)
-SIZE = Kind("size", "a size such as 20GB, or off", _size)
-FOLDER = Kind("folder or off", "a folder, or off", _folder)
-ADDRESS = Kind("HOST:PORT", "HOST:PORT", _address)
-JSON = Kind("JSON, path or URI", "JSON, a path or a URI", str)
-OBJECT = Kind("object", "an object", str)
+TEXT = SettingKind("text", "a text", str)
+PATH = SettingKind("path", "a path", str)
+SWITCH = SettingKind("on or off", "on (1, true, yes) or off (0, false, no)", _switch)
+SECONDS = SettingKind("number", "a number of seconds, 0 or more", _not_negative)
+POLL = SettingKind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to(MAX_POLL_S))
+MICROSECONDS = SettingKind("number", "a number of microseconds", lambda text: int(float(text)))
+COUNT = SettingKind("number", "a whole number", _count)
+PORT = SettingKind("port", "a port from 0 to 65535", _port)
+SIZE = SettingKind("size", "a size such as 20GB, or off", _size)
+FOLDER = SettingKind("folder or off", "a folder, or off", _folder)
+ADDRESS = SettingKind("HOST:PORT", "HOST:PORT", _address)
+JSON = SettingKind("JSON, path or URI", "JSON, a path or a URI", str)
+OBJECT = SettingKind("object", "an object", str)
 
 
 class Setting:
@@ -141,7 +141,7 @@ class Setting:
     def __init__(
         self,
         name: str,
-        kind: Kind,
+        kind: SettingKind,
         description: str,
         read_in: str,
         default: Any = None,
@@ -323,7 +323,7 @@ RULE_IMAGE = Setting(
     "all others", "debugger.debugger", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
 )  # fmt: skip
 SOURCE = Setting(
-    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.settings", shown="the job's input",
+    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.rule_job", shown="the job's input",
     group=RULE_JOBS,
 )  # fmt: skip
 POLL_S = Setting(
@@ -332,7 +332,7 @@ POLL_S = Setting(
 )  # fmt: skip
 SCHEDULER = Setting(
     "SM_PROFILER_SCHEDULER", ADDRESS, "address of Dask's scheduler, for hosts that share a machine",
-    "executors.hosts", shown="port 8786 of the first host", group=RULE_JOBS,
+    "report.rule_runner", shown="port 8786 of the first host", group=RULE_JOBS,
 )  # fmt: skip
 ALLOW_STOP = Setting(
     "SM_PROFILER_ALLOW_STOP_TRAINING", SWITCH, "let a rule's action StopTraining stop the training job",

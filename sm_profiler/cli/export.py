@@ -6,7 +6,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from sm_profiler.cli.command import DONE, add_prices, add_source, newest_run, priced_job
+from sm_profiler.cli.main import DONE, add_prices, add_source, newest_run, priced_job
 from sm_profiler.errors import ConfigError, SourceError
 
 EXPORT_EXAMPLES = """\

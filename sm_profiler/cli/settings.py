@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from sm_profiler import settings
-from sm_profiler.cli.command import BAD, DONE, read_json
+from sm_profiler.cli.main import BAD, DONE, read_json
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import one_line, printable
 from sm_profiler.settings import CONFIG, CONFIG_KEYS, PARAMETERS, RULE_IMAGE, TOP, VARIABLES, Setting

@@ -38,7 +38,8 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED, SAMPLER as SAMPLER_SWITCH
+from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED
+from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 
 logger = logger_for("sm_profiler")
 _OF_EACH_RANK = (SAMPLER_SWITCH, HANG_SECONDS)  # read in each, and a wrong value is reported once

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
@@ -59,9 +59,9 @@ class Rank:
         name: `algo-1-0`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
-        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        seconds: key of each of `parts.PARTS` → time; they add up to the length of the loop.
         gc, gc_in_wait: garbage collection, and that in waits.
-        communication: recorded collectives, included in the slices.
+        communication: recorded collectives, included in the parts.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps with a recorded wait.
@@ -81,7 +81,7 @@ class Rank:
     steps: StepRows
     start: float
     end: float
-    slices: dict[str, float]
+    seconds: dict[str, float]
     gc: float
     gc_in_wait: float
     communication: float
@@ -130,8 +130,8 @@ class Rank:
         return np.equal(self.steps.mode, TRAIN)
 
     def share(self, key: str) -> float:
-        """Return a slice as a share of the loop."""
-        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+        """Return a part as a share of the loop."""
+        return self.seconds[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
@@ -269,7 +269,7 @@ class JobMetrics:
         if not self.ranks:
             return None
         rank = self.ranks[0]
-        span = rank.loop - rank.slices["evaluation"]
+        span = rank.loop - rank.seconds["evaluation"]
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
@@ -314,7 +314,7 @@ class JobMetrics:
         return shared
 
     def average_share(self, key: str) -> float:
-        """Return a slice as a share of the loop, averaged over ranks."""
+        """Return a part as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
         return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
@@ -365,7 +365,8 @@ def measure_rank(  # each argument is a source of times
     own = float(judged.seconds(OWN).sum())
     loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
+    stalls = find_stalls(iterations)
+    slices = _slices(device or judged, waits, kept.index, iterations, stalls, on_device=device is not None)
     slices = _with_rest(slices, loop, evaluation)
     collected = min(float(judged.seconds(GC).sum()), loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
@@ -374,7 +375,7 @@ def measure_rank(  # each argument is a source of times
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
         communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
@@ -383,7 +384,7 @@ def measure_rank(  # each argument is a source of times
         waits_seen=waits_seen,
         on_device=device is not None,
         iterations=iterations,
-        stalls=find_stalls(iterations),
+        stalls=stalls,
         left_out=kept.left_out,
         excluded=kept.seconds + own,
         declared=_named(slices, declared_us or {}),
@@ -418,7 +419,8 @@ def measure_sampled_rank(  # each argument is a source of times
     own = totals.own / 1e6
     loop = max(end - start - attempts.unseen_s - own, 0.0)
     evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
-    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
+    stalls = find_stalls(iterations)
+    slices = _slices(device or rows, waits, found.index, iterations, stalls, on_device=device is not None)
     slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
     collected = min(totals.gc / 1e6, loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
@@ -428,7 +430,7 @@ def measure_sampled_rank(  # each argument is a source of times
         steps=rows,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
@@ -437,7 +439,7 @@ def measure_sampled_rank(  # each argument is a source of times
         waits_seen=seen / max(found.train, 1),
         on_device=device is not None,
         iterations=iterations,
-        stalls=of_all(find_stalls(iterations), iterations, found),
+        stalls=of_all(stalls, iterations, found),
         excluded=own,
         declared=_named(slices, declared_us or {}),
         judged=found,
@@ -481,25 +483,24 @@ def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dic
     return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+def _slices(
+    rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, stalls: Stalls, *, on_device: bool
+) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
     in_phases = np.sum(list(phases.values()), axis=0)
-    # steps with recorded phases represent all, by their length without collections, which are rare and long
-    length = np.maximum(iterations.length - iterations.gc, 0.0)
-    recorded = float(length[iterations.known].sum())
-    scale = float(length.sum()) / recorded if recorded > 0 else 1.0
+    scale = _represented(iterations, stalls, train, index)
     slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
-    slices["wait"] = float(waits[train].sum()) * scale
-    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    slices["wait"] = float((waits * scale)[train].sum())
+    slices |= {key: float((seconds * scale)[train].sum()) for key, seconds in phases.items()}
     results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
-    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
+    slices["compiled"] -= min(float((results * (scale - 1))[train].sum()), slices["compiled"])
     if not on_device:  # what a GPU did between its phases is not recorded
         between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
         called = train & (in_phases - results > 0)
-        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        slices["between"] = float((between * scale)[called if called.any() else train & (in_phases > 0)].sum())
         if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
             found = sum(slices[key] for key in (*phases, "between"))
             fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
@@ -509,6 +510,24 @@ def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device:
         undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
         slices["between"] = float(undeclared[train].sum())
     return slices
+
+
+def _represented(iterations: Iterations, stalls: Stalls, train: Mask, index: Ints) -> Floats:
+    """Return how many steps each row stands for, as the phases of some are recorded: long ones for long ones.
+
+    They count by their length without collections, which are rare and long.
+    """
+    length, known = np.maximum(iterations.length - iterations.gc, 0.0), iterations.known
+
+    def scale(alike: Mask) -> float:
+        recorded = float(length[alike & known].sum())
+        return float(length[alike].sum()) / recorded if recorded > 0 else 1.0
+
+    found = np.full(len(train), scale(np.ones(len(known), np.bool_)))
+    if (known & stalls.long).any() and (known & ~stalls.long).any():
+        at = np.flatnonzero(train)[np.searchsorted(index[train], iterations.index)]
+        found[at] = np.where(stalls.long, scale(stalls.long), scale(~stalls.long))
+    return found
 
 
 def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:

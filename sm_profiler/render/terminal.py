@@ -13,11 +13,11 @@ from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.ledger_view import shares
+from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, readable_processes
 
 MAX_LINES = 15
@@ -110,7 +110,7 @@ def _stacks(report: Report, width: int) -> list[str]:
     for stack in stacks[:MAX_STACKS]:
         frames = " < ".join(f"{file.rpartition('/')[2]}:{line} {name}" for file, line, name in stack.frames)
         text = clean(printable(f"    {stack.rank} {stack.thread}: {frames}"))
-        lines.append(text if len(text) <= width else f"{text[: width - 1]}…")
+        lines.append(cut(text, width))
     more = f" ({len(stacks) - MAX_STACKS} more are on the page)" if len(stacks) > MAX_STACKS else ""
     return [f"  Stacks, the innermost frame first{more}:", *lines] if lines else []
 

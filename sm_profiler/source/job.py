@@ -12,9 +12,9 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.container import ISOLATED_FOLDER
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.formats.layout import FRAMEWORK, SYSTEM
+from sm_profiler.formats.layout import FRAMEWORK, OUTPUT, SYSTEM
 from sm_profiler.formatting import duration
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 from sm_profiler.settings import AUTO, CONFIG, ROTATE_SECONDS
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import AccessDeniedError
@@ -33,7 +33,6 @@ SHOWN_LINES = 2
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
-OUTPUT = "profiler-output"
 _NO_BUCKET = (
     "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
 )
@@ -238,8 +237,7 @@ def lost_in_open_file(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 1] + "…"
+    return cut(printable(" ".join(text.split())), MAX_SHOWN)
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:

@@ -414,7 +414,7 @@ def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, how, list
         silent.bind(("127.0.0.1", 0))
         if listens:
             silent.listen(1)
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - of two libraries
+        with pytest.raises(Exception) as caught:
             getattr(Nobody(), how)(silent.getsockname()[1])
     try:
         exporter.warning("Transient error %s encountered while exporting, retrying in %.2fs.", caught.value, 1.0)

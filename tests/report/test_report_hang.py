@@ -16,7 +16,7 @@ from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_export import describe_hangs
+from sm_profiler.report.write import describe_hangs
 from sm_profiler.timeline import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of

@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
     AGAIN,
+    BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
     COMPILING,
@@ -22,8 +23,8 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     flushes,
 )
-from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.lines import MODULE, Lines, lines_of_collections, lines_of_phase
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,
     Seen,
@@ -34,6 +35,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     lines_of_records,
     seen_in_samples,
 )
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
@@ -317,7 +319,7 @@ def evaluation(case: Case) -> Found | None:
     if not ranks:
         return None
     compiling = [_compiling_for_evaluation(rank, case) for rank in ranks]
-    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    spent = [max(rank.seconds["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
     share, once = (
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),
@@ -337,8 +339,18 @@ def evaluation(case: Case) -> Found | None:
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
         saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
-        where=lines_of_phase(case.metrics, "evaluation"),
+        where=_lines_of_evaluation(case),
     )  # fmt: skip
+
+
+def _lines_of_evaluation(case: Case) -> tuple[Location, ...]:
+    """Return the lines that evaluate; samples of an evaluation that only model.eval() shows lie outside the phases."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
+    found = [one for one in stacks if one.phase == "evaluation"] or [
+        one for one in stacks if not case.seen.activity(one)
+    ]
+    lines = Lines.of(map(case.seen.before_model, found))
+    return lines.locations(lines.weights(), case.metrics, least=1)
 
 
 def _is_evaluation(rank: Rank, case: Case) -> bool:

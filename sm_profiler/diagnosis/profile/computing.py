@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import attrs
@@ -27,7 +27,6 @@ from sm_profiler.diagnosis.profile.ledger import (
 )
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
-    IMPORT,
     Lines,
     lines_of_phase,
     lines_of_samples,
@@ -35,7 +34,8 @@ from sm_profiler.diagnosis.profile.lines import (
     short_place,
     window_functions,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Operators
@@ -48,44 +48,13 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
-UPDATES = re.compile(
-    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
-)  # of parameters, by hand
-# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
-GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
+_LOSS = re.compile(r"^torch\.nn\.(modules|functional)\.")  # what the model is for
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
-
-
-def outside_share(case: Case) -> float:
-    """Return the share of the iterations outside phases and waits, without long iterations and collections.
-
-    The smaller of mean and median, because what happens in some steps only is not a cost of every step. A thread that
-    waits for a core does so in any part of a step: medians of the parts are without these waits, that of the step is not.
-    """
-
-    def of(rank: Rank) -> float:
-        length = _usual_length(rank)
-        median = rank.median("outside") / length if length > 0 else 0.0
-        return min(rank.share_of_iterations("outside", without_stalls=True), median)
-
-    collections = case.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
-    return max(case.mean(of) - collections, 0.0)
-
-
-def _usual_length(rank: Rank) -> float:
-    return sum(rank.median(key) for key in parts.iteration_keys())
-
-
-def usual_length(case: Case) -> float:
-    """Return the seconds of a usual step, of which `outside_share` is a share: the sum of the medians of its parts."""
-    return case.mean(_usual_length)
 
 
 def outside(case: Case) -> Found | None:
     """Find metrics, `.item()` and the script's own code at every step."""
-    update = _update_by_hand(case)
-    kept, own = _models_own(case, update)
-    share, step = outside_share(case) * case.unnamed() * own, usual_length(case)
+    kept, (share, step) = _kept(case), case.usual(*REST)
     if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
         per_sample = _launched_per_sample(case, launches)
         share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
@@ -100,11 +69,11 @@ def outside(case: Case) -> Found | None:
         most = (
             kept if step < limits.SMALL_STEP_S else min(kept, limits.SURELY * limits.FLOOR)
         )  # Python takes as long in any step
-        return all_but(loop.usual(*REST) * own, others, (most, limits.REPEAT, 0.0), REST)
+        return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
         "share": percent(share),
-        "optimizer": "its update" if update else "the optimizer",
+        "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
         "larger_batch": FRAGMENTS["larger_batch"] if step < limits.SMALL_STEP_S else "",
@@ -113,7 +82,13 @@ def outside(case: Case) -> Found | None:
         Evidence("time of a training step in other code", round(share, 4), unit="share"),
         Evidence("the same in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    where = lines_of_samples(case.metrics, lambda one: not one.long and other_code(one))
+
+    def counts(one: Sampled) -> bool:
+        return (
+            not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
+        )
+
+    where = lines_of_samples(case.metrics, counts)
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
@@ -171,47 +146,11 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )  # fmt: skip
 
 
-def _models_own(case: Case, update: float | None) -> tuple[float, float]:
-    """Return what a healthy loop spends outside the phases, as a share of the rest, and how much of it is not the model's.
-
-    Without the optimizer's phase, and unless samples show the update, it may be the update of the parameters.
-    """
-    kept = limits.HEALTHY if update is not None else limits.HEALTHY_PHASE + limits.FLOOR
-    return kept, (1 - (update or 0.0)) * (1 - _gradients_by_hand(case))
-
-
-def _update_by_hand(case: Case) -> float | None:
-    """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
-    if any(rank.slices["optimizer"] for rank in case.ranks):
-        return 0.0
-    samples = case.metrics.samples
-    outer = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
-    update = [one for one in outer if UPDATES.search(samples.source(one.places[-1]))]
-    if sum(one.count for one in outer) < limits.SAMPLES:
-        return None
-    if not update:  # a compiled function may hold it
-        return 0.0 if all(rank.slices["compiled"] for rank in case.ranks) else None
-    return sum(one.seconds for one in update) / sum(one.seconds for one in outer)
-
-
-def _gradients_by_hand(case: Case) -> float:
-    """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
-
-    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which a
-    part was timed as backward() is none of them, though samples at its edges may lie outside the phase. Few samples make
-    no such line, and what a line calls counts by itself: line and innermost function may be of different moments.
-    """
-    stacks = [one for one in case.metrics.samples.stacks if one.places]
-    outer = [one for one in stacks if not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT]
-    lines = _frequent_lines(one for one in outer if GRADIENTS.search(one.leaf))
-    lines -= _frequent_lines(one for one in stacks if one.phase == "backward")
-    seconds = sum(one.seconds for one in outer)
-    return sum(one.seconds for one in outer if one.places[-1] in lines) / seconds if seconds > 0 else 0.0
-
-
-def _frequent_lines(stacks: Iterable[Sampled]) -> set[Place]:
-    """Return the innermost lines of some stacks, without those that were seen by chance."""
-    return {place for place, line in Lines.of(stacks).lines.items() if line.count >= limits.REPEATS}
+def _kept(case: Case) -> float:
+    """Return the share of a step that a healthy loop spends outside the phases: more if its optimizer may be there, unseen."""
+    if any(rank.seconds["optimizer"] for rank in case.ranks) or case.seen.updates:
+        return limits.HEALTHY
+    return limits.HEALTHY_PHASE + limits.FLOOR
 
 
 def own_phase(case: Case) -> Found | None:
@@ -426,10 +365,13 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     """Return what the loss takes if it launches operators for each sample; None if nothing speaks for that.
 
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
-    one and its gradient for each of them at least.
+    one and its gradient for each of them at least. Half of the counted operators compute gradients, and the loss has those
+    of the others for which the forward pass is too short; code that launches none may take as long.
     """
     between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
-    if not 0 < forward <= between or between < limits.HEALTHY or not _may_grow(case, launches):
+    if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
+        return None
+    if not _may_grow(case, launches):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
@@ -460,10 +402,10 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     It is a fraction of a millisecond, and so nothing that could be logged or written less often. Steps that are one call
     of a compiled function are judged by their operators alone.
     """
-    step, own = case.typical("length"), _models_own(case, _update_by_hand(case))
-    share, spent = outside_share(case) * own[1], case.typical("outside") * own[1]
+    step, kept, share = case.typical("length"), _kept(case), case.usual(*REST)[0]
+    spent = share * step
     tiny, of_trainer = tiny_step(case), _is_small_for_trainer(case)
-    if tiny < limits.TINY_STEP_S or share < own[0] + limits.FLOOR or step <= 0:
+    if tiny < limits.TINY_STEP_S or share < kept + limits.FLOOR or step <= 0:
         return None
     if not of_trainer and (step > tiny or spent >= limits.HANDOVER_S):
         return None
@@ -489,7 +431,8 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
 def _tiny_steps(case: Case) -> Found | None:
     """Find steps so short that launches dominate them on any machine, if operators were not counted."""
     step, tiny = case.typical("length"), tiny_step(case)
-    spent = case.typical("outside") * (1 - _gradients_by_hand(case))
+    share, length = case.usual(*REST)
+    spent = share * length
     if step > tiny or case.typical("wait") >= limits.COLLATING_S or spent >= limits.HANDOVER_S:
         return None
     if waits_unseen(case) >= limits.USUAL:  # steps end long before they have run
@@ -554,7 +497,7 @@ OF_BATCH = ("batch_too_small", "batch_does_not_fit")
 def _idle_in_phases(case: Case) -> Found | None:
     """Find GPUs that are idle although the loop is nearly always in its phases."""
     gpu, idle = case.gpu_mean, case.gpu_idle
-    if gpu is None or idle is None or case.wait >= limits.HEALTHY or outside_share(case) >= limits.HEALTHY:
+    if gpu is None or idle is None or case.wait >= limits.HEALTHY or case.outside >= limits.HEALTHY:
         return None
     if gpu >= 100 * limits.MAJORITY and idle < limits.USUAL:
         return None

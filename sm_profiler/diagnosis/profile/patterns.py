@@ -15,7 +15,8 @@ from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, inp
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Epoch, LoaderWorkers
@@ -24,15 +25,6 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
-
-
-def long_rows(case: Case, loop: Loop) -> Mask:
-    """Return the rows that are rare long steps, which the repairs of other causes leave as they are."""
-    found = np.zeros(len(loop.index))
-    for rank in case.ranks:
-        if rank.stalls.is_rare and not input_bursts(rank, case.metrics):
-            found += loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
-    return found > 0
 
 
 def worst_stalls(case: Case) -> Rank | None:
@@ -48,7 +40,7 @@ def _between_steps(rank: Rank, case: Case) -> Rank | None:
     Such a step is none of the usual ones, and what surrounds the evaluation (samples that are drawn, results that are
     written) lies in no other. Activities with causes of their own are left out.
     """
-    if rank.slices["evaluation"] <= 0 or rank.judged is not None:
+    if rank.seconds["evaluation"] <= 0 or rank.judged is not None:
         return None
     rows = case.ledger.ranks[case.ranks.index(rank)]
     own = {name: spent[:-1] for name, spent in rows.seconds.items() if name not in NAMED}
