@@ -154,7 +154,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _whole(text: str, width: int) -> list[str]:
-    """Return a fact in two lines at most: the words at its end tell what its number is compared with."""
+    """Return a fact in two lines at most: the words at its end are what its number is compared with."""
     return textwrap.wrap(
         shorten(printable(text), 600),
         width,

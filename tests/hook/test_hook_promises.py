@@ -168,7 +168,7 @@ def test_the_pth_file_is_one_line_that_does_nothing_by_default():
         ("off", False), ("FALSE", False), ("no", False), ("none", False),
     ],
 )  # fmt: skip
-def test_the_pth_file_knows_all_values_of_a_switch(value, armed):
+def test_the_pth_file_takes_all_values_of_a_switch(value, armed):
     text = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
     for line in (text, command.AUTO_START):
         check = f"import sys\n{line}\nprint('sm_profiler.hook.auto' in sys.modules)"

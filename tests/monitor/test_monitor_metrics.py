@@ -12,12 +12,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread, active_count
 
 import attrs
 import pytest
+import requests
+import urllib3
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -390,23 +393,11 @@ def test_an_unreachable_collector_is_one_line(caplog):
     logging.getLogger("urllib3.connectionpool").setLevel(logging.NOTSET)
 
 
-class Nobody:
-    """What urllib3 does if nobody answers."""
-
-    def send(self, port):
-        from urllib3 import HTTPConnectionPool
-
-        HTTPConnectionPool("127.0.0.1", port, timeout=0.2, retries=False).request("POST", "/v1/metrics")
-
-    def pooled(self, port):
-        import requests
-
-        requests.post(f"http://127.0.0.1:{port}/v1/metrics", timeout=0.2)
-
-
-@pytest.mark.parametrize("how", ["send", "pooled"])
+@pytest.mark.parametrize(
+    "send", [partial(requests.post, timeout=0.2), partial(urllib3.request, "POST", timeout=0.2, retries=False)]
+)
 @pytest.mark.parametrize(("listens", "reason"), [(False, "Connection refused"), (True, "no answer in time")])
-def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, how, listens, reason):
+def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, send, listens, reason):
     """The line had the text of three nested errors with their addresses in memory, cut after 300 characters."""
     silence_retries()
     exporter = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
@@ -415,7 +406,7 @@ def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, how, list
         if listens:
             silent.listen(1)
         with pytest.raises(Exception) as caught:
-            getattr(Nobody(), how)(silent.getsockname()[1])
+            send(url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics")
     try:
         exporter.warning("Transient error %s encountered while exporting, retrying in %.2fs.", caught.value, 1.0)
         assert caplog.messages == [

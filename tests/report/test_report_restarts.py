@@ -169,7 +169,7 @@ def beats(*spans, every=0.5):
         (lived((0.0, 3.0), (50.0, 62.0)), beats((1, 61)), 0.0),  # the job kept its machine
         (lived((0.0, 3.0), (50.0, 62.0)), beats((1, 61), every=15), 0.0),
         (lived((0.0, 58.5), (59.0, 62.0)), [], 0.0),
-        (METADATA, [], 57.0),  # a killed process says nothing more: its steps do
+        (METADATA, [], 57.0),  # of a killed process, the steps are the last sign
     ],
 )
 def test_a_requeued_job_holds_no_machine_between_its_attempts(metadata, samples, between):
