@@ -15,6 +15,7 @@ from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
     Attempts,
+    between_attempts,
     described_interruptions,
     ended_attempts,
     evaluation_seconds,
@@ -23,7 +24,7 @@ from sm_profiler.metrics.attempts import (
     join_successors,
     process_name,
 )
-from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks, with_hangs
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
@@ -197,6 +198,7 @@ class JobMetrics:
         types_by_node: node → type of its instance, if they were recorded and none was given.
         others_gpus: GPUs that only other programs use, which are in no other attribute.
         ending: how it ended.
+        between_attempts: seconds between attempts without a sign of life of any process or monitor; no machine time.
     """
 
     name: str
@@ -222,6 +224,7 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     ending: JobEnd = attrs.field(factory=JobEnd)
+    between_attempts: float = 0.0
 
     def recorded(self, kind: type[Kind]) -> Records[Kind]:
         """Return the occurrences of a kind; none if it was not recorded."""
@@ -609,6 +612,7 @@ def measure_job(  # most are optional parts
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ends = rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps})
+    ends = of_last_attempt(ends, processes)
     hangs: Records[Hang] = records.get(Hang.phase, Records())
     ending = end_of(facts, with_hangs(ends, hangs.longest))
     if ending.aftermath_s is not None:
@@ -688,7 +692,25 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_samples_per_step(metadata),
         ending=ending,
+        between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
     )
+
+
+def _lifetimes(ranks: Sequence[Rank], metadata: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return spans in which processes are known to have run, seconds since the epoch."""
+    found = []
+    for one in metadata:
+        times = [
+            one[key] / 1e6 for key in ("process_us", "start_us", "end_us") if isinstance(one.get(key), (int, float))
+        ]
+        if times:
+            found.append((min(times), max(times)))
+    for rank in ranks:
+        breaks = sorted(set(rank.attempts.breaks))
+        begins = [rank.start, *(rank.steps.start[breaks] / 1e6).tolist()]
+        ends = [*(rank.steps.end[np.asarray(breaks, np.int64) - 1] / 1e6).tolist(), rank.end]
+        found += zip(begins, ends, strict=True)
+    return found
 
 
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:
