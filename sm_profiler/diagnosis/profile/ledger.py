@@ -542,7 +542,9 @@ class SeenCode:
         counts = {True: Counter[Place](), False: Counter[Place]()}
         for one in self.samples.stacks:
             in_backward = one.phase == "backward"
-            if one.places and (in_backward or (one.phase in _BESIDE_STEPS and not one.long and _GRADIENTS.search(one.leaf))):
+            if one.places and (
+                in_backward or (one.phase in _BESIDE_STEPS and not one.long and _GRADIENTS.search(one.leaf))
+            ):
                 counts[in_backward][one.places[-1]] += one.count
         found, timed = (
             {place for place, count in own.items() if count >= limits.REPEATS} for own in (counts[False], counts[True])
