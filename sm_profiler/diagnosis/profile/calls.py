@@ -49,14 +49,16 @@ _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "opti
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
-def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving | None:
-    """Return what is saved of an activity that happens rarely, or in another thread: at least, usually, at most."""
-    least, value, most = kept
+def activity(case: Case, name: str, loop: Loop) -> Saving | None:
+    """Return what is saved of an activity that happens rarely, or in another thread, with the collections that it causes."""
     spent = loop.of_activity(name)
     if not spent.any():
         return None
-    taken = name, *(other for other in loop.left if other not in NAMED)
-    return Saving((spent + loop.around(spent)) * value, least / value, most / value, taken, strict=True)
+    least, value, most = limits.SAVED
+    collected = loop.of_activity(COLLECTING) * case.seen.collected_in(name)
+    taken = name, COLLECTING, *(other for other in loop.left if other not in NAMED)
+    seconds = (spent + collected + loop.around(spent)) * value
+    return Saving(seconds, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:
@@ -66,7 +68,7 @@ def saving(case: Case) -> Found | None:
     spent = calls_of(case, Save, lambda one: not one.args.imported and not flushes(one, writers))
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, SAVING, timed)
-    saves = partial(activity, SAVING, limits.SAVED)
+    saves = partial(activity, case, SAVING)
     if spent is None or share < 2 * seen.share:
         return _seen("saving_seen", seen, share, saves)
     rank = spent.rank
@@ -111,7 +113,7 @@ def logging(case: Case) -> Found | None:
     spent = calls_of(case, Log)
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, LOGGING, timed)
-    saves = partial(activity, LOGGING, limits.SAVED)
+    saves = partial(activity, case, LOGGING)
     called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
     if spent is None or called < seen.share:
         return _seen("logging_seen", seen, share, saves)
@@ -214,7 +216,7 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
     )
     return Found(
         "callback_seen", words, evidence, seen.share, "callback",
-        partial(activity, CALLBACKS, limits.SAVED), "inferred from samples", seen.error, seen.lines,
+        partial(activity, case, CALLBACKS), "inferred from samples", seen.error, seen.lines,
         low=seen.low,
     )  # fmt: skip
 
@@ -308,7 +310,7 @@ def collections(case: Case) -> Found | None:
     return Found(
         "collections", {"share": percent(share), "total": duration(share * case.mean(lambda rank: rank.loop))},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
-        "collections_called" if called else "collections", saves=partial(activity, COLLECTING, limits.SAVED),
+        "collections_called" if called else "collections", saves=partial(activity, case, COLLECTING),
         error=case.share_error(COLLECTING), where=where,
     )  # fmt: skip
 
@@ -324,14 +326,13 @@ def evaluation(case: Case) -> Found | None:
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),
     )
-    if share < limits.USUAL + limits.FLOOR:
+    if share < limits.HEALTHY + limits.FLOOR:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Evaluate less often: half as often is the least that this means, and never the most."""
+        """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        parts = limits.MAJORITY, (1 + limits.MAJORITY) / 2, 1.0
-        return Saving.of_scenarios([seconds * part for part in parts], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

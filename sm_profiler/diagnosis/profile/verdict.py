@@ -406,7 +406,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (case.outside, limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
         (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
-        (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
+        (case.metrics.average_share("evaluation"), limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
     )
     reasons = (
