@@ -76,6 +76,7 @@ HEADLINES: Mapping[str, str] = {
     "hang_disagree": "The training stopped: for {time} the ranks have waited for each other, {lines}.{dead}",
     # healthy, and open
     "healthy": "No bottleneck found: the job computes {computing} of the time.",
+    "healthy_evaluates": "No bottleneck found: of the time, the job computes {computing}{spent}.",
     "healthy_loop": "The loop is healthy; the start is what is left: {rest}",
     "no_single_cause": "There is no single cause, but {beside} of the loop is not spent computing{stretched}.{why}",
     "unseen_waits": "No bottleneck found, but {unseen} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation.",
@@ -100,6 +101,7 @@ ADVICE: Mapping[str, str] = {
     "input_disk": "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones (WebDataset, Parquet, TFRecord). Then let workers prefetch (prefetch_factor).",
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
     "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
+    "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
     "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
@@ -124,7 +126,7 @@ ADVICE: Mapping[str, str] = {
     "anomaly": "Switch torch.autograd.set_detect_anomaly off unless you look for the operator that makes a NaN; a trainer may have it as detect_anomaly=True.",
     "gpu_never_used": 'Move the model and the batches to the device (model.to("cuda"), batch.to("cuda")) and check that the container has a CUDA build of the framework; otherwise use a CPU instance.',
     "one_by_one": "Write the step as one function (gradients, the optimizer's update, metrics) and compile it once, before the loop: step = jax.jit(step).",
-    "partly_compiled": "Move these lines into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
+    "partly_compiled": "Compile these lines with jax.jit, too: move them into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
     "optimizer": "{stack.optimizer} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
     "transfer": "Set pin_memory=True in the DataLoader and copy with non_blocking=True. Copy a batch as one tensor instead of many, in its smallest type (uint8 images, normalized on the device), and keep what does not change on the device.",
     # calls
@@ -199,6 +201,7 @@ ADVICE: Mapping[str, str] = {
     "hang_collective": "All ranks wait in collectives: compare their lines, which must be the same call in the same order. A collective in a branch that only some ranks take is the usual cause.",
     "hang_dead_thread": "Fix that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let producer threads pass their exceptions on, for example through the queue, and give waits a timeout.",
     # healthy, and open
+    "healthy_evaluates": "{doing} half as often saves {half} of the loop{control}. If each time is needed, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "healthy": "Nothing needs repair. To go faster, try mixed precision, {stack.compiler}, a larger batch, or faster hardware, and compare the runs with 'sm-profiler compare'.",
     "no_single_cause": "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer.",
     "unseen_waits": "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing.",
@@ -249,6 +252,8 @@ FRAGMENTS: Mapping[str, str] = {
     "loader": "DataLoader(…, num_workers={suggested}, persistent_workers=True), with pin_memory=True if there is a GPU",
     "loader_of_trainer": "TrainingArguments(dataloader_num_workers={suggested}, dataloader_persistent_workers=True)",
     "evaluation_graphs": "Evaluate under torch.no_grad(): its forward passes record graphs for a backward pass that never comes. ",
+    "less_evaluation_transformers": "eval_steps and save_steps of TrainingArguments",
+    "less_evaluation_lightning": "val_check_interval, check_val_every_n_epoch or limit_val_batches of Trainer",
     "evaluation_compiled": ", without {time} of compiling for it",
     "workers_start": "as the loader starts its workers again",
     "workers_restart": "The loader's workers restart",

@@ -99,7 +99,7 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
-_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
+TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
 _BESIDE_STEPS = ("outside", "between")
 BESIDE_THE_PHASES = (*_BESIDE_STEPS, "evaluation")  # phases of samples
@@ -460,7 +460,7 @@ class SeenCode:
             return None
         texts = [self.samples.source(place) for place in one.places]
         at = next(
-            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+            (n for pattern in (runs, TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
         )
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
@@ -598,7 +598,7 @@ class SeenCode:
             )
             if (
                 not source
-                or _TRAINS.search(source)
+                or TRAINS.search(source)
                 or (callee.file, callee.function) in self.learning | self.calling_modules
             ):
                 continue
