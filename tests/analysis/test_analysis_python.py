@@ -3,7 +3,6 @@
 import cProfile
 import marshal
 import os
-import pstats
 import shutil
 import tempfile
 import time
@@ -300,32 +299,6 @@ def test_rejects_files_that_cannot_be_read(tmp_path):
         file.truncate(300 << 20)
     with pytest.raises(SourceError, match="larger"):
         load_cprofile(str(tmp_path / "large"))
-
-
-@pytest.mark.alone
-def test_five_megabytes_are_read_about_as_fast_as_by_pstats(tmp_path):
-    one = marshal.loads(dumped(nested_calls))
-    stats = {
-        (f"/opt/conda/lib/python3.11/site-packages/package{number}/module.py", line + number, name): (
-            *figures[:4],
-            dict(figures[4]),
-        )
-        for number in range(30_000)
-        for (_, line, name), figures in one.items()
-    }
-    path = tmp_path / "python_stats"
-    path.write_bytes(marshal.dumps(stats))
-    assert path.stat().st_size > 5 << 20
-
-    def seconds(call):
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert seconds(lambda: load_cprofile(str(path))) < 4 * seconds(lambda: pstats.Stats(str(path)))
 
 
 def test_damaged_files_are_left_out(profile, tmp_path, caplog):

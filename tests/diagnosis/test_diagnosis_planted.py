@@ -12,8 +12,8 @@ from benchmarks.diagnosis.scoring import score
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 MAX_RETRIED = 2  # of the sample, on a machine that does other work too
-# `make test` runs one of each kind: none, in the loader, now and then, between ranks, two at once.
-QUICK = ("mlp", "slow_getitem", "checkpoints", "late_forward", "two_causes")
+# `make test` runs one of each kind: in the loader, between ranks, two at once.
+QUICK = ("slow_getitem", "late_forward", "two_causes")
 SAMPLE = [case for case in CASES if case.sample and case.script in QUICK]
 # They take half an hour: SM_PROFILER_DIAGNOSIS=sample leaves all but the manifest's sample out.
 SOME = os.environ.get("SM_PROFILER_DIAGNOSIS") == "sample"

@@ -53,11 +53,12 @@ def end_on_s3(s3):
 
 
 @pytest.mark.first(1)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("statement", "code", "state"),
     [
-        ("sys.exit(7)", 7, "crashed"), ("sys.exit('message')", 1, "crashed"), ("raise ValueError('x')", 1, "crashed"),
-        ("sys.exit(0)", 0, "completed"), ("pass", 0, "completed"),
+        ("sys.exit(7)", 7, "crashed"), ("pass", 0, "completed"), ("sys.exit('message')", 1, "crashed"),
+        ("raise ValueError('x')", 1, "crashed"), ("sys.exit(0)", 0, "completed"),
         ("import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.exit(7)", 7, "crashed"),
     ],
 )  # fmt: skip

@@ -10,8 +10,9 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Ledger, RankLedger
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import SeenCode, ledger_of, rows_of_rank, totals_of
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from tests.support.reports import metrics_of, training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     flushes,
 )
 from sm_profiler.diagnosis.profile.lines import MODULE, Lines, lines_of_collections, lines_of_phase
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,
     Seen,
@@ -35,6 +35,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     lines_of_records,
     seen_in_samples,
 )
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
@@ -174,19 +175,33 @@ def callbacks(case: Case) -> Found | None:
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
-        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, inside),
+        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, _inside(own, rank, case)),
         where=lines_of_phase(case.metrics, "callback") or lines_of_records(own.records),
     )  # fmt: skip
 
 
-def _without_callback(inside: float, loop: Loop) -> Saving | None:
-    """Return what is saved with a callback: its own time, and evaluating and compiling in it, a share of the loop."""
-    others = (EVALUATION, COMPILING, AGAIN)
-    own, more = loop.of_activity(CALLBACKS), loop.of_activity(*others)
-    part = min(inside * float(loop.length.sum()) / max(float(more.sum()), 1e-12), 1.0)
+def _without_callback(inside: Mapping[str, float], loop: Loop) -> Saving | None:
+    """Return what is saved with a callback: its own time, and the part of evaluating and compiling that is inside it."""
+    own = loop.of_activity(CALLBACKS)
     least, value, most = limits.SAVED
-    seconds = (own + more * part) * value
-    return Saving(seconds, least / value, most / value, (CALLBACKS, *others), strict=True) if own.any() else None
+    seconds = (own + sum(loop.of_activity(name) * part for name, part in inside.items())) * value
+    return Saving(seconds, least / value, most / value, (CALLBACKS, *inside), strict=True) if own.any() else None
+
+
+def _inside(own: Calls[Callback], rank: Rank, case: Case) -> dict[str, float]:
+    """Return the parts of evaluating and of compiling that happen inside a callback's calls."""
+    calls = Covered.by(np.array([one.start for one in own.single]), np.array([one.end for one in own.single]))
+    rows = rank.steps[rank.steps.mode != TRAIN]
+    found = {EVALUATION: (rows.start / 1e6, rows.end / 1e6)}
+    compiled = case.metrics.recorded(Compile).of(rank.name)
+    for name, again in ((COMPILING, False), (AGAIN, True)):
+        records = [one for one in compiled if bool(one.args.again) is again and rank.start <= one.start <= rank.end]
+        found[name] = np.array([one.start for one in records]), np.array([one.end for one in records])
+    return {
+        name: min(float(calls.within(start, end).sum() / whole), 1.0)
+        for name, (start, end) in found.items()
+        if (whole := float(np.maximum(end - start, 0.0).sum())) > 0
+    }
 
 
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
@@ -312,7 +327,7 @@ def evaluation(case: Case) -> Found | None:
     if not ranks:
         return None
     compiling = [_compiling_for_evaluation(rank, case) for rank in ranks]
-    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    spent = [max(rank.seconds["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
     share, once = (
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, OTHERS_WORK, Confidence, few_steps
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
@@ -23,12 +23,14 @@ from sm_profiler.diagnosis.profile.ledger import (
     MAKING,
     OTHER,
     SAVING,
+    TRAINS,
     SeenCode,
     ledger_of,
     totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Threads
@@ -36,6 +38,7 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
+_TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -192,6 +195,16 @@ class Case:
         """Names of repairs in the framework whose steps were recorded."""
         return stack_of(self.metrics.metadata)
 
+    @cached_property
+    def trainer(self) -> str:
+        """Name of the library that runs the loop, which a line of the script calls; "" if it is the script's."""
+        samples = self.metrics.samples
+        learning = [one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer")]
+        called = any(TRAINS.search(samples.source(one.places[-1])) for one in learning)
+        leaves = [one.leaf for one in samples.stacks] if called else []
+        found = (name for name, modules in _TRAINERS.items() if any(leaf.startswith(modules) for leaf in leaves))
+        return next(found, "")
+
     @property
     def core_wait(self) -> float:
         """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
@@ -336,9 +349,7 @@ class Case:
         if not sure:
             return Confidence(level, found.doubt)
         if not clear:
-            return Confidence(
-                level, "the steps vary much" if far else "it gains little more than the least worth naming"
-            )
+            return Confidence(level, "the steps vary much" if far else CLOSE_TO_FLOOR)
         return Confidence(level, few_steps(self.steps))
 
 

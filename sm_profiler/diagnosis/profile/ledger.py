@@ -18,7 +18,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -99,7 +99,7 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
-_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
+TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
 _BESIDE_STEPS = ("outside", "between")
 BESIDE_THE_PHASES = (*_BESIDE_STEPS, "evaluation")  # phases of samples
@@ -140,8 +140,8 @@ def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
         whole = sum(found.values())
         shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, keys[0])
         for name, share in shares.items():
-            seconds[name] += sum(rank.slices[key] for key in keys) * share
-    seconds[COLLECTING] = rank.slices["gc"]
+            seconds[name] += sum(rank.seconds[key] for key in keys) * share
+    seconds[COLLECTING] = rank.seconds["gc"]
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
@@ -418,9 +418,11 @@ class SeenCode:
     def of(cls, metrics: JobMetrics) -> SeenCode:
         """Return what the samples of a job are read with."""
         stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
+        in_steps = [one.args for one in metrics.recorded(Loop).longest]
+        recorded = frozenset((file, function) for one in in_steps for file, _, function in one.frames)
         if not any(rank.has_waits for rank in metrics.ranks):
             phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
-            loops = _functions(one for one in stacks if one.phase in phases)
+            loops = _functions(one for one in stacks if one.phase in phases) | recorded
         steps = sum(rank.train_steps for rank in metrics.ranks)
         lines: dict[Place, list[float]] = {}
         for one in stacks:
@@ -431,10 +433,10 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = _functions(one for one in stacks if one.phase in _STEPS)
+        training = _functions(one for one in stacks if one.phase in _STEPS) | recorded
         has_callbacks = bool(metrics.recorded(Callback).longest)
-        by_hand, forwards = (not any(rank.slices[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
-        compiled = all(rank.slices["compiled"] for rank in metrics.ranks)
+        by_hand, forwards = (not any(rank.seconds[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
+        compiled = all(rank.seconds["compiled"] for rank in metrics.ranks)
         return cls(
             metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, forwards, compiled
         )
@@ -458,7 +460,7 @@ class SeenCode:
             return None
         texts = [self.samples.source(place) for place in one.places]
         at = next(
-            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+            (n for pattern in (runs, TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
         )
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
@@ -596,7 +598,7 @@ class SeenCode:
             )
             if (
                 not source
-                or _TRAINS.search(source)
+                or TRAINS.search(source)
                 or (callee.file, callee.function) in self.learning | self.calling_modules
             ):
                 continue
@@ -719,8 +721,8 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
         & (np.arange(1, len(rows)) >= (thresholds.WARM_UP_STEPS if warm else 0))
     )
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
-    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.seconds[EVALUATION] > 0 else 0.0
+    share = min(rank.seconds[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
     waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)

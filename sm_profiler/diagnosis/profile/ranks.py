@@ -35,9 +35,10 @@ from sm_profiler.diagnosis.profile.lines import (
     lines_of_samples,
     sleeps_beyond_others,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import seen_in_samples
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formats.recorded import Synchronization
 from sm_profiler.formatting import duration, percent, plural, size
