@@ -15,6 +15,7 @@ from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
     Attempts,
+    between_attempts,
     described_interruptions,
     ended_attempts,
     evaluation_seconds,
@@ -23,7 +24,7 @@ from sm_profiler.metrics.attempts import (
     join_successors,
     process_name,
 )
-from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks, with_hangs
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
 from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
@@ -56,9 +57,9 @@ class Rank:
         name: `algo-1-0`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
-        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        seconds: key of each of `parts.PARTS` → time; they add up to the length of the loop.
         gc, gc_in_wait: garbage collection, and that in waits.
-        communication: recorded collectives, included in the slices.
+        communication: recorded collectives, included in the parts.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps with a recorded wait.
@@ -78,7 +79,7 @@ class Rank:
     steps: StepRows
     start: float
     end: float
-    slices: dict[str, float]
+    seconds: dict[str, float]
     gc: float
     gc_in_wait: float
     communication: float
@@ -127,8 +128,8 @@ class Rank:
         return np.equal(self.steps.mode, TRAIN)
 
     def share(self, key: str) -> float:
-        """Return a slice as a share of the loop."""
-        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+        """Return a part as a share of the loop."""
+        return self.seconds[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
@@ -195,6 +196,7 @@ class JobMetrics:
         types_by_node: node → type of its instance, if they were recorded and none was given.
         others_gpus: GPUs that only other programs use, which are in no other attribute.
         ending: how it ended.
+        between_attempts: seconds between attempts without a sign of life of any process or monitor; no machine time.
     """
 
     name: str
@@ -220,6 +222,7 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     ending: JobEnd = attrs.field(factory=JobEnd)
+    between_attempts: float = 0.0
 
     def recorded(self, kind: type[Kind]) -> Records[Kind]:
         """Return the occurrences of a kind; none if it was not recorded."""
@@ -264,7 +267,7 @@ class JobMetrics:
         if not self.ranks:
             return None
         rank = self.ranks[0]
-        span = rank.loop - rank.slices["evaluation"]
+        span = rank.loop - rank.seconds["evaluation"]
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
@@ -309,7 +312,7 @@ class JobMetrics:
         return shared
 
     def average_share(self, key: str) -> float:
-        """Return a slice as a share of the loop, averaged over ranks."""
+        """Return a part as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
         return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
@@ -378,7 +381,7 @@ def measure_rank(  # each argument is a source of times
         steps=steps,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
@@ -562,6 +565,7 @@ def measure_job(  # most are optional parts
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ends = rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps})
+    ends = of_last_attempt(ends, processes)
     hangs: Records[Hang] = records.get(Hang.phase, Records())
     ending = end_of(facts, with_hangs(ends, hangs.longest))
     if ending.aftermath_s is not None:
@@ -639,7 +643,25 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_samples_per_step(metadata),
         ending=ending,
+        between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
     )
+
+
+def _lifetimes(ranks: Sequence[Rank], metadata: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return spans in which processes are known to have run, seconds since the epoch."""
+    found = []
+    for one in metadata:
+        times = [
+            one[key] / 1e6 for key in ("process_us", "start_us", "end_us") if isinstance(one.get(key), (int, float))
+        ]
+        if times:
+            found.append((min(times), max(times)))
+    for rank in ranks:
+        breaks = sorted(set(rank.attempts.breaks))
+        begins = [rank.start, *(rank.steps.start[breaks] / 1e6).tolist()]
+        ends = [*(rank.steps.end[np.asarray(breaks, np.int64) - 1] / 1e6).tolist(), rank.end]
+        found += zip(begins, ends, strict=True)
+    return found
 
 
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:

@@ -66,6 +66,60 @@ def test_a_warning_that_was_shown_once_is_not_shown_again(session):
     assert session.guard.failures == {}
 
 
+class Symbol(torch.Tensor):
+    """An input without values, as KerasTensor."""
+
+
+@pytest.mark.parametrize("how", ["symbols", "a scope"])
+def test_layers_that_run_while_their_model_is_constructed_have_no_hooks(session, how):
+    """On Keras's torch backend, each layer of a model had hooks, which ran at each of its calls."""
+    forwards, building = session.adapter.forwards, True
+    forwards.symbolic, forwards.constructing = Symbol, lambda: building and how == "a scope"
+    layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+    shape = torch.ones(1, 2) if how == "a scope" else torch.ones(1, 2).as_subclass(Symbol)
+    for layer in layers:
+        layer(shape)
+    building = False
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.ParameterList(layers[0].parameters())  # the layers themselves are out of its sight
+
+        def forward(self, x):
+            for layer in layers:
+                x = layer(x)
+            return x
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert model._forward_hooks
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    assert session.guard.failures == {}
+
+
+def test_what_a_backward_runs_again_has_no_hooks(session):
+    from torch.utils.checkpoint import checkpoint
+
+    inner = torch.nn.Linear(2, 2)
+
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return checkpoint(inner, super().forward(x), use_reentrant=False)
+
+    model = Model(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *inner.parameters()], 0.1)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert model._forward_hooks
+    assert not inner._forward_hooks
+    assert session.guard.failures == {}
+
+
 def test_a_second_training_is_recorded_from_its_first_forward(session):
     records = []
     session.tracker.append = records.append

@@ -18,7 +18,7 @@ def test_waiting_for_results_is_divided_among_the_steps_that_computed_them():
     lengths = rank.iterations.length
     assert lengths[rank.iterations.known] == pytest.approx(0.0201, rel=1e-3)
     assert rank.steps.end[-1] / 1e6 == pytest.approx(rank.end)
-    assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+    assert rank.seconds["compiled"] == pytest.approx(rank.loop, rel=1e-3)
     assert (np.diff(rank.steps.start) > 0).all()
 
 
@@ -50,7 +50,7 @@ def test_waiting_for_earlier_calls_is_divided_among_the_steps():
         lengths = rank.iterations.length
         assert lengths[rank.iterations.known] == pytest.approx(0.004, rel=1e-3)
         assert (np.diff(rank.steps.start) > 0).all()
-        assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+        assert rank.seconds["compiled"] == pytest.approx(rank.loop, rel=1e-3)
 
 
 def test_a_queue_of_calls_is_healthy():
@@ -249,7 +249,7 @@ def test_a_step_whose_results_are_read_after_it_ends_with_them():
     """It ended before it began, and most of the evaluation was code outside the phases."""
     (rank,) = metrics_of(predicting(), metadata=({"framework": "keras"},)).ranks
     assert (rank.steps.duration >= 0).all()
-    assert rank.slices["evaluation"] == pytest.approx(80 * 16 * 0.0048, rel=0.05)
+    assert rank.seconds["evaluation"] == pytest.approx(80 * 16 * 0.0048, rel=0.05)
 
 
 def test_a_callback_that_predicts_leads_and_not_its_period():

@@ -18,8 +18,9 @@ from sm_profiler.diagnosis.profile.causes import CAUSES
 from sm_profiler.diagnosis.profile.inputs import Workers, left_after
 from sm_profiler.diagnosis.profile.ledger import EVALUATION
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
+from sm_profiler.diagnosis.profile.loop import loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
@@ -91,7 +92,7 @@ def test_evaluation_is_usually_not_saved_whole():
         rows += training(50, at=at + 0.6, mode="EVAL", number=50 * epoch, backward=0, optimizer=0, forward=0.016)
         at += 1.6
     gain = gain_of(rows, Class.EVALUATION_BOUND)
-    assert gain.share_of_loop.value == pytest.approx(0.75 * 0.54, rel=0.05)
+    assert gain.share_of_loop.value == pytest.approx(limits.PART_SAVED[1] * 0.54, rel=0.05)
     assert gain.share_of_loop.high < 0.62
 
 

@@ -53,7 +53,7 @@ def by_hand(outside=0.005):
 
 @pytest.mark.parametrize(
     ("update", "rest", "found"),
-    [(0.5, 6.0, True), (6.0, 0.5, False), (0.0, 6.0, False)],
+    [(0.15, 1.85, True), (1.85, 0.15, False), (0.0, 2.0, False)],
     ids=["little", "most", "unknown"],
 )
 def test_lines_that_update_parameters_are_not_the_rest_of_a_loop_by_hand(update, rest, found):
@@ -75,6 +75,17 @@ def test_batches_of_a_generator_are_input():
     assert verdict.also == ()
     beside = stack("outside", 6.0, 21, (8, "metrics"))
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
+
+
+def test_batches_of_a_generator_are_input_though_no_sample_hit_a_phase():
+    """The loop of a short job whose phases take a fiftieth of a step was not known, and its data loading other code."""
+    at = (event_names.LOOP, "<module>", 1.0, 0.0, NAME, 1, {"frames": [["train.py", 20, "<module>"]]})
+    rows = [*training(200, wait=0, forward=1e-4, backward=1e-4, optimizer=1e-4, outside=0.012), at]
+    making = attrs.evolve(stack("outside", 2.4, 20, (8, "batches")), count=4)
+    main = decide(judged(rows, making)).main
+    assert main.kind is Class.INPUT_BOUND
+    assert main.where[0].function == "batches"
+    assert decide(judged(rows[:-1], making)).main.kind is Class.SYNC_BOUND
 
 
 @pytest.mark.parametrize("phase", ["compiled", "between"])

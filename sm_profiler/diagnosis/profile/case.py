@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, OTHERS_WORK, Confidence, few_steps
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
@@ -29,7 +29,8 @@ from sm_profiler.diagnosis.profile.ledger import (
     totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Threads
@@ -348,9 +349,7 @@ class Case:
         if not sure:
             return Confidence(level, found.doubt)
         if not clear:
-            return Confidence(
-                level, "the steps vary much" if far else "it gains little more than the least worth naming"
-            )
+            return Confidence(level, "the steps vary much" if far else CLOSE_TO_FLOOR)
         return Confidence(level, few_steps(self.steps))
 
 

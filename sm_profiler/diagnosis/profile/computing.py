@@ -35,10 +35,11 @@ from sm_profiler.diagnosis.profile.lines import (
     short_place,
     window_functions,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -73,10 +74,9 @@ def outside(case: Case) -> Found | None:
         )  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
-    of_loop = case.share_of(*REST)
     words = {
-        "share": percent(of_loop),
-        "optimizer": "the optimizer" if any(rank.slices["optimizer"] for rank in case.ranks) else "its update",
+        "share": percent(share),
+        "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
         "larger_batch": FRAGMENTS["larger_batch"] if step < limits.SMALL_STEP_S else "",
@@ -93,7 +93,7 @@ def outside(case: Case) -> Found | None:
 
     where = lines_of_samples(case.metrics, counts)
     return Found(
-        "outside", words, evidence, of_loop, saves=saves,
+        "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
@@ -151,7 +151,7 @@ def _waits_for_gpu(case: Case) -> Found | None:
 
 def _kept(case: Case) -> float:
     """Return the share of a step that a healthy loop spends outside the phases: more if its optimizer may be there, unseen."""
-    if any(rank.slices["optimizer"] for rank in case.ranks) or case.seen.updates:
+    if any(rank.seconds["optimizer"] for rank in case.ranks) or case.seen.updates:
         return limits.HEALTHY
     return limits.HEALTHY_PHASE + limits.FLOOR
 
@@ -268,7 +268,36 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
+    return _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case) or idle
+
+
+# Innermost functions while torch.autograd.set_detect_anomaly(True) records where each operator of the forward pass is called.
+_STACKS = re.compile(r"^(torch\.fx\.)?traceback\.|^linecache\.")
+
+
+def _recorded_stacks(case: Case) -> Found | None:
+    """Find anomaly detection that was left on: it records a stack for each operator, and checks each gradient."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
+    found = [one for one in stacks if _STACKS.search(one.leaf)]
+    count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
+    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+        return None
+    part = sum(one.seconds for one in found) / whole
+    share = part * case.share_of("forward")
+    evidence = (
+        Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
+        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+    )
+
+    def saves(loop: Loop) -> Saving:
+        """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
+        spent = loop.usual("forward") * part
+        return Saving(spent, limits.PART_SAVED[1], limits.SURELY, ("forward", "backward"), strict=True)
+
+    return Found(
+        "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
+        error=share * ((1 - part) / count) ** 0.5,
+    )  # fmt: skip
 
 
 def _launches(case: Case) -> Found | None:

@@ -17,7 +17,8 @@ from sm_profiler.diagnosis.profile.computing import MAX_NAME, part_of_share
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.recorded import DataStages, Input, Threads, place_of
@@ -175,7 +176,7 @@ def _by_restarts(case: Case) -> Found | None:
 
     def of(rank: Rank) -> float:
         usual = float(rank.iterations.of("wait").sum()) * rank.scale
-        return max(rank.slices["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
+        return max(rank.seconds["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")
     if not case.metrics.average_share("evaluation"):  # what is left are waits at the start of an attempt
@@ -297,8 +298,12 @@ def _by_own_iterator(case: Case) -> Found | None:
     maker = case.seen.maker
     making = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and maker(one) is not None]
     share, step = case.usual(MAKING)
-    if sum(one.count for one in making) < limits.SAMPLES or share * step < limits.HANDOVER_S:
+    count = sum(one.count for one in making)
+    if count == 0 or share * step < limits.HANDOVER_S:
         return None
+    samples = count / share + 2  # by the rule of succession, few samples leave an error even if all of them show it
+    part = (count + 1) / samples
+    error = math.hypot(case.share_error("outside"), math.sqrt(part * (1 - part) / samples))
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
@@ -320,7 +325,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "repair": case.stack.generators.format(function),
     }
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=case.share_error("outside"),
+        "own_iterator", words, evidence, share, saves=saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -74,10 +74,10 @@ _LINES = (
 )
 # Innermost functions that exchange data with other ranks, and wait for them.
 COLLECTIVES = re.compile(
-    r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
+    r"^(torch\.distributed\.(\w+$|distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
-_MODULES = re.compile(r"^torch\.nn\.modules\.")
+_MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
 )  # of parameters, by hand
@@ -140,8 +140,8 @@ def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
         whole = sum(found.values())
         shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, keys[0])
         for name, share in shares.items():
-            seconds[name] += sum(rank.slices[key] for key in keys) * share
-    seconds[COLLECTING] = rank.slices["gc"]
+            seconds[name] += sum(rank.seconds[key] for key in keys) * share
+    seconds[COLLECTING] = rank.seconds["gc"]
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
@@ -418,9 +418,11 @@ class SeenCode:
     def of(cls, metrics: JobMetrics) -> SeenCode:
         """Return what the samples of a job are read with."""
         stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
+        in_steps = [one.args for one in metrics.recorded(Loop).longest]
+        recorded = frozenset((file, function) for one in in_steps for file, _, function in one.frames)
         if not any(rank.has_waits for rank in metrics.ranks):
             phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
-            loops = _functions(one for one in stacks if one.phase in phases)
+            loops = _functions(one for one in stacks if one.phase in phases) | recorded
         steps = sum(rank.train_steps for rank in metrics.ranks)
         lines: dict[Place, list[float]] = {}
         for one in stacks:
@@ -431,10 +433,10 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = _functions(one for one in stacks if one.phase in _STEPS)
+        training = _functions(one for one in stacks if one.phase in _STEPS) | recorded
         has_callbacks = bool(metrics.recorded(Callback).longest)
-        by_hand, forwards = (not any(rank.slices[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
-        compiled = all(rank.slices["compiled"] for rank in metrics.ranks)
+        by_hand, forwards = (not any(rank.seconds[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
+        compiled = all(rank.seconds["compiled"] for rank in metrics.ranks)
         return cls(
             metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, forwards, compiled
         )
@@ -500,7 +502,7 @@ class SeenCode:
             called = self.called(one)
             if called is None:
                 return ""
-            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+            return self._own_activity(one) or ("forward" if self._runs_forward(called) else CALLBACKS)
         return self._meaning(one)
 
     def _meaning(self, one: Sampled) -> str:
@@ -719,8 +721,8 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
         & (np.arange(1, len(rows)) >= (thresholds.WARM_UP_STEPS if warm else 0))
     )
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
-    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.seconds[EVALUATION] > 0 else 0.0
+    share = min(rank.seconds[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
     waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)

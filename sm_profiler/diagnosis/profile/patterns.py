@@ -15,9 +15,10 @@ from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, inp
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
 from sm_profiler.diagnosis.profile.ledger import AGAIN, BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
@@ -39,7 +40,7 @@ def _between_steps(rank: Rank, case: Case) -> Rank | None:
     Such a step is none of the usual ones, and what surrounds the evaluation (samples that are drawn, results that are
     written) lies in no other. Activities with causes of their own are left out.
     """
-    if rank.slices["evaluation"] <= 0 or rank.judged is not None:
+    if rank.seconds["evaluation"] <= 0 or rank.judged is not None:
         return None
     rows = case.ledger.ranks[case.ranks.index(rank)]
     own = {name: spent[:-1] for name, spent in rows.seconds.items() if name not in NAMED}
@@ -344,12 +345,15 @@ def _beside_compiling(rank: Rank, case: Case) -> Mask:
     before it, since the last compilation, they may have left all of their work to it.
     """
     index, length = rank.iterations.index, rank.iterations.length
-    rows = case.ledger.ranks[case.ranks.index(rank)]
+    rows = next((own for own in case.ledger.ranks if own.name == rank.name), None)
+    if rows is None:  # its steps have no duration
+        return np.zeros(len(index), np.bool_)
     spent = sum((rows.seconds[name] for name in (COMPILING, AGAIN) if name in rows.seconds), np.zeros(len(rows.steps)))
     compiles = np.isin(index, rows.steps[spent > 0])
-    if not compiles.any() or compiles.all() or not rank.slices["compiled"]:
+    if not compiles.any() or compiles.all() or not rank.seconds["compiled"]:
         return compiles
-    usual, stretch = float(np.median(length[~compiles])), np.cumsum(compiles) - compiles  # each ends with a compilation
+    usual = float(np.median(length[~compiles]))
+    stretch: Ints = np.cumsum(compiles) - compiles  # each ends with a compilation
     ends = np.flatnonzero(compiles)
     hides = np.append(length[ends] >= usual * np.bincount(stretch)[: len(ends)], False)
     return compiles | np.asarray(hides[stretch], np.bool_)

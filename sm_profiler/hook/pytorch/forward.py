@@ -210,6 +210,12 @@ class Forwards(Collector):
         self._in_place: list[weakref.ref[Any]] = []
         self._codes = {self._module.Module._call_impl.__code__}  # the frame of a module's call
 
+    def _is_constructing(self, args: Any) -> bool:
+        """Return whether a model is under construction that will call the module of this call."""
+        if self.symbolic is not None and args and type(args[0]) is self.symbolic:
+            return True
+        return self.constructing is not None and self.constructing()
+
     # hooks
 
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:  # flat on purpose: calls cost time
@@ -219,7 +225,7 @@ class Forwards(Collector):
         get_ident, forwards, names, tensor = threading.get_ident, self, self._names, self._torch.Tensor
 
         def before(module: Any, args: Any) -> None:  # flat on purpose
-            if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
+            if is_exporting():
                 return
             try:
                 if tracker.rest is not None or tracker.in_backward or tracker.in_fetch or session.quiet:
@@ -228,14 +234,16 @@ class Forwards(Collector):
                     return
                 if tracker.forward_key and not forwards.is_stale(tracker.forward_key):
                     return
-                if forwards.constructing is not None and forwards.constructing():
+                if forwards.symbolic is not None and forwards._is_constructing(args):
                     return
                 start_ns = perf_counter_ns()
                 if tracker.watches_updates:
                     forwards.watch_updates(module)
                 training = gradients()
                 tracker.forward_begins(id(module), start_ns, gradients=training)
-                if training and args and isinstance(args[0], tensor):  # reading another object's shape may change it
+                if (
+                    training and tracker.number >= 0 and args and isinstance(args[0], tensor)
+                ):  # reading another object's shape may change it
                     session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
@@ -476,7 +484,11 @@ class Forwards(Collector):
             key = id(module)
             if tracker.forward_key or key in seen:  # inside another module, or traced already
                 return
+            if tracker.in_backward or tracker.in_fetch:  # run again for its gradients, or by a data set
+                return
             try:
+                if self._is_constructing(args):  # the layers of a model, which runs them later
+                    return
                 if key not in found:
                     if not has_parameters(module):
                         return
