@@ -115,12 +115,6 @@ def shorten(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
 
-def cut(text: str, limit: int) -> str:
-    """Replace the end of a long text by an ellipsis: the beginning of a line of code is what names it."""
-    text = clean(text)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
 # Python's own files, installed packages and the profiler. Kineto shortens a path to what follows its folder in sys.path,
 # so that a library's may begin with its name; "~" is a built-in function of cProfile's.
 _LIBRARY = re.compile(

@@ -10,7 +10,7 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Evidence, Finding, Location, Report
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.process_end import RUNNING
-from sm_profiler.formatting import clean, cut, duration, in_unit, percent, plural, shorten
+from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
 from sm_profiler.printable import cut, printable

@@ -160,7 +160,9 @@ def test_a_loss_that_is_longer_than_its_forward_pass_is_no_loop_over_samples():
 
 def test_gradients_of_gradients_are_no_operators_that_the_script_launches_one_by_one():
     engine = "torch.autograd.graph._engine_run_backward"
-    assert looping_loss(4, 4, source="g, = torch.autograd.grad(u.sum(), p, create_graph=True)", leaf=engine).verdict.main.larger_batch
+    assert looping_loss(
+        4, 4, source="g, = torch.autograd.grad(u.sum(), p, create_graph=True)", leaf=engine
+    ).verdict.main.larger_batch
 
 
 def test_logging_that_a_slow_sampler_saw_a_few_times_is_found():

@@ -237,7 +237,11 @@ def launches_of(case: Case) -> Launches | None:
         if args.operators > 0 and args.fixed_us > 0 and args.call_us is None:
             found.append(
                 Launches(
-                    args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager), args.readers
+                    args.operators,
+                    args.fixed_us / 1e6,
+                    (args.step_us or 0.0) / 1e6 or None,
+                    bool(args.eager),
+                    args.readers,
                 )
             )
     if not found:
@@ -280,13 +284,13 @@ def _recorded_stacks(case: Case) -> Found | None:
     stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
     found = [one for one in stacks if _STACKS.search(one.leaf)]
     count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
-    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+    if not count or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
         return None
     part = sum(one.seconds for one in found) / whole
     share = part * case.share_of("forward")
     evidence = (
         Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
-        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in this", count),
     )
 
     def saves(loop: Loop) -> Saving:
@@ -296,7 +300,7 @@ def _recorded_stacks(case: Case) -> Found | None:
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
-        error=share * ((1 - part) / count) ** 0.5,
+        error=case.share_of("forward") * error_of_part(count, sum(one.count for one in stacks)),
     )  # fmt: skip
 
 
