@@ -175,6 +175,28 @@ def test_logging_that_a_slow_sampler_saw_a_few_times_is_found():
     assert found.doubt == "only 4 samples"
 
 
+@pytest.mark.parametrize(("written", "kind"), [(3, Class.LOGGING), (1, Class.BALANCED)])
+def test_three_of_four_samples_show_what_the_time_between_the_phases_is_for(written, kind):
+    """That the phases take the rest is measured: of 400 steps in 6 s, which few samples show, nothing was named."""
+    rows = training(400, wait=0.0012, outside=0.0022)
+    loop = metrics_of(rows).ranks[0].loop
+    stacks = [
+        ("outside", 3, "json.encoder.dumps", 29),
+        ("outside", 1, "torch.functional.norm", 28),
+        ("forward", 9, "", 24),
+    ]
+    if written == 1:
+        stacks[0], stacks[1] = ("outside", 1, *stacks[0][2:]), ("outside", 3, *stacks[1][2:])
+    found = tuple(
+        Sampled("algo-1-0", phase, False, (Place("train.py", line, "main"),), leaf, 0.18 * loop * count / 4, count)
+        for phase, count, leaf, line in stacks
+    )
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples(found, {}))
+    main = decide(Case(metrics, {})).main
+    assert main.kind is kind
+    assert main.confidence == "low" or kind is Class.BALANCED
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.15])
 def test_a_listed_finding_saves_the_least_worth_naming(spread):
     random, rows, now = np.random.default_rng(3), [], 1.0
