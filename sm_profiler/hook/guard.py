@@ -105,8 +105,14 @@ def _may_call(caller: FrameType, code: CodeType) -> bool:
         return True
     if name in own.co_names or any(type(value) is str and value == name for value in own.co_consts):
         return True
-    values = caller.f_locals.values()
-    return any(value == name if type(value) is str else _code_of(value) is code for value in list(values))
+    values = list(caller.f_locals.values())
+    if any(value == name if type(value) is str else _code_of(value) is code for value in values):
+        return True
+    places = [caller.f_globals, *(vars(of) for value in values for of in type(value).__mro__)]
+    for value in values:
+        with contextlib.suppress(Exception):  # it has none
+            places.append(dict(object.__getattribute__(value, "__dict__")))
+    return any(_code_of(place[held]) is code for place in places for held in own.co_names if held in place)
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
