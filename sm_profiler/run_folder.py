@@ -33,7 +33,7 @@ MAX_NAME_BYTES = 150  # of a command, in the name of its folder
 FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
 # Signals that are forwarded, unless they are ignored.  Not an error of this very process, nor a limit of its resources; nor
-# Ctrl-C, which the script gets too: from the terminal, or from whoever signals the whole group.
+# Ctrl-C, which the script gets too: from the terminal, or with the whole process group.
 FORWARDED = sorted(
     signal.valid_signals() - {
         signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE,

@@ -49,8 +49,10 @@ def test_a_signal_that_ends_the_script_gives_its_exit_code():
 
 
 def test_a_stop_from_the_keyboard_stops_the_script_too():
-    script = "import signal; signal.signal(signal.SIGTSTP, lambda *_: print('stops', flush=True))\n" + DEFAULT.replace("60", "1")
-    process = launch(script)  # in a session without a shell, where nothing stops by default
+    handles = "import signal; signal.signal(signal.SIGTSTP, lambda *_: print('stops', flush=True))\n"
+    process = launch(
+        handles + DEFAULT.replace("60", "1")
+    )  # in a session without a shell, where nothing stops by default
     process.send_signal(signal.SIGTSTP)
     assert process.stdout.readline() == "stops\n"
     process.send_signal(signal.SIGCONT)
@@ -58,10 +60,8 @@ def test_a_stop_from_the_keyboard_stops_the_script_too():
 
 
 def test_an_ignored_signal_stays_ignored():
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, DEFAULT], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
-    )  # fmt: skip
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    process = subprocess.Popen([*nohup, sys.executable, "-c", LAUNCHER, DEFAULT], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     os.kill(process.pid, signal.SIGTERM)

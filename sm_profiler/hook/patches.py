@@ -187,7 +187,7 @@ def _in_place_of(original: Any, function: Any) -> Any:
 
 
 def _name_by_place(owner: Any, name: str, value: Any) -> None:
-    """Name a wrapper by the place where it is put, unless its original has its name from there.
+    """Name a wrapper by the place that it is put in, unless its original has its name from there.
 
     Functions are pickled by the name under which they are found; `torch.save` is `torch.serialization.save`, where the
     original stays.  Where the hook is not installed, the same name is that of the original.

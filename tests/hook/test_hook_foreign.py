@@ -91,7 +91,7 @@ def collect(arrives, guard, action=None, name=""):
     return guard.failures
 """
 collect = {}
-exec(compile(HOOK, guard.__file__, "exec"), collect)  # code of the hook, called by a script
+exec(compile(HOOK, guard.__file__, "exec"), collect)  # noqa: S102 - code of the hook, called by a script
 collect = collect["collect"]
 
 

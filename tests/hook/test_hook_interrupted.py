@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sm_profiler.hook.detailed import DetailedWindow  # noqa: E402
-from sm_profiler.hook.pytorch.detailed import TorchProfiler, severity_level  # noqa: E402
+from sm_profiler.hook.detailed import DetailedWindow
+from sm_profiler.hook.pytorch.detailed import TorchProfiler, severity_level
 
 PLACES = ("/sm_profiler/threads.py", "/hook/detailed.py", "/pytorch/detailed.py")
 # After these instructions Python runs them, and at the start of a function.

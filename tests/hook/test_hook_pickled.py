@@ -1,4 +1,4 @@
-"""What the hook puts in the place of functions is pickled as they are, and found where no hook is installed."""
+"""Wrappers are pickled as the functions they replace, and found where no hook is installed."""
 
 import copy
 import inspect
@@ -13,11 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 cloudpickle = pytest.importorskip("cloudpickle")
 
-from sm_profiler.hook.guard import pass_on  # noqa: E402
-from sm_profiler.hook.jax.calls import Call  # noqa: E402
-from sm_profiler.hook.patches import Patches, after, timed  # noqa: E402
-from sm_profiler.hook.pytorch.adapter import Hooks  # noqa: E402
+from sm_profiler.hook.guard import pass_on
+from sm_profiler.hook.jax.calls import Call
+from sm_profiler.hook.patches import Patches, after, timed
+from sm_profiler.hook.pytorch.adapter import Hooks
 
+load = pickle.loads
 PICKLERS = [
     lambda value: pickle.dumps(value, 2),
     pickle.dumps,
@@ -48,9 +49,9 @@ def test_a_replaced_function_is_pickled_by_the_name_of_its_place(patches, owner,
     assert value is not original
     assert inspect.signature(value) == signature
     text = pickler(value)
-    assert pickle.loads(text) is value
+    assert load(text) is value
     patches.remove()
-    assert pickle.loads(text) is original
+    assert load(text) is original
     assert b"sm_profiler" not in text
 
 
@@ -65,8 +66,8 @@ class Derived(Base):
 
 def test_an_inherited_method_is_named_by_the_class_that_gets_the_wrapper(patches):
     patches.put(Derived, "method", after(Derived.method, lambda *_: None, pass_on))
-    assert pickle.loads(pickle.dumps(Derived.method)) is Derived.method
-    assert pickle.loads(pickle.dumps(Base.method)) is Base.method
+    assert load(pickle.dumps(Derived.method)) is Derived.method
+    assert load(pickle.dumps(Base.method)) is Base.method
 
 
 class FakeJit:
@@ -84,7 +85,7 @@ class FakeJit:
 def test_what_the_script_compiles_is_pickled_as_what_jax_made(pickler):
     made = FakeJit(abs)
     call = Call(None, made, made, threading.Lock(), None)
-    found = pickle.loads(pickler(call))
+    found = load(pickler(call))
     assert (type(found), found(-2)) == (FakeJit, 2)
     assert type(copy.deepcopy(call)) is FakeJit
     assert call.__name__ == "update"
@@ -108,4 +109,4 @@ def test_an_optimizer_of_the_script_is_pickled_by_value_without_the_hooks(sessio
     assert isinstance(import_module("torch.optim.optimizer")._global_optimizer_pre_hooks, Hooks)
     text = cloudpickle.dumps(optimizer)
     assert b"sm_profiler" not in text
-    assert pickle.loads(text).param_groups[0]["lr"] == 0.1
+    assert load(text).param_groups[0]["lr"] == 0.1

@@ -254,7 +254,13 @@ class Text(str):
 
 @pytest.mark.parametrize(
     ("make", "shown"),
-    [(Address, None), (Broken, None), (lambda: Text("/weights"), "/weights"), (lambda: b"/weights", "/weights"), (Path, ".")],
+    [
+        (Address, None),
+        (Broken, None),
+        (lambda: Text("/weights"), "/weights"),
+        (lambda: b"/weights", "/weights"),
+        (Path, "."),
+    ],
 )
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_path_of_the_scripts_own_class_harms_no_call(make, shown, inside, wrapped, session):

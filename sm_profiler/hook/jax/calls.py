@@ -398,14 +398,12 @@ class Calls(Collector):
 
 
 class Call:
-    """What the script calls instead of what JAX made: it only notes its calls during a rest, and else is `observed`.
+    """A function of the script that JAX made: during a rest it only notes its calls, and else is `observed`.
 
     It is pickled as what JAX made, by value as well, and is bound to an object as that is.
     """
 
-    def __init__(
-        self, function: Compiled, made: Any, observed: Any, calls: Calls, clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, function: Compiled, made: Any, observed: Any, calls: Calls, clock: Callable[[], int]) -> None:
         functools.update_wrapper(self, observed)
         self._function, self._made, self._observed, self._calls, self._clock = function, made, observed, calls, clock
 

@@ -132,7 +132,7 @@ class Hooks(OrderedDict[int, Any]):
 
 
 def _replace_tables(optimizers: Any) -> None:
-    """Replace torch's tables, for good: the handles of the script's hooks refer to them."""
+    """Replace torch's tables permanently: the handles of the script's hooks refer to them."""
     for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
         table = getattr(optimizers, name, None)
         if type(table) is OrderedDict and not table:
