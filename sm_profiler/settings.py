@@ -104,8 +104,7 @@ def _address(text: str) -> tuple[str, int]:
 
 TEXT = SettingKind("text", "a text", str)
 PATH = SettingKind("path", "a path", str)
-ONE = SettingKind("1", "1", lambda text: text == "1")  # any other value is off, without a message
-SWITCH = SettingKind("on or off", "on or off", _switch)
+SWITCH = SettingKind("on or off", "on (1, true, yes) or off (0, false, no)", _switch)
 SECONDS = SettingKind("number", "a number of seconds, 0 or more", _not_negative)
 POLL = SettingKind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to(MAX_POLL_S))
 MICROSECONDS = SettingKind("number", "a number of microseconds", lambda text: int(float(text)))
@@ -181,15 +180,25 @@ class Setting:
                 f"{self.name}: expected {self.kind.expected}, found {printable(text[:_MAX_SHOWN])!r}"
             ) from None
 
+    def problem(self, environment: Mapping[str, str] = os.environ) -> str:
+        """Return why the value cannot be used, and what is used instead; "" if it can."""
+        try:
+            self.read(environment)
+        except ValueError as error:  # a ConfigError
+            return f"{error}; using the default, {self.shown_default}"
+        return ""
+
+    def usable(self, environment: Mapping[str, str] = os.environ) -> Any:
+        """Return the value, and the default instead of a wrong one, for code that leaves the report to other code."""
+        return self.default if self.problem(environment) else self.read(environment)
+
     def read_or_default(self, environment: Mapping[str, str] = os.environ) -> Any:
         """Return the value, and the default instead of a wrong one, which is one warning in the log."""
-        try:
-            return self.read(environment)
-        except ValueError as error:  # a ConfigError
+        if problem := self.problem(environment):
             from sm_profiler.printable import logger_for
 
-            logger_for("sm_profiler").warning("sm-profiler: %s; using the default, %s", error, self.shown_default)
-            return self.default
+            logger_for("sm_profiler").warning("sm-profiler: %s", problem)
+        return self.usable(environment)
 
     @property
     def shown_default(self) -> str:
@@ -208,8 +217,8 @@ NAMING, RULE_JOBS, ENDPOINT = "Names in reports and fleets", "Rule jobs", "Local
 EXTENSIONS = "Extensions"
 
 AUTO = Setting(
-    "SM_PROFILER_AUTO", ONE, "profile each process that imports a supported framework", "monitor.task", False,
-    shown="off", group=RECORDING,
+    "SM_PROFILER_AUTO", SWITCH, "profile each process that imports a supported framework", "monitor.task", False,
+    group=RECORDING,
 )  # fmt: skip
 CONFIG = Setting(
     "SM_PROFILER_CONFIG", JSON, "the profiler configuration: JSON, a path or an `s3://` URI; a long one is in parts, "

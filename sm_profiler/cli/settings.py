@@ -93,10 +93,7 @@ def variables(environment: Mapping[str, str]) -> Iterator[Present]:
             yield _from_file(environment) if setting is RULE_IMAGE else Present(setting, setting.shown_default, DEFAULT)
             continue
         else:
-            try:
-                setting.read(environment)
-            except ProfilerError as error:
-                problem = str(error)
+            problem = setting.problem(environment)
         if not text:
             yield Present(setting, setting.shown_default, DEFAULT)
         else:

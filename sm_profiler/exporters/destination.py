@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.message import Message as Headers
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import attrs
 import numpy as np
@@ -130,12 +131,17 @@ def within(seconds: float, action: Callable[[], _Answer]) -> _Answer:
 
 @attrs.define(eq=False)
 class SentList:
-    """The list next to a job's report: keys of findings that were sent, so that each is sent once.
+    """The list of a job: keys of findings that were sent, so that each is sent once.
 
     A process that is killed after sending, but before it has recorded that, sends once more the next time.
+
+    Attributes:
+        storage: where the list is.
+        earlier: where earlier versions kept it, which is read only.
     """
 
     storage: Storage
+    earlier: Storage | None = None
     _sent: set[str] | None = None
 
     def has(self, report: Report, destination: str) -> bool:
@@ -155,15 +161,29 @@ class SentList:
 
     def _keys(self) -> set[str]:
         if self._sent is None:
-            try:
-                found = json.loads(self.storage.read(FILE)[:MAX_BYTES])
-            except MissingFileError:
-                found = {}
-            except (ValueError, RecursionError):
-                raise SourceError(f"{self.storage.uri}/{FILE} is damaged: remove it to send everything again") from None
-            sent = found.get("sent") if isinstance(found, dict) else None
-            self._sent = {key for key in sent if isinstance(key, str)} if isinstance(sent, list) else set()
+            self._sent = _read(self.storage) | (_read(self.earlier) if self.earlier is not None else set())
         return self._sent
+
+
+def sent_folder(job: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of a job's list, the same from each working directory; "" for a user without a home."""
+    base = environment.get("XDG_STATE_HOME", "")
+    try:
+        state = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return ""
+    return str(state / "sm-profiler" / "sent" / (quote(job.lstrip("."), safe=" ")[:MAX_NAME] or "job"))
+
+
+def _read(storage: Storage) -> set[str]:
+    try:
+        found = json.loads(storage.read(FILE)[:MAX_BYTES])
+    except MissingFileError:
+        found = {}
+    except (ValueError, RecursionError):
+        raise SourceError(f"{storage.uri}/{FILE} is damaged: remove it to send everything again") from None
+    sent = found.get("sent") if isinstance(found, dict) else None
+    return {key for key in sent if isinstance(key, str)} if isinstance(sent, list) else set()
 
 
 def key_of(report: Report, destination: str) -> str:

@@ -61,7 +61,7 @@ def is_wanted(profile: Profile, environment: Mapping[str, str] = os.environ) -> 
     """Return whether neither the environment nor the configuration switches the sampler off."""
     given = {key.lower(): value for key, value in profile.parameters.items()}
     in_config = {SAMPLER_ENABLED.name: str(given.get(SAMPLER_ENABLED.name.lower(), ""))}
-    return bool(SAMPLER_SWITCH.read_or_default(environment) and SAMPLER_ENABLED.read_or_default(in_config))
+    return bool(SAMPLER_SWITCH.usable(environment) and SAMPLER_ENABLED.read_or_default(in_config))
 
 
 class Sampler(Collector):

@@ -50,7 +50,7 @@ def terminal_summary(
     gain = _wrap(gain_of_finding(main), width)
     advice = [*gain, *_wrap(f"Next: {main.next_step}", width)]
     rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
-    facts = [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
+    facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -70,7 +70,9 @@ def terminal_summary(
         rest = []  # the place and the advice come first, and a bar is nothing without its legend
     text = max(room - len(rest), len(verdict))
     places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line names the place
-    lines = [*_cut([*verdict, *places, *advice], text, width), *rest, *facts]
+    lines = [*_cut([*verdict, *places, *advice], text, width), *rest]
+    for fact in facts:
+        lines += fact if len(lines) + len(fact) <= room else []
     return readable_processes(report.metrics)("\n".join([*lines[:room], *last]))
 
 
@@ -148,6 +150,18 @@ def _broken(broken: Mapping[str, str]) -> str:
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
         shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+    )
+
+
+def _whole(text: str, width: int) -> list[str]:
+    """Return a fact in two lines at most: the words at its end are what its number is compared with."""
+    return textwrap.wrap(
+        shorten(printable(text), 600),
+        width,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=2,
+        placeholder=" …",
     )
 
 

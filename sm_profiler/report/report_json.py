@@ -152,6 +152,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         name: its name.
         start, end: seconds since the epoch.
         duration_s: its length.
+        between_attempts_s: seconds of it without a sign of life, as of a requeued job; no machine time.
         running: it has not ended yet.
         nodes: its nodes.
         instance_type: null if unknown.
@@ -177,6 +178,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     start: float | None
     end: float | None
     duration_s: float | None
+    between_attempts_s: float = 0.0
     running: bool
     nodes: tuple[str, ...]
     instance_type: str | None
@@ -502,6 +504,7 @@ def _job(report: Report) -> Job:
         start=_number(metrics.start),
         end=_number(metrics.end),
         duration_s=_number(metrics.duration),
+        between_attempts_s=round(metrics.between_attempts, 3),
         running=metrics.running,
         nodes=tuple(metrics.nodes),
         instance_type=metrics.instance_type,

@@ -48,7 +48,7 @@ class Launched:
     Attributes:
         status: such as `InProgress` or `Failed`; "" if unknown.
         started: its training has started, or that is unknown.
-        hook: SM_PROFILER_AUTO=1 is among its variables.
+        hook: SM_PROFILER_AUTO is on among its variables.
         agent: the configuration in its environment; None if it has none, or only a path of one.
         has_agent: the environment names a configuration.
         service: the configuration in its request; None if it has none.
@@ -83,7 +83,7 @@ class Launched:
         return cls(
             status=status,
             started=not status or status == "Completed" or "TrainingStartTime" in job,
-            hook=AUTO.read(variables),
+            hook=AUTO.usable(variables),
             agent=agent,
             has_agent=text is not None,
             service=load_profile(dict(config)) if isinstance(config, Mapping) and config else None,
@@ -157,7 +157,7 @@ class Launched:
     def _agent_problem(self) -> tuple[str, str]:
         path = self.agent.s3_output_path if self.agent is not None else None
         if not self.hook:
-            return f"the hook was off: {AUTO.name} is not 1 in its environment", f"set {AUTO.name}=1"
+            return f"the hook was off: {AUTO.name} is not on in its environment", f"set {AUTO.name}=1"
         if self.problem:
             return f"the hook was off: {_short(self.problem)}", "launch with agent_environment(…) or attach(…)"
         if self.agent is not None and self.agent.disabled:
@@ -189,7 +189,7 @@ class Launched:
         config = self._config
         if not self.hook:
             return (
-                f"The hook was off: {AUTO.name} is not 1 in the job's environment.",
+                f"The hook was off: {AUTO.name} is not on in the job's environment.",
                 f"Set {AUTO.name}=1 there (attach does), with {_CONFIG}.",
             )
         if config is not None and config.off:

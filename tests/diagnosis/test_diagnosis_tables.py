@@ -101,6 +101,45 @@ def test_an_even_mlperf_run_has_no_finding_and_is_not_called_healthy():
     assert 0.01 < table.ledger.totals.share("evaluation") < 0.03
 
 
+def mllog(path, blocks, *, train=60.0, evaluate=60.0, marks=("block_start", "block_stop"), last=False):
+    """Write a log without step times: blocks of training, each with an evaluation after it but perhaps the last."""
+    now, found = 30.0, [("init_start", 0.0), ("run_start", 30.0)]
+    for number in range(blocks):
+        found += [(marks[0], now), (marks[1], now + train)] if marks else []
+        now += train
+        if not (last and number == blocks - 1):
+            found += [("eval_start", now), ("eval_stop", now + evaluate)]
+            now += evaluate
+    rows = ({"time_ms": 1.7e12 + 1e3 * at, "key": key, "value": None} for key, at in [*found, ("run_stop", now)])
+    path.write_text("".join(f":::MLLOG {json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("marks", [("block_start", "block_stop"), ("epoch_start", "epoch_stop"), None])
+def test_evaluations_are_judged_in_a_log_without_step_times(tmp_path, marks):
+    """It was refused: "the log has no step times"."""
+    table = read_table(mllog(tmp_path / "result_0.txt", 20, marks=marks))
+    (found,) = diagnose(table.ledger).findings
+    assert found.kind == "EVALUATION_BOUND"
+    assert table.ledger.totals.share("evaluation") == pytest.approx(0.5)
+    assert table.ledger.before == pytest.approx(30.0)
+
+
+def test_a_log_of_few_blocks_states_the_share_of_evaluation(tmp_path, capsys):
+    log = mllog(tmp_path / "result_0.txt", 4, train=70.0, evaluate=30.0, last=True)
+    assert read_table(log).ledger.totals.share("evaluation") == pytest.approx(90 / 370)
+    assert main(["report", str(log), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "INCONCLUSIVE" in shown
+    assert "evaluation 24 %" in shown
+
+
+def test_a_log_with_neither_steps_nor_evaluations_is_refused(tmp_path):
+    log = mllog(tmp_path / "result_0.txt", 1, last=True)
+    with pytest.raises(SourceError, match=r"neither step times .* nor evaluations"):
+        read_table(log)
+
+
 def write_csv(path, rows, head="rank,step,seconds"):
     path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
     return path

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -18,13 +19,26 @@ from msgspec.structs import replace
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.exporters import aws as on_aws
-from sm_profiler.exporters.destination import ATTEMPTS, KINDS, SentList, Webhook, message_of, open_destination
+from sm_profiler.exporters.destination import (
+    ATTEMPTS,
+    KINDS,
+    SentList,
+    Webhook,
+    message_of,
+    open_destination,
+    sent_folder,
+)
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, training
 
 HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +312,29 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     assert len(hook.got) == 3
     assert main(["export", str(slow)]) == 2
     assert "--to is missing" in capsys.readouterr().err
+
+
+def test_a_finding_is_sent_once_from_all_folders(tmp_path, hook, capsys, monkeypatch):
+    """The list of what was sent was in the working directory; one that is there already counts."""
+    job = make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "1")
+    command = ["export", str(job), "--to", f"webhook:{hook.url}"]
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        assert main(command) == 0
+        assert not list(Path().iterdir())
+    assert "webhook: sent before" in capsys.readouterr().out
+    (found,) = Path(os.environ["XDG_STATE_HOME"]).rglob("sent.json")
+    Path("profiler-report/job").mkdir(parents=True)
+    found.rename("profiler-report/job/sent.json")
+    assert main(command) == 0
+    assert len(hook.got) == 1
+
+
+def test_the_list_of_a_job_has_a_place_without_a_home(monkeypatch):
+    assert sent_folder("../a/b", {"XDG_STATE_HOME": "/state"}) == "/state/sm-profiler/sent/%2Fa%2Fb"
+    monkeypatch.setenv("HOME", "/home/me")
+    assert sent_folder("a", {"XDG_STATE_HOME": "relative"}) == "/home/me/.local/state/sm-profiler/sent/a"
 
 
 def test_one_destination_that_fails_keeps_nothing_from_the_others(tmp_path, hook, aws, capsys, monkeypatch):

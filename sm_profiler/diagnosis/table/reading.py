@@ -44,7 +44,9 @@ OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
 ROUNDING = 1e-9  # of an operation's length; one that ends this much after the next begins does not overlap it
 MLLOG = ":::MLLOG"
-_MOMENTS = ("init_start", "run_start", "eval_start", "eval_stop")  # of its events
+_MOMENTS = (
+    "init_start", "run_start", "run_stop", "eval_start", "eval_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
+)  # fmt: skip
 SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
 # Column → names under which tables have it, lower case.
 NAMES = {
@@ -436,9 +438,9 @@ def _ledger(rows: _Rows, source: str) -> tuple[Ledger, int]:
     for each, at in enumerate(np.split(by_rank, edges)):
         steps, of_step = np.unique(rows.step[at], return_inverse=True)
         seconds = (_painted if rows.timed else _sums)(rows, at, of_step, len(steps), activities)
-        length = np.sum(list(seconds.values()), axis=0) + np.asarray([pauses.get(step, 0.0) for step in steps.tolist()])
-        if rows.timed:
-            length = windows[np.searchsorted(all_steps, steps)]
+        length = windows[np.searchsorted(all_steps, steps)] if rows.timed else np.sum(list(seconds.values()), axis=0)
+        if pauses is not None:
+            length = length + pauses[1][np.searchsorted(pauses[0], steps)]
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
         stage = rows.stage_names[int(np.median(rows.stage[at]))]
@@ -488,17 +490,17 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
     return found
 
 
-def _pauses(rows: _Rows) -> dict[int, float]:
-    """Return the pauses that all ranks make before whole steps; what only some wait before a step, they wait for others."""
-    found: dict[int, float] = {}
+def _pauses(rows: _Rows) -> tuple[Ints, Floats] | None:
+    """Return the whole steps with the pause that all ranks make before each: if only some pause, they wait for others."""
     if rows.timed or not rows.start.any():
-        return found
+        return None
     order = np.lexsort((rows.step, rows.rank))
     rank, step, start, end = rows.rank[order], rows.step[order], rows.start[order], rows.end[order]
     follows = np.flatnonzero((np.diff(rank) == 0) & (np.diff(step) > 0)) + 1
-    for key, pause in zip(step[follows].tolist(), (start[follows] - end[follows - 1]).tolist(), strict=True):
-        found[key] = max(min(pause, found.get(key, pause)), 0.0)
-    return found
+    steps = np.unique(step)
+    shortest = np.full(len(steps), np.inf)
+    np.minimum.at(shortest, np.searchsorted(steps, step[follows]), start[follows] - end[follows - 1])
+    return steps, np.where(np.isfinite(shortest), np.maximum(shortest, 0.0), 0.0)
 
 
 def _windows(rows: _Rows) -> tuple[Ints, Floats]:
@@ -600,7 +602,7 @@ def _divide_communication(seconds: dict[str, Floats], graph: Operations, rank: i
 
 
 def _mllog(text: Iterable[str], name: str) -> Table:
-    """Read a log of mllog: the steps of `tracked_stats`, evaluations between them, and the start."""
+    """Read a log of mllog: the steps of `tracked_stats` or else blocks of training, evaluations between them, and the start."""
     moments: dict[str, list[float]] = {key: [] for key in _MOMENTS}
     times, lengths, losses, count, lost = [], [], [], 0, 0
     for line in text:
@@ -624,21 +626,45 @@ def _mllog(text: Iterable[str], name: str) -> Table:
             times.append(moment)
             lengths.append(spent)
             losses.append(_loss(value))
-    if not times:
+    evaluations = _intervals(moments["eval_start"], moments["eval_stop"])
+    if times:
+        order = np.argsort(times, kind="stable")
+        ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
+        begins = np.r_[ends[0] - steps[0], ends[:-1]]
+        length = np.maximum(ends - begins, steps)
+        evaluation = Covered.by(*evaluations).within(begins, ends)
+        facts = {"loss": np.asarray(losses)[order][None, :]} if np.isfinite(losses).all() else {}
+    elif evaluations.size:
+        begins, ends, evaluation, steps = _blocks(moments, evaluations)
+        length, facts = ends - begins, {}
+    else:
         raise SourceError(
-            f"{printable(name)}: the log has no step times (tracked_stats with a value such as train_step_time): "
-            f"{count} events were read"
+            f"{printable(name)}: the log has neither step times (tracked_stats with a value such as train_step_time) nor "
+            f"evaluations (eval_start and eval_stop): {count} events were read"
         )
-    order = np.argsort(times, kind="stable")
-    ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
-    begins = np.r_[ends[0] - steps[0], ends[:-1]]
-    length = np.maximum(ends - begins, steps)
-    evaluation = Covered.by(*_intervals(moments["eval_start"], moments["eval_stop"])).within(begins, ends)
     starts, runs = moments["init_start"], moments["run_start"]
     before = max((runs[0] if runs else float(begins[0])) - starts[0], 0.0) if starts else 0.0
     rank = RankLedger.of("0", np.arange(len(ends)), length, {STEP: steps, "evaluation": evaluation})
-    facts = {"loss": np.asarray(losses)[order][None, :]} if np.isfinite(losses).all() else {}
     return Table(Ledger((rank,), before=before, facts=facts, source=name), count, lost, "not an event of mllog")
+
+
+def _blocks(moments: Mapping[str, Sequence[float]], evaluations: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return start and end of each block of training with the evaluation that ends it, and the seconds of both.
+
+    Without step times, blocks take the place of steps. The log marks them by block_start and block_stop, or epoch_start and
+    epoch_stop; otherwise, what is between two evaluations is one.
+    """
+    starts = next((moments[key] for key in ("block_start", "epoch_start", "run_start") if moments[key]), [])
+    stops = next((moments[key] for key in ("block_stop", "epoch_stop", "run_stop") if moments[key]), [])
+    ends = evaluations[1]
+    begins = np.r_[min([evaluations[0, 0], *starts]), ends[:-1]]
+    if (later := [one for one in stops if one > ends[-1]]) and any(one >= ends[-1] for one in starts):
+        begins, ends = np.r_[begins, ends[-1]], np.r_[ends, max(later)]  # a block that no evaluation followed
+    evaluation = Covered.by(*evaluations).within(begins, ends)
+    trained = _intervals(starts, stops)
+    rest = np.maximum(ends - begins - evaluation, 0.0)
+    covered = Covered.by(*trained).within(begins, ends) if trained.size and moments["block_start"] else rest
+    return begins, ends, evaluation, np.minimum(covered, rest)
 
 
 def _step_time(value: object) -> float | None:
