@@ -17,6 +17,7 @@ from typing import Any
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.process_end import NEVER_STARTED
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, confined
@@ -26,7 +27,7 @@ from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.hook.process_end import Leaving, StopSignals, record_failed_start
+from sm_profiler.hook.process_end import Leaving, StopSignals, record_end, record_failed_start
 from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.scheduling import Threads
@@ -38,9 +39,11 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, REPORTED
+from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED
+from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 
 logger = logger_for("sm_profiler")
+_OF_EACH_RANK = (SAMPLER_SWITCH, HANG_SECONDS)  # read in each, and a wrong value is reported once
 _installed: list[Hook] = []  # at most one
 _waiting: list[Standby] = []  # at most one: the configuration may switch the hook on later
 _refused: list[bool] = []  # not empty once the hook was off: the import of another framework does not ask again
@@ -390,8 +393,9 @@ def _start() -> Session | None:
         _report_missing_configuration()
         return None
     profile = load_profile(source.text)
-    if profile.warnings and _reports():
-        for problem in profile.warnings:
+    problems = [*profile.warnings, *filter(None, (one.problem() for one in _OF_EACH_RANK))]
+    if problems and _reports():
+        for problem in problems:
             logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
@@ -432,9 +436,16 @@ def _reports() -> bool:
     return True
 
 
+def refuse(problem: str) -> None:
+    """Report, once a job, why the hook is off although the environment has a word about it; a script may still start one."""
+    if not _refused and _reports():
+        logger.warning("sm-profiler: %s", problem)
+    _refused.append(True)
+
+
 def _report_missing_configuration() -> None:
     """Report that SM_PROFILER_AUTO=1 is not enough."""
-    if AUTO.read(os.environ) and _reports():
+    if AUTO.usable(os.environ) and _reports():
         logger.warning(
             "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
             "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"
@@ -445,14 +456,22 @@ def _wait(source: settings.ConfigText) -> None:
     """Start the hook when the file asks for it, in the folder of this job."""
     while _waiting:
         _waiting.pop().end()
-    _waiting.append(Standby(source, _start_late))
+    _waiting.append(Standby(source, _start_late, _record_never_started))
     _waiting[0].begin()
 
 
 def _start_late(profile: Profile, source: settings.ConfigText) -> None:
     profile = settle(profile)
     uninstall()
-    start(profile, source)
+    start(profile, source).session.tracker.join_loop()
+
+
+def _record_never_started(profile: Profile, source: settings.ConfigText) -> None:
+    """Let the report say why there are no steps, at the end of a process in which the hook could not start."""
+    session = Session(settle(profile), source=source)
+    session.rank = settings.rank_from()
+    session.note("profiler", f"{NEVER_STARTED}: {settings.NO_MOMENT}")
+    record_end(session.root, session.source, session.describe(), session.timebase.now_us())
 
 
 def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
