@@ -143,7 +143,8 @@ def test_wrappers_look_like_the_functions_and_are_removed():
     originals = [getattr(owner, name).__wrapped__ for owner, name in WRAPPED]
     for (owner, name), original in zip(WRAPPED, originals, strict=True):
         wrapper = getattr(owner, name)
-        assert (wrapper.__name__, wrapper.__module__, wrapper.__doc__) == (name, original.__module__, original.__doc__)
+        assert (wrapper.__name__, wrapper.__doc__) == (name, original.__doc__)
+        assert wrapper.__module__ in (original.__module__, owner.__name__)  # where it is found
         try:
             expected = inspect.signature(original)
         except ValueError:
