@@ -249,7 +249,7 @@ def test_a_step_whose_results_are_read_after_it_ends_with_them():
     """It ended before it began, and most of the evaluation was code outside the phases."""
     (rank,) = metrics_of(predicting(), metadata=({"framework": "keras"},)).ranks
     assert (rank.steps.duration >= 0).all()
-    assert rank.slices["evaluation"] == pytest.approx(80 * 16 * 0.0048, rel=0.05)
+    assert rank.seconds["evaluation"] == pytest.approx(80 * 16 * 0.0048, rel=0.05)
 
 
 def test_a_callback_that_predicts_leads_and_not_its_period():

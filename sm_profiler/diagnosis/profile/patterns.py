@@ -348,7 +348,7 @@ def _beside_compiling(rank: Rank, case: Case) -> Mask:
     rows = case.ledger.ranks[case.ranks.index(rank)]
     spent = sum((rows.seconds[name] for name in (COMPILING, AGAIN) if name in rows.seconds), np.zeros(len(rows.steps)))
     compiles = np.isin(index, rows.steps[spent > 0])
-    if not compiles.any() or compiles.all() or not rank.slices["compiled"]:
+    if not compiles.any() or compiles.all() or not rank.seconds["compiled"]:
         return compiles
     usual, stretch = float(np.median(length[~compiles])), np.cumsum(compiles) - compiles  # each ends with a compilation
     ends = np.flatnonzero(compiles)
