@@ -18,7 +18,7 @@ from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_sa
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
@@ -345,12 +345,15 @@ def _beside_compiling(rank: Rank, case: Case) -> Mask:
     before it, since the last compilation, they may have left all of their work to it.
     """
     index, length = rank.iterations.index, rank.iterations.length
-    rows = case.ledger.ranks[case.ranks.index(rank)]
+    rows = next((own for own in case.ledger.ranks if own.name == rank.name), None)
+    if rows is None:  # its steps have no duration
+        return np.zeros(len(index), np.bool_)
     spent = sum((rows.seconds[name] for name in (COMPILING, AGAIN) if name in rows.seconds), np.zeros(len(rows.steps)))
     compiles = np.isin(index, rows.steps[spent > 0])
     if not compiles.any() or compiles.all() or not rank.seconds["compiled"]:
         return compiles
-    usual, stretch = float(np.median(length[~compiles])), np.cumsum(compiles) - compiles  # each ends with a compilation
+    usual = float(np.median(length[~compiles]))
+    stretch: Ints = np.cumsum(compiles) - compiles  # each ends with a compilation
     ends = np.flatnonzero(compiles)
     hides = np.append(length[ends] >= usual * np.bincount(stretch)[: len(ends)], False)
     return compiles | np.asarray(hides[stretch], np.bool_)
