@@ -315,13 +315,13 @@ def of_last_attempt(ranks: Sequence[RankEnd], metadata: Sequence[Mapping[str, An
         if isinstance(start, (int, float)):
             begins[name] = max(begins.get(name, 0.0), start / 1e6)
     over, latest, seen = 0.0, 0.0, set[str]()
-    for one in sorted(ranks, key=lambda rank: begins.get(rank.name, rank.at if rank.state else 0.0)):
-        begin, node = begins.get(one.name), nodes.get(one.name, "")
+    for rank in sorted(ranks, key=lambda rank: begins.get(rank.name, rank.at if rank.state else 0.0)):
+        begin, node = begins.get(rank.name), nodes.get(rank.name, "")
         if begin is not None and begin >= latest and node in seen:
             over = begin
-        latest = max(latest, one.at if one.state else math.inf)
+        latest = max(latest, rank.at if rank.state else math.inf)
         seen.add(node)
-    return tuple(one for one in ranks if not (one.state and one.at <= over))
+    return tuple(rank for rank in ranks if not (rank.state and rank.at <= over))
 
 
 def with_hangs(ranks: Sequence[RankEnd], hangs: Sequence[Record[Hang]]) -> tuple[RankEnd, ...]:
