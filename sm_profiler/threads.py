@@ -12,10 +12,12 @@ import signal
 import threading
 import weakref
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 # Those of an error of the thread itself end the process if it blocks them.
 _BLOCKED = signal.valid_signals() - {
@@ -54,8 +56,7 @@ class Thread:
         self._pid = os.getpid()
         self._running.acquire()
         try:
-            with blocked_signals():
-                start_new_thread(self._run, ())
+            with_blocked_signals(start_new_thread, self._run, ())
         except RuntimeError:
             self._running.release()
             raise
@@ -118,13 +119,15 @@ def is_main() -> bool:
     return get_ident() == _main_thread().ident
 
 
-@contextmanager
-def blocked_signals() -> Iterator[None]:
-    """Let threads that start inside the block, ours or a library's, leave all signals to those of the script."""
+def with_blocked_signals(call: Callable[..., Result], *args: Any) -> Result:
+    """Let threads that a call starts, ours or a library's, leave all signals to those of the script.
+
+    It is no context manager: a handler that raises as Python enters or leaves one would leave the signals blocked.
+    """
     before = _sigmask(signal.SIG_BLOCK, ())  # a handler may raise here, and then nothing has changed
     try:
         _sigmask(signal.SIG_BLOCK, _BLOCKED)
-        yield
+        return call(*args)
     finally:
         _sigmask(signal.SIG_SETMASK, before)
 

@@ -30,6 +30,8 @@ END, END_ERROR, END_PLACE, END_CODE, END_US, END_STEP, OOM_KILLS = (
     "oom_kills",
 )
 
+NEVER_STARTED = "never started"  # state of the profiler, which a changed configuration has switched on
+
 MAX_ERROR = 300  # characters
 _READ = 4000  # characters of a message that are read
 

@@ -17,6 +17,7 @@ from typing import Any
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.process_end import NEVER_STARTED
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, confined
@@ -26,7 +27,7 @@ from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.memory import GarbageCollector, Objects
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.hook.process_end import Leaving, StopSignals, record_failed_start
+from sm_profiler.hook.process_end import Leaving, StopSignals, record_end, record_failed_start
 from sm_profiler.hook.python_window import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.scheduling import Threads
@@ -455,14 +456,22 @@ def _wait(source: settings.ConfigText) -> None:
     """Start the hook when the file asks for it, in the folder of this job."""
     while _waiting:
         _waiting.pop().end()
-    _waiting.append(Standby(source, _start_late))
+    _waiting.append(Standby(source, _start_late, _record_never_started))
     _waiting[0].begin()
 
 
 def _start_late(profile: Profile, source: settings.ConfigText) -> None:
     profile = settle(profile)
     uninstall()
-    start(profile, source)
+    start(profile, source).session.tracker.join_loop()
+
+
+def _record_never_started(profile: Profile, source: settings.ConfigText) -> None:
+    """Let the report say why there are no steps, at the end of a process in which the hook could not start."""
+    session = Session(settle(profile), source=source)
+    session.rank = settings.rank_from()
+    session.note("profiler", f"{NEVER_STARTED}: {settings.NO_MOMENT}")
+    record_end(session.root, session.source, session.describe(), session.timebase.now_us())
 
 
 def _start_session(profile: Profile, source: settings.ConfigText) -> Session:

@@ -86,12 +86,27 @@ def record_failed_start(root: Path, source: str, process: Mapping[str, Any], now
     Raises:
         OSError: it cannot be written.
     """
-    ended = how_it_ends()
-    record = {**process, "start_us": process["loaded_us"], **ended, END_US: now_us, END_STEP: 0}
-    if ended[END] == CRASHED:
+    record = _before_first_step(process, now_us)
+    if record[END] == CRASHED:
         write_record(root, source, record)
-    elif ended[END] == EXITED:
+    elif record[END] == EXITED:
         record_exit_code(root, source, record)
+
+
+def record_end(root: Path, source: str, process: Mapping[str, Any], now_us: int) -> None:
+    """Write how this process ends without a step, for an exit function.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    record = _before_first_step(process, now_us)
+    write_record(root, source, record)
+    if record[END] == EXITED:
+        record_exit_code(root, source, record)
+
+
+def _before_first_step(process: Mapping[str, Any], now_us: int) -> dict[str, Any]:
+    return {**process, "start_us": process["loaded_us"], **how_it_ends(), END_US: now_us, END_STEP: 0}
 
 
 def place_of(error: BaseException) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +33,7 @@ from sm_profiler.container import (
 from sm_profiler.errors import ProfilerError
 from sm_profiler.hook.frames import current_frames, stack_of
 from sm_profiler.hook.guard import pass_on, run_bounded
+from sm_profiler.hook.patches import Patches
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
@@ -208,6 +213,7 @@ def task_of(profile: Profile, job: str, *, sample: bool = True, config: Path | N
 
 SECONDS = 2.0  # between two looks at the file's time
 AGAIN_SECONDS = 0.05
+PATIENCE = 10.0  # seconds without a moment to start, after which the log has a line
 BUSY = (
     "torch",
     "keras",
@@ -217,6 +223,29 @@ BUSY = (
     "optax",
     "importlib",
 )  # their tables must not change while they run
+# Of these, what runs the script's code, or waits on a thread of the framework: nothing there reads what changes, and the
+# functions that are replaced are those of later calls.
+HARMLESS = (
+    "keras.src.trainers.data_adapters",
+    "tensorflow.python.autograph.impl.api",
+    "tensorflow.python.data",
+    "tensorflow.python.ops.script_ops",
+    "torch._inductor.compile_worker",
+    "torch._tensor",
+    "torch.distributed.elastic",
+    "torch.distributed.launcher",
+    "torch.multiprocessing",
+    "torch.utils._contextlib",
+    "torch.utils.data",
+)
+# What loops call in each step.  A loop may call frameworks only, and then the interpreter hardly ever makes a pending call
+# outside of them.
+ENTRIES = (
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "__next__"),
+    ("torch.autograd", "", "backward"),
+    ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator", "__next__"),
+    ("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function", "__call__"),
+)
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _kept: list[Any] = []  # the interpreter holds no reference to pending calls
 
@@ -227,24 +256,35 @@ class Standby:
     Args:
         source: the configuration, by which the hook is off.
         start: installs the hook with a profile.
+        missed: takes the profile if the process ends before there was a moment to start.
     """
 
-    def __init__(self, source: ConfigText, start: Callable[[Profile, ConfigText], object]) -> None:
+    def __init__(
+        self,
+        source: ConfigText,
+        start: Callable[[Profile, ConfigText], object],
+        missed: Callable[[Profile, ConfigText], object] | None = None,
+    ) -> None:
         self._source = source
         self._start = start
+        self._missed = missed
         self._ended = threading.Event()
         self._asked = threading.Event()
         self._call = _PENDING(self._on_main_thread)
         self._ready: tuple[Profile, ConfigText] | None = None
+        self._entries = Patches(pass_on)
+        self._entered: set[tuple[str, str, str]] = set()
 
     def begin(self) -> None:
         """Start the thread."""
         _kept.append(self._call)
+        atexit.register(self._at_exit, os.getpid())
         threads.start(self._run, name="sm-profiler standby")
 
     def end(self) -> None:
         """Stop looking."""
         self._ended.set()
+        self._entries.remove()
 
     def _run(self) -> None:
         while not self._ended.wait(SECONDS):
@@ -255,11 +295,16 @@ class Standby:
             if not changed[0].hook_on:
                 continue
             self._ready = changed
-            logger.warning("sm-profiler: the configuration changed: the hook starts, and counts steps from here on")
+            since, told = time.monotonic(), False
             while not self._ended.wait(AGAIN_SECONDS):
+                self._watch_entries()
                 self._asked.clear()
                 if ctypes.PyDLL(None).Py_AddPendingCall(self._call, None) == 0:
-                    self._asked.wait()
+                    while not self._asked.wait(AGAIN_SECONDS) and not self._ended.is_set():
+                        pass
+                if not told and not self._ended.is_set() and time.monotonic() - since > PATIENCE:
+                    told = True
+                    logger.warning("sm-profiler: the configuration changed: the hook waits for a moment to start")
 
     def changed(self) -> tuple[Profile, ConfigText] | None:
         """Return the configuration if it has changed and the profiler is on now."""
@@ -273,16 +318,62 @@ class Standby:
             return None
         return None if profile.disabled else (profile, self._source)
 
+    def _watch_entries(self) -> None:
+        """Try again with each call of what loops call; an attribute is replaced at once, whatever runs."""
+        for entry in ENTRIES:
+            module, kind, name = entry
+            owner = sys.modules.get(module)
+            if kind:
+                owner = getattr(owner, kind, None)
+            if entry not in self._entered and owner is not None and name in vars(owner):
+                self._entered.add(entry)
+                self._entries.replace(owner, name, partial(self._at_entry, owner, name))
+
+    def _at_entry(self, owner: Any, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def enters(*args: Any, **kwargs: Any) -> Any:
+            try:
+                started = threads.is_main() and self._starts()
+            except Exception as error:  # fail open
+                pass_on(error)
+                logger.warning("sm-profiler: the hook is off: %s", error)
+                started = False
+            return (getattr(owner, name) if started else original)(*args, **kwargs)
+
+        enters._torchdynamo_disable = True  # type: ignore[attr-defined]  # breaks a graph without a warning
+        return enters
+
     def _on_main_thread(self, _: Any = None) -> int:
         """Start the hook unless a framework runs, between two instructions of the main thread."""
         try:
-            if self._ready is not None and not self._ended.is_set() and not in_framework():
-                self._ended.set()
-                self._start(*self._ready)
+            self._starts()
         except Exception as error:  # no caller could handle it, and the training continues
             logger.warning("sm-profiler: the hook is off: %s", error)
         self._asked.set()
         return 0
+
+    def _starts(self) -> bool:
+        """Start the hook unless a framework runs; return whether it was started."""
+        if self._ready is None or self._ended.is_set() or in_framework():
+            return False
+        self.end()
+        self._start(*self._ready)
+        logger.warning("sm-profiler: the configuration changed: the hook has started, and counts the steps that begin from here on")  # fmt: skip
+        return True
+
+    def _at_exit(self, pid: int) -> None:
+        """Report that there was no moment to start."""
+        ready = self._ready
+        if ready is None or self._ended.is_set() or os.getpid() != pid or multiprocessing.parent_process() is not None:
+            return
+        self.end()
+        logger.warning("sm-profiler: the configuration changed, but the hook did not start: %s", NO_MOMENT)
+        if self._missed is not None:
+            with suppress(Exception):  # the report of a job that ends
+                self._missed(*ready)
+
+
+NO_MOMENT = "the framework's code ran at every moment until the process ended"
 
 
 def _accompany_late(profile: Profile, source: ConfigText) -> None:
@@ -294,10 +385,18 @@ def _accompany_late(profile: Profile, source: ConfigText) -> None:
 
 
 def in_framework() -> bool:
-    """Return whether any thread of the script runs code of a framework."""
+    """Return whether any thread of the script runs code of a framework that may read what the start of the hook changes."""
     return any(
-        str(frame.f_globals.get("__name__", "")).partition(".")[0] in BUSY
+        is_busy(str(frame.f_globals.get("__name__", "")))
         for ident in current_frames()
         if not threads.is_own(ident)
         for frame in stack_of(ident)
     )
+
+
+def is_busy(module: str) -> bool:
+    """Return whether the hook must not start while code of this module runs."""
+    return module.partition(".")[0] in BUSY and not f"{module}.".startswith(_HARMLESS)
+
+
+_HARMLESS = tuple(f"{module}." for module in HARMLESS)

@@ -172,6 +172,10 @@ class StepTracker:
         self._one_root = True
         self._joined: tuple[int, ...] = ()  # modules that ran without gradients in the open step, after its first
 
+    def join_loop(self) -> None:
+        """Begin in the middle of a loop, perhaps of a step: the first step is the next one that begins."""
+        self._after_optimizer = self.keep_phases = False
+
     # who marks the steps
 
     def claim(self, owner: str) -> bool:
@@ -319,6 +323,8 @@ class StepTracker:
         if not self.manual and self._begins_step(key, gradients=gradients):
             self.begin_step(start_ns, gradients=gradients)
             self._first_key = key
+        elif self.number < 0:  # before the first step, in the middle of another
+            self._first_key = key
         elif key != self._first_key:
             self._one_root = False
         if self.optimizer:  # it calls the model itself
@@ -442,6 +448,7 @@ class StepTracker:
             if trains:  # one without gradients may have come first
                 self.call_trains()
             self.call_ended(name, start_ns, end_ns)
+        if self.is_open or self.number < 0:
             self._after_optimizer = self._after_optimizer or trains
             self._ever_optimizer = self._ever_optimizer or trains
 

@@ -25,7 +25,7 @@ from sm_profiler.metrics.attempts import (
     process_name,
 )
 from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
-from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
+from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
@@ -33,9 +33,7 @@ from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, fin
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
-    GC,
     LOADER,
-    OWN,
     OWN_IN_STEP,
     RESULTS,
     TRAIN,
@@ -45,7 +43,7 @@ from sm_profiler.metrics.step_fold import (
     column,
     each_process,
 )
-from sm_profiler.metrics.step_sample import Judged, time_between
+from sm_profiler.metrics.step_sample import Judged, Totals, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
 from sm_profiler.settings import ROTATE_SECONDS
 from sm_profiler.source.job import BEGINNING_S, Launched, next_file
@@ -328,7 +326,7 @@ class JobMetrics:
 
 def measure_rank(  # each argument is a source of times
     name: str,
-    rows: StepRows,
+    steps: StepRows | Judged,
     span_us: tuple[float, float],
     attempts: Attempts,
     disturbed: Disturbed = UNDISTURBED,
@@ -339,7 +337,8 @@ def measure_rank(  # each argument is a source of times
 
     Args:
         name: name of the process.
-        rows: its steps.
+        steps: its steps, or a sample of them: sums are those of all its steps. Of a sample, steps that the profiler slowed
+            are not judged, but counted: among so many they make no difference.
         span_us: start and end of its loop.
         attempts: its attempts.
         disturbed: spans in which the profiler slowed the steps.
@@ -347,102 +346,56 @@ def measure_rank(  # each argument is a source of times
         collected_us: garbage collections, part of the loop → time.
     """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 and not attempts.breaks else UNDISTURBED, span_us)
-    judged, breaks = kept.rows, kept.breaks or attempts.breaks
-    train = judged.mode == TRAIN
-    waits = judged.seconds("wait")
-    has_waits = bool(waits.sum() > 0)
-    waits_seen = float((waits[train] > 0).mean()) if train.any() else 0.0
-    if not has_waits and train.any():  # the old hook recorded waiting in its dataloader window only
-        loading = judged.seconds(LOADER)
-        waits_seen = float(((loading > 0) & train).sum() / train.sum())
-        gaps = np.maximum(judged.start - np.concatenate([[judged.start[0]], judged.end[:-1]]), 0) / 1e6
-        waits = np.minimum(loading, gaps)
-    device = as_run_on_device(judged)
-    if device is not None:
-        waits = device.seconds("wait")
-    iterations = iterations_of(device or judged, waits, breaks, on_device=device is not None, index=kept.index)
-    own = float(judged.seconds(OWN).sum())
-    loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
-    evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    stalls = find_stalls(iterations)
-    slices = _slices(device or judged, waits, kept.index, iterations, stalls, on_device=device is not None)
-    slices = _with_rest(slices, loop, evaluation)
-    collected = min(float(judged.seconds(GC).sum()), loop)
-    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
-    return Rank(
-        name=name,
-        steps=rows,
-        start=start,
-        end=end,
-        seconds=slices,
-        gc=collected,
-        gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
-        communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
-        attempts=attempts,
-        has_waits=has_waits,
-        waits_seen=waits_seen,
-        on_device=device is not None,
-        iterations=iterations,
-        stalls=stalls,
-        left_out=kept.left_out,
-        excluded=kept.seconds + own,
-        declared=_named(slices, declared_us or {}),
-        stretches=kept.stretches,
-    )
-
-
-def measure_sampled_rank(  # each argument is a source of times
-    name: str,
-    found: Judged,
-    span_us: tuple[float, float],
-    attempts: Attempts,
-    disturbed: Disturbed = UNDISTURBED,
-    declared_us: Mapping[str, float] | None = None,
-    collected_us: Mapping[str, float] | None = None,
-) -> Rank:
-    """Divide the loop of a process of which a sample of the steps was kept: sums are those of all its steps.
-
-    Steps that the profiler slowed are not judged, but counted: among so many they make no difference.
-    """
-    found = found.without([*disturbed.windows, *disturbed.calls])
-    rows, totals, start, end = found.rows, found.totals, span_us[0] / 1e6, span_us[1] / 1e6
-    train, waits = rows.mode == TRAIN, rows.seconds("wait")
-    has_waits = bool(totals.parts[column("wait")] > 0)
-    if not has_waits:
+    if isinstance(steps, Judged):
+        found = steps.without([*disturbed.windows, *disturbed.calls])
+        kept, count, totals = Kept(found.rows, found.index, found.breaks), found.train, found.totals
+        attempts, steps = attrs.evolve(attempts, breaks=found.breaks), found.rows
+    else:
+        found, again = None, attempts.count > 1 or attempts.breaks
+        kept = keep_undisturbed(steps, UNDISTURBED if again else disturbed, span_us)
+        kept = attrs.evolve(kept, breaks=kept.breaks or attempts.breaks)
+        count, totals = int((kept.rows.mode == TRAIN).sum()), Totals.of(kept.rows)
+        totals.evaluation = evaluation_seconds(kept.rows, kept.breaks) * 1e6
+    rows, has_waits = kept.rows, totals.waits > 0
+    waits = rows.seconds("wait")
+    if not has_waits:  # the old hook recorded waiting in its dataloader window only
         gaps = np.maximum(rows.start - np.concatenate([rows.start[:1], rows.end[:-1]]), 0) / 1e6
         waits = np.minimum(rows.seconds(LOADER), gaps)
     device = as_run_on_device(rows)
-    waits = waits if device is None else device.seconds("wait")
-    iterations = iterations_of(device or rows, waits, found.breaks, on_device=device is not None, index=found.index)
-    iterations = attrs.evolve(iterations, place=np.searchsorted(found.index[train], iterations.index))
-    own = totals.own / 1e6
-    loop = max(end - start - attempts.unseen_s - own, 0.0)
-    evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
-    stalls = find_stalls(iterations)
-    slices = _slices(device or rows, waits, found.index, iterations, stalls, on_device=device is not None)
-    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
+    if device is not None:
+        waits = device.seconds("wait")
+    iterations = iterations_of(device or rows, waits, kept.breaks, on_device=device is not None, index=kept.index)
+    if found is not None:
+        place = np.searchsorted(kept.index[rows.mode == TRAIN], iterations.index)
+        iterations = attrs.evolve(iterations, place=place)
+    own, stalls = totals.own / 1e6, find_stalls(iterations)
+    loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
+    slices = _slices(device or rows, waits, kept.index, iterations, stalls, on_device=device is not None)
+    if found is not None:
+        slices = _of_all(slices, found, on_device=device is not None)
+    slices = _with_rest(slices, loop, max(totals.evaluation - totals.own_in_evaluation, 0.0) / 1e6)
     collected = min(totals.gc / 1e6, loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
-    seen = totals.waits if has_waits else totals.loads
     return Rank(
         name=name,
-        steps=rows,
+        steps=steps,
         start=start,
         end=end,
         seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
-        attempts=attrs.evolve(attempts, breaks=found.breaks),
+        attempts=attempts,
         has_waits=has_waits,
-        waits_seen=seen / max(found.train, 1),
+        waits_seen=(totals.waits or totals.loads) / max(count, 1),
         on_device=device is not None,
         iterations=iterations,
-        stalls=of_all(stalls, iterations, found),
-        excluded=own,
+        stalls=stalls if found is None else of_all(stalls, iterations, found),
+        left_out=kept.left_out,
+        excluded=kept.seconds + own,
         declared=_named(slices, declared_us or {}),
         judged=found,
+        stretches=kept.stretches,
     )
 
 
@@ -513,7 +466,7 @@ def _slices(
 
 
 def _represented(iterations: Iterations, stalls: Stalls, train: Mask, index: Ints) -> Floats:
-    """Return how many steps each row stands for, as the phases of some are recorded: long ones for long ones.
+    """Return how many steps each row represents, as the phases of some are recorded: long ones represent long ones.
 
     They count by their length without collections, which are rare and long.
     """
@@ -629,9 +582,7 @@ def measure_job(  # most are optional parts
             "declared_us": summary.declared_us.get(process),
             "collected_us": summary.collected_us.get(process),
         }
-        if (sampled := summary.judged.get(process)) is not None:
-            return measure_sampled_rank(process, sampled, summary.loop[process], attempts, **further)
-        return measure_rank(process, rows, summary.loop[process], attempts, **further)
+        return measure_rank(process, summary.judged.get(process, rows), summary.loop[process], attempts, **further)
 
     ranks = tuple(
         attrs.evolve(

@@ -12,7 +12,7 @@ import torch
 from sm_profiler import threads
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.hook import entry, settings
-from sm_profiler.hook.settings import ConfigText, Standby, in_framework, read_config
+from sm_profiler.hook.settings import ConfigText, Standby, in_framework, is_busy, read_config
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 from tests.support.hook import environment
@@ -64,9 +64,9 @@ def test_framework_metrics_are_switched_on_in_a_running_job(quick, off, tmp_path
     train(20)
     hook.session.tracker.end_step()
     assert hook.session.guard.failures == {}
-    assert hook.session.tracker.global_step == 19
+    assert hook.session.tracker.global_step == 18  # it may have begun in the middle of the first
     assert [one.getMessage() for one in caplog.records if "changed" in one.getMessage()] == [
-        "sm-profiler: the configuration changed: the hook starts, and counts steps from here on"
+        "sm-profiler: the configuration changed: the hook has started, and counts the steps that begin from here on"
     ]
     until(lambda: "sm-profiler standby" not in threads.running().values())
 
@@ -128,6 +128,184 @@ def test_nothing_starts_while_a_framework_runs():
     assert len(started) == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "busy"),
+    [
+        ("torch", True), ("torch.optim.optimizer", True), ("torch.nn.modules.module", True), ("torch.autograd", True),
+        ("torch.utils.database", True), ("keras.src.trainers.trainer", True), ("importlib._bootstrap", True),
+        ("tensorflow.python.eager.polymorphic_function.polymorphic_function", True), ("__main__", False), ("torchvision", False),
+        ("torch.utils.data.dataloader", False), ("torch.utils.data._utils.pin_memory", False), ("torch.utils.data", False),
+        ("torch.multiprocessing.spawn", False), ("torch.distributed.elastic.multiprocessing.errors", False),
+        ("torch.utils._contextlib", False), ("torch._inductor.compile_worker.subproc_pool", False),
+        ("tensorflow.python.ops.script_ops", False), ("keras.src.trainers.data_adapters.py_dataset_adapter", False),
+    ],
+)  # fmt: skip
+def test_modules_in_which_the_hook_may_start(module, busy):
+    """What fetches batches, starts processes or runs the script's functions is around most of its code, or all of it."""
+    assert is_busy(module) is busy
+
+
+LOOPS = {
+    "input": """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4 * 30
+    def __getitem__(self, index):
+        for _ in range(5):
+            time.sleep(0.001)
+        return torch.full((4,), float(index)), index % 2
+def train(step):
+    for x, y in torch.utils.data.DataLoader(Rows(), batch_size=4):
+        step(x, y)
+""",
+    "batches": """
+rows = torch.arange(480.0).reshape(120, 4), torch.zeros(120, dtype=torch.long)
+def train(step):
+    for x, y in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=4):
+        step(x, y)
+""",
+    "plain": """
+batches = [(torch.full((4, 4), float(number)), torch.zeros(4, dtype=torch.long)) for number in range(30)]
+def train(step):
+    for x, y in batches:
+        step(x, y)
+""",
+    "closure": """
+batches = [(torch.full((4, 4), float(number)), torch.zeros(4, dtype=torch.long)) for number in range(30)]
+def train(step):
+    for x, y in torch.utils.data.DataLoader(batches, batch_size=None):
+        def closure():
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+        losses.append(float(optimizer.step(closure)))
+""",
+}
+TRAINS = (
+    """
+import json, os, sys, time
+import torch
+from sm_profiler.hook import entry, settings
+settings.SECONDS = 0.02
+polls = sys.argv[1] == "polls"
+if not polls:  # the interpreter makes no pending call at a good moment
+    settings.Standby._on_main_thread = lambda self, _=None: self._asked.set() or 0
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.001)
+losses = []
+def step(x, y):
+    optimizer.zero_grad(); loss = torch.nn.functional.cross_entropy(model(x), y); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+"""
+    + "{loop}"
+    + """
+entry.install()
+path, on = os.environ["SM_PROFILER_CONFIG"], os.environ.get("ON")
+began = None
+for epoch in range(400):
+    train(step)
+    if epoch == 0 and on:
+        open(path + ".new", "w").write(on)
+        os.utime(path + ".new", ns=(1, 1))
+        os.replace(path + ".new", path)
+    if began is None and entry.get_hook(create=False) is not None:
+        began = epoch
+    if epoch >= 3 and (not on or (began is not None and epoch >= began + 2)):
+        break
+print(json.dumps([epoch, began, losses]))
+"""
+)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(
+    ("loop", "how"),
+    [("input", "polls"), ("input", "calls"), ("batches", "calls"), ("plain", "calls"), ("closure", "calls")],
+)
+def test_the_hook_starts_in_any_loop_and_changes_no_loss(loop, how, tmp_path):
+    """A loop that waits for data in its own process is always in the DataLoader, and others call frameworks only."""
+    script, config, folder = tmp_path / "train.py", tmp_path / "config.json", tmp_path / "profile"
+    script.write_text(TRAINS.replace("{loop}", LOOPS[loop]))
+    off, on = json.dumps({"DisableProfiler": True}), json.dumps({"ProfilingParameters": {"LocalPath": str(folder)}})
+
+    def run(**more):
+        config.write_text(off)
+        command = [sys.executable, str(script), how]
+        done = subprocess.run(
+            command, env=environment(SM_PROFILER_CONFIG=str(config), **more), capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout), done.stderr
+
+    (last, began, losses), log = run(ON=on)
+    assert began is not None, log
+    assert "the hook has started" in log
+    (_, never, plain), _ = run()
+    assert never is None
+    shared = min(len(plain), len(losses))
+    assert losses[:shared] == plain[:shared]
+    steps, phases = steps_and_phases(folder)
+    assert 30 <= steps <= 30 * (last + 1)
+    incomplete = {
+        number: names for number, names in phases.items() if not {"forward", "backward", "optimizer"} <= names
+    }
+    assert not incomplete
+
+
+def steps_and_phases(folder):
+    """Return the number of recorded steps, and the phases of each."""
+    events = [event for file in folder.rglob("*_pythontimeline.json") for event in json.loads(file.read_text())]
+    steps, phases, rows = 0, {}, {}
+    for event in events:
+        if event["ph"] == "M" and event["name"] == "process_name":
+            rows[event["pid"]] = event["args"].get("name", "")
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        if event["name"].startswith("Step:"):
+            steps += 1
+        number = event["args"].get("step_num")
+        row = rows.get(event["pid"], "").lower()
+        for name in ("forward", "backward", "optimizer"):
+            if name in row:
+                phases.setdefault(number, set()).add(name)
+    return steps, phases
+
+
+NEVER = r"""
+import os, time, types, sys
+from sm_profiler.hook import entry, settings
+settings.SECONDS, settings.PATIENCE = 0.02, 0.1
+entry.install()
+path = os.environ["SM_PROFILER_CONFIG"]
+open(path, "w").write(os.environ["ON"])
+os.utime(path, ns=(1, 1))
+inside = types.ModuleType("keras.loop")
+exec(r"import time\ndef fit():\n for _ in range(1000):\n  time.sleep(0.001)".replace(r"\n", chr(10)), vars(inside))
+inside.fit()
+"""
+
+
+def test_a_hook_without_a_moment_to_start_says_so(tmp_path):
+    """The log said that it starts, and the report knew nothing of it."""
+    script, config, folder = tmp_path / "train.py", tmp_path / "config.json", tmp_path / "profile"
+    script.write_text(NEVER)
+    config.write_text(json.dumps({"DisableProfiler": True}))
+    on = json.dumps({"ProfilingParameters": {"LocalPath": str(folder)}})
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(SM_PROFILER_CONFIG=str(config), ON=on),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "the hook has started" not in done.stderr
+    assert "the hook waits for a moment to start" in done.stderr
+    assert "the hook did not start" in done.stderr
+    recover_traces(folder, stopped=False)
+    main = build_report(open_source(str(folder))).verdict.main
+    assert "found no moment to start" in main.headline
+
+
 def test_a_configuration_of_the_environment_cannot_change(quick, monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps(OFF[1]))
     assert entry.install() is None
@@ -173,7 +351,7 @@ def test_everything_is_switched_off_and_on_again_in_a_running_job(quick, off, tm
     until(lambda: entry.get_hook(create=False).session is not first)
     train(6)
     entry.uninstall()
-    assert end_of_steps(folder)[0] == 10
+    assert end_of_steps(folder)[0] == 9  # the first of the six may have begun before
     (rank,) = build_report(open_source(str(folder))).metrics.ranks
     assert (rank.attempts.count, rank.attempts.breaks, rank.attempts.down_s) == (1, (4,), 0.0)
 

@@ -214,9 +214,9 @@ def test_steps_that_are_too_few_are_counted():
     main = report_from(training(20)).verdict.main
     assert main.kind is Class.INCONCLUSIVE
     assert (
-        main.headline
-        == "Too few training steps to judge: 20 steps from one to the next are needed, and of 20 recorded steps 19 can be judged."
+        main.headline == "Too few training steps to judge: of 20 recorded steps, 19 can be judged, and 20 are needed."
     )
+    assert (main.evidence[0].metric, main.evidence[0].value) == ("training steps that can be judged", 19)
     assert main.next_step.startswith("Run at least 100 steps")
     assert "--follow" not in main.next_step  # it has ended
     assert "--follow" in report_from(training(20), running=True).verdict.main.next_step
@@ -242,6 +242,25 @@ def test_a_run_without_training_steps():
     so_far = report_from((), SAMPLES, facts=of_run("running")).verdict.main
     assert "so far" in so_far.headline
     assert "watch" in so_far.next_step
+
+
+def without_steps(state, **facts):
+    metadata = record(0, state, 2.0, 0)
+    metadata[0].update(facts) if isinstance(metadata, (list, tuple)) else metadata.update(facts)
+    return report_from((), SAMPLES, metadata=(metadata,)).verdict.main
+
+
+def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
+    assert "for an error" in without_steps("exited").next_step
+    stopped = without_steps("stopped").next_step
+    assert "for an error" not in stopped
+    assert stopped.startswith("The job was stopped before its first step ended")
+
+
+def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_says_so():
+    main = without_steps("completed", collectors={"profiler": "never started: a framework ran"})
+    assert main.headline == "The hook was switched on while the job ran, but found no moment to start."
+    assert "Start the job with framework metrics on" in main.next_step
 
 
 def test_a_run_whose_first_file_is_open():

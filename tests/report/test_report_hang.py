@@ -156,7 +156,7 @@ def test_a_thread_that_died_is_named_with_its_exception():
     assert main.headline.endswith(
         "In algo-1-0, thread feeder had ended with an exception: ValueError: damaged (feed.py:8)."
     )
-    assert main.next_step.startswith("Repair that exception first")
+    assert main.next_step.startswith("Fix that exception first")
     earlier = judged(stop(QUEUE, dead=[{**DEAD, "ago": 660.0}]))
     assert "had ended with an exception 10 min before that: ValueError" in earlier.headline
     assert "dead" in hang_arguments(json.dumps({"state": "hanging", "threads": [], "dead": [DEAD]}))

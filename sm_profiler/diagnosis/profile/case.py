@@ -23,6 +23,7 @@ from sm_profiler.diagnosis.profile.ledger import (
     MAKING,
     OTHER,
     SAVING,
+    TRAINS,
     SeenCode,
     ledger_of,
     totals_of,
@@ -37,6 +38,7 @@ from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
+_TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -192,6 +194,16 @@ class Case:
     def stack(self) -> Stack:
         """Names of repairs in the framework whose steps were recorded."""
         return stack_of(self.metrics.metadata)
+
+    @cached_property
+    def trainer(self) -> str:
+        """Name of the library that runs the loop, which a line of the script calls; "" if it is the script's."""
+        samples = self.metrics.samples
+        learning = [one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer")]
+        called = any(TRAINS.search(samples.source(one.places[-1])) for one in learning)
+        leaves = [one.leaf for one in samples.stacks] if called else []
+        found = (name for name, modules in _TRAINERS.items() if any(leaf.startswith(modules) for leaf in leaves))
+        return next(found, "")
 
     @property
     def core_wait(self) -> float:

@@ -28,6 +28,7 @@ from sm_profiler.diagnosis.profile.ledger import (
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
     Lines,
+    error_of_part,
     lines_of_phase,
     lines_of_samples,
     other_code,
@@ -38,7 +39,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -58,6 +59,8 @@ def outside(case: Case) -> Found | None:
     if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
         per_sample = _launched_per_sample(case, launches)
         share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
+    if _one_by_one(case) is not None:  # and so have operations outside compiled functions
+        share -= _dispatched(case).share
     spent = share * step
     if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
@@ -71,8 +74,9 @@ def outside(case: Case) -> Found | None:
         )  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
+    of_loop = case.share_of(*REST)
     words = {
-        "share": percent(share),
+        "share": percent(of_loop),
         "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
@@ -90,7 +94,7 @@ def outside(case: Case) -> Found | None:
 
     where = lines_of_samples(case.metrics, counts)
     return Found(
-        "outside", words, evidence, share, saves=saves,
+        "outside", words, evidence, of_loop, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
@@ -261,7 +265,36 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
+    return _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case) or idle
+
+
+# Innermost functions while torch.autograd.set_detect_anomaly(True) records where each operator of the forward pass is called.
+_STACKS = re.compile(r"^(torch\.fx\.)?traceback\.|^linecache\.")
+
+
+def _recorded_stacks(case: Case) -> Found | None:
+    """Find anomaly detection that was left on: it records a stack for each operator, and checks each gradient."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
+    found = [one for one in stacks if _STACKS.search(one.leaf)]
+    count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
+    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+        return None
+    part = sum(one.seconds for one in found) / whole
+    share = part * case.share_of("forward")
+    evidence = (
+        Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
+        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+    )
+
+    def saves(loop: Loop) -> Saving:
+        """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
+        spent = loop.usual("forward") * part
+        return Saving(spent, limits.PART_SAVED[1], limits.SURELY, ("forward", "backward"), strict=True)
+
+    return Found(
+        "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
+        error=share * ((1 - part) / count) ** 0.5,
+    )  # fmt: skip
 
 
 def _launches(case: Case) -> Found | None:
@@ -576,14 +609,14 @@ def _one_by_one(case: Case) -> Found | None:
         return None
     calls = _uncompiled(case)
     compiled = case.mean(lambda rank: rank.share_of_iterations("compiled", without_stalls=True))
-    sampled, count = _dispatched(case)
-    share = min((compiled * calls[2] if calls else 0.0) + sampled, 1.0)
+    dispatched = _dispatched(case)
+    share = min((compiled * calls[2] if calls else 0.0) + dispatched.share, 1.0)
     if share < limits.NOTICEABLE:
         return None
     # compiling fuses what the operations compute, too
-    most = min(compiled + sampled, 1.0) / share if calls else 1.0
+    most = min(compiled + dispatched.share, 1.0) / share if calls else 1.0
     evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
-    cost, error = FRAGMENTS["besides_compiled"], share * (max(1 - share, 0.0) / max(count, 1)) ** 0.5
+    cost, error = FRAGMENTS["besides_compiled"], dispatched.error
     if calls:
         cost = FRAGMENTS["gradients_one_by_one"].format(operations=f"{calls[0]:,.0f}", each=duration(calls[1]))
         evidence += [
@@ -591,8 +624,8 @@ def _one_by_one(case: Case) -> Found | None:
             Evidence("fixed cost of such an operation on this machine", round(calls[1] * 1e3, 5), unit="ms"),
         ]
         error = limits.REPEAT_MOST * share
-    if sampled > 0:
-        evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
+    if dispatched.share > 0:
+        evidence.append(Evidence("samples in JAX's own Python outside compiled functions", dispatched.samples))
 
     def saves(loop: Loop) -> Saving:
         saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
@@ -605,27 +638,38 @@ def _one_by_one(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+_TIMED = ("wait", parts.DECLARED, *(part.key for part in parts.phases()))  # of a step
+
+
 def _dispatches(one: Sampled, *, inside: bool) -> bool:
     in_part = one.phase in BESIDE_THE_PHASES or (inside and one.phase == "compiled")
     return in_part and not one.long and _DISPATCH.match(one.leaf) is not None
 
 
-def _dispatched(case: Case) -> tuple[float, int]:
-    """Return the share of usual steps in which operations are launched outside compiled functions, and the samples of it."""
-    stacks = [
-        one for one in case.metrics.samples.stacks
-        if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING
-    ]  # fmt: skip
-    count = sum(one.count for one in stacks)
-    if count < limits.SAMPLES:
-        return 0.0, count
+@attrs.frozen
+class Dispatched:
+    """Operations that are launched outside compiled functions: their share of usual steps, and its standard error."""
+
+    share: float = 0.0
+    error: float = 0.0
+    samples: int = 0
+
+
+def _dispatched(case: Case) -> Dispatched:
+    """Return what is launched outside compiled functions, by its samples among those outside the phases."""
+    outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and not one.long]
+    found = [one for one in outer if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING]
+    count, samples = sum(one.count for one in found), sum(one.count for one in outer)
 
     def of(rank: Rank) -> float:
-        spent = sum(one.seconds for one in stacks if one.process == rank.name)
+        spent = sum(one.seconds for one in found if one.process == rank.name)
         usual = float(rank.iterations.length[~rank.stalls.long].sum()) * rank.scale
-        return min(spent / usual, 1.0) if usual > 0 else 0.0
+        timed = sum(rank.share_of_iterations(key, without_stalls=True) for key in _TIMED)
+        return min(spent / usual, max(1 - timed, 0.0)) if usual > 0 else 0.0
 
-    return case.mean(of), count
+    share = case.mean(of)
+    whole = share * sum(one.seconds for one in outer) / max(sum(one.seconds for one in found), 1e-12)
+    return Dispatched(share, min(whole, 1.0) * error_of_part(count, samples), count)
 
 
 # Waits for results that the hook cannot see: numpy reads an array of JAX in C, and on a CPU waits there for it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -22,13 +21,12 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.recorded import DataStages, Input, place_of
+from sm_profiler.formats.recorded import DataStages, Input, Threads, place_of
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 
 MAX_MOUNTS = 4
-_TRAINS = re.compile(r"\.train\(")  # a line that runs a whole loop
 
 
 @attrs.frozen
@@ -37,7 +35,7 @@ class Workers:
 
     Attributes:
         now: configured workers, -1 if unknown.
-        cores: cores per process on the node that has the fewest; 0 if unknown.
+        cores: cores that each process may use, of the one that has the fewest; 0 if unknown.
         needed: workers that would deliver a batch in the rest of the step, at the present speed of each.
         wait, rest: seconds of an average step spent waiting, and not waiting.
         idle: loading itself mostly waits, so more workers than cores can run at once; None if that is not known.
@@ -72,14 +70,24 @@ class Workers:
 def workers_of(case: Case) -> Workers:
     """Estimate the workers that the judged ranks need from the time that a batch takes today."""
     metrics = case.metrics
-    ranks = Counter(rank.node for rank in metrics.ranks)
-    cores = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
     wait = _mean_wait(case)
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
     needed = max(math.ceil(load / rest), now + 1, 1)
-    return Workers(now, min(cores, default=0), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
+    return Workers(now, _cores(metrics), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
+
+
+def _cores(metrics: JobMetrics) -> int:
+    """Return the cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
+
+    Workers inherit the affinity of the process that starts them.
+    """
+    ranks = Counter(rank.node for rank in metrics.ranks)
+    shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
+    threads = metrics.recorded(Threads)
+    usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
+    return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
 
 
 def _mean_wait(case: Case) -> float:
@@ -256,7 +264,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
-    words["loader"] = FRAGMENTS["loader_of_trainer" if _in_trainer(case) else "loader"].format_map(words)
+    words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
@@ -273,21 +281,14 @@ def _cause(case: Case) -> _Cause:
         )
         return cause("network")
     if workers == 0:
+        if pool.cores == 1 and not pool.idle:  # workers would compute in turn with the training process
+            return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
         return cause("cores_busy")
     if workers > 0 and pool.cores and workers >= pool.cores and not pool.idle:
         return cause("worker_per_core", advice="cores_busy")
     return cause("few_workers", pool.advice()) if workers > 0 else cause("unknown")
-
-
-def _in_trainer(case: Case) -> bool:
-    """Return whether the Trainer of transformers runs the loop, which makes its DataLoader itself."""
-    samples = case.metrics.samples
-    learning = (one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer"))
-    return any(one.leaf.startswith("transformers.") for one in samples.stacks) and any(
-        _TRAINS.search(samples.source(one.places[-1])) for one in learning
-    )
 
 
 def _by_own_iterator(case: Case) -> Found | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import attrs
@@ -61,20 +61,31 @@ _LEAVES = (
     (LOGGING, re.compile(r"^(logging|json\.(encoder|dumps?|_default)|csv)\b|tensorboard|wandb|mlflow")),
 )  # fmt: skip
 _LINES = (
-    (SAVING, re.compile(r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(""")),
-    (LOGGING, re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")),
+    (
+        SAVING,
+        re.compile(
+            r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(|\.to_(parquet|pickle|feather|hdf)\("""
+        ),
+    ),
+    (
+        LOGGING,
+        re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("),
+    ),
 )
 # Innermost functions that exchange data with other ranks, and wait for them.
 COLLECTIVES = re.compile(
     r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
-_MODULES = re.compile(r"^torch\.nn\.modules\.")
+_MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
 )  # of parameters, by hand
-# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
-_GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
+# Innermost functions of a phase that is called without a module or backward().
+_COMPUTING = {
+    "backward": re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b"),
+    "forward": re.compile(r"^torch\.nn\.functional\."),
+}
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -88,7 +99,7 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
-_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
+TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
 _BESIDE_STEPS = ("outside", "between")
 BESIDE_THE_PHASES = (*_BESIDE_STEPS, "evaluation")  # phases of samples
@@ -389,6 +400,7 @@ class SeenCode:
         has_callbacks: callbacks are timed, so that samples of them are known already.
         training: file and function of the code that runs the phases of steps.
         by_hand: no optimizer was recorded, so that the script may update its parameters itself.
+        without_forward: no forward pass was recorded.
         all_compiled: compiled functions run the steps.
     """
 
@@ -399,6 +411,7 @@ class SeenCode:
     has_callbacks: bool = False
     training: frozenset[tuple[str, str]] = frozenset()
     by_hand: bool = False
+    without_forward: bool = False
     all_compiled: bool = False
 
     @classmethod
@@ -422,9 +435,11 @@ class SeenCode:
         )  # fmt: skip
         training = _functions(one for one in stacks if one.phase in _STEPS) | recorded
         has_callbacks = bool(metrics.recorded(Callback).longest)
-        by_hand = not any(rank.seconds["optimizer"] for rank in metrics.ranks)
+        by_hand, forwards = (not any(rank.seconds[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
         compiled = all(rank.seconds["compiled"] for rank in metrics.ranks)
-        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, compiled)
+        return cls(
+            metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, forwards, compiled
+        )
 
     def maker(self, one: Sampled) -> Place | None:
         """Return the function from which the loop's header gets its next batch, if the stack is in one."""
@@ -445,7 +460,7 @@ class SeenCode:
             return None
         texts = [self.samples.source(place) for place in one.places]
         at = next(
-            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+            (n for pattern in (runs, TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
         )
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
@@ -487,11 +502,20 @@ class SeenCode:
             called = self.called(one)
             if called is None:
                 return ""
-            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+            return self._own_activity(one) or ("forward" if self._runs_forward(called) else CALLBACKS)
+        return self._meaning(one)
+
+    def _meaning(self, one: Sampled) -> str:
         found = self._own_activity(one)
-        if found or not self.writing or one.phase == EVALUATION:
+        if found or one.phase == EVALUATION:
             return found
         return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
+
+    def collected_in(self, activity: str) -> float:
+        """Return the part of the time in garbage collections that an activity causes, in whose lines they were seen."""
+        seen = [one for one in self.samples.stacks if one.phase == "gc"]
+        whole = sum(one.seconds for one in seen)
+        return sum(one.seconds for one in seen if self._meaning(one) == activity) / whole if whole > 0 else 0.0
 
     @cached_property
     def writing(self) -> dict[tuple[str, str], str]:
@@ -519,8 +543,8 @@ class SeenCode:
         for name, pattern in _LEAVES:
             if pattern.search(one.leaf):
                 return name
-        if one.places and one.places[-1] in self.gradients and one.phase in _BESIDE_STEPS and not one.long:
-            return "backward"
+        if one.places and one.phase in _BESIDE_STEPS and not one.long and one.places[-1] in self.computing:
+            return self.computing[one.places[-1]]
         source = self.samples.source(one.places[-1]) if one.places else ""
         if LOOPS.search(source):
             return ""
@@ -532,22 +556,25 @@ class SeenCode:
         return name or ("optimizer" if updates else "")
 
     @cached_property
-    def gradients(self) -> frozenset[Place]:
-        """Lines that compute gradients as functions of their inputs, outside the phases.
+    def computing(self) -> Mapping[Place, str]:
+        """Lines outside the phases that compute, as no call that the hook times does, each with its activity.
 
-        The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which
-        a part was timed as backward() is none of them, though samples at its edges may lie outside the phase. Few samples
-        make no such line, and what a line calls counts by itself: line and innermost function may be of different moments.
+        They call functions of torch.nn without a module, or gradients as functions of their inputs: torch.func.grad, vmap
+        and torch.autograd.grad are no backward(). A line of which a part was timed as this phase is none of them, though
+        samples at its edges may lie outside the phase. Few samples make no such line, and what a line calls counts by
+        itself: line and innermost function may be of different moments.
         """
-        counts = {True: Counter[Place](), False: Counter[Place]()}
-        for one in self.samples.stacks:
-            in_backward = one.phase == "backward"
-            if one.places and (in_backward or (one.phase in _BESIDE_STEPS and not one.long and _GRADIENTS.search(one.leaf))):
-                counts[in_backward][one.places[-1]] += one.count
-        found, timed = (
-            {place for place, count in own.items() if count >= limits.REPEATS} for own in (counts[False], counts[True])
-        )
-        return frozenset(found - timed)
+        beside = [one for one in self.samples.stacks if one.places and one.phase in _BESIDE_STEPS and not one.long]
+        found: dict[Place, str] = {}
+        for phase, pattern in _COMPUTING.items():
+            timed = {one.places[-1] for one in self.samples.stacks if one.places and one.phase == phase}
+            counts = Counter[Place]()
+            for one in beside:
+                if pattern.search(one.leaf) and one.places[-1] not in timed:
+                    counts[one.places[-1]] += one.count
+            if phase == "backward" or self.without_forward:
+                found |= {place: phase for place, count in counts.items() if count >= limits.REPEATS}
+        return found
 
     @cached_property
     def updates(self) -> bool:
@@ -571,7 +598,7 @@ class SeenCode:
             )
             if (
                 not source
-                or _TRAINS.search(source)
+                or TRAINS.search(source)
                 or (callee.file, callee.function) in self.learning | self.calling_modules
             ):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -144,6 +145,15 @@ def outside_phases(one: Sampled) -> bool:
 def other_code(one: Sampled) -> bool:
     """Return the same, without imports, which happen once."""
     return outside_phases(one) and one.leaf != IMPORT
+
+
+def error_of_part(found: float, samples: float) -> float:
+    """Return the standard error of the part of some time that some of its samples show; of none, it is not known at all.
+
+    As if one sample more showed it, and one more did not: few samples that agree are no proof that all others would.
+    """
+    part = (found + 1) / (samples + 2)
+    return math.sqrt(part * (1 - part) / (samples + 2))
 
 
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:

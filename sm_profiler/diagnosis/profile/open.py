@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
-from sm_profiler.formats.process_end import bounded_line
+from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import plural
 from sm_profiler.metrics import thresholds
-from sm_profiler.metrics.job_metrics import how_to_record, why_no_steps
+from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record, why_no_steps
 
 MAX_GPUS = 4  # in a sentence
 
@@ -24,14 +24,15 @@ def inconclusive(case: Case) -> Finding:
     """Return why there is no verdict, and what to do about it."""
     metrics = case.metrics
     steps = sum(int(rank.train.sum()) for rank in metrics.ranks)
-    evidence = [Evidence("training steps recorded", steps, thresholds.MIN_STEPS, held="judged from")]
+    judged = max((len(rank.iterations) for rank in metrics.ranks), default=0)
+    evidence = [Evidence("training steps that can be judged", judged, thresholds.MIN_STEPS, held="judged from")]
     gpu, cpu = case.gpu_mean, metrics.mean_of("cpu")
     if gpu is not None:
         evidence.append(Evidence("mean GPU use", round(gpu, 1), limits.BUSY, unit="percent", held="good from"))
     if cpu is not None:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
     if metrics.ranks:
-        text, advice = _too_few(case, steps)
+        text, advice = _too_few(case, steps, judged)
     elif metrics.ending.first_file_s is not None and not metrics.metadata:
         text = "Nothing is recorded as a whole yet: the job is still running."
         advice = (
@@ -45,10 +46,7 @@ def inconclusive(case: Case) -> Finding:
             "there."
         )
     elif metrics.metadata:
-        text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
-        marked = "Steps that the hook does not recognize can be marked with 'with hook.step():'."
-        first = _failure(metrics.metadata) or "Look into the script's output for an error in its first step."
-        advice = f"{first} {marked}"
+        text, advice = _no_step(metrics)
     elif metrics.system.rows and metrics.ending.launched:
         text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
         advice = (
@@ -73,27 +71,39 @@ def inconclusive(case: Case) -> Finding:
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
 
 
-def _failure(metadata: Iterable[Mapping[str, Any]]) -> str:
-    """Return a sentence about a part of the hook, such as an adapter, that failed; "" if none did."""
-    for one in metadata:
-        states = one.get("collectors")
-        for name, state in states.items() if isinstance(states, Mapping) else ():
-            if (text := str(state)).startswith("failed: "):
-                error = bounded_line(text.partition(": ")[2])
-                return f"The hook's part “{bounded_line(name)}” failed and was switched off ({error})."
-    return ""
+def _no_step(metrics: JobMetrics) -> tuple[str, str]:
+    """Return the headline and the advice for processes with the hook that completed no step."""
+    states = [state for one in metrics.metadata for state in _states(one)]
+    if any(name == "profiler" and state.startswith(NEVER_STARTED) for name, state in states):
+        return (
+            "The hook was switched on while the job ran, but found no moment to start.",
+            "Start the job with framework metrics on: give its ProfilerConfig a FrameworkProfile.",
+        )
+    text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
+    failed = next((one for one in states if one[1].startswith("failed: ")), None)
+    marked = "Steps that the hook does not recognize can be marked with 'with hook.step():'."
+    if failed is not None:
+        error = bounded_line(failed[1].partition(": ")[2])
+        return text, f"The hook's part “{bounded_line(failed[0])}” failed and was switched off ({error}). {marked}"
+    if metrics.ending.state == STOPPED:
+        return text, f"The job was stopped before its first step ended: let it run longer. {marked}"
+    return text, f"Look into the script's output for an error in its first step. {marked}"
 
 
-def _too_few(case: Case, recorded: int) -> tuple[str, str]:
+def _states(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    states = metadata.get("collectors")
+    return [(str(name), str(state)) for name, state in states.items()] if isinstance(states, Mapping) else []
+
+
+def _too_few(case: Case, recorded: int, judged: int) -> tuple[str, str]:
     """Return the headline and the advice for a loop that is too short."""
     metrics = case.metrics
-    judged = max((len(rank.iterations) for rank in metrics.ranks), default=0)
     if not recorded:
         text = "No training step was recorded, only evaluation."
     else:
         text = (
-            f"Too few training steps to judge: {thresholds.MIN_STEPS:.0f} steps from one to the next are needed, and of "
-            f"{plural(recorded, 'recorded step')} {judged} can be judged."
+            f"Too few training steps to judge: of {plural(recorded, 'recorded step')}, {judged} can be judged, and "
+            f"{thresholds.MIN_STEPS:.0f} are needed."
         )
     if metrics.running:
         return (

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Totals
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
 from sm_profiler.diagnosis.profile.computing import REST, part_of_share
@@ -428,10 +428,12 @@ def communication(case: Case) -> Found | None:
 def _called_collectives(case: Case) -> Found | None:
     """Find collectives that the training threads call and wait for, as samples show them.
 
-    The rank that waits least for the others shows what the exchange itself takes.
+    The rank that waits least for the others, in each step, shows what the exchange itself takes.
     """
-    names, seen = {rank.name for rank in case.ranks}, seen_in_samples(case, TRANSFER)
-    share = min((Totals((one,)).share(TRANSFER) for one in case.totals.ranks if one.name in names), default=0.0)
+    if case.loop is None:
+        return None
+    seen, alone = seen_in_samples(case, TRANSFER), case.ledger.table(TRANSFER).min(axis=0)
+    share = float(alone.sum() / case.loop.length.sum())
     if not seen.lines or share < limits.HEALTHY:
         return None
     evidence = (
@@ -440,8 +442,8 @@ def _called_collectives(case: Case) -> Found | None:
     )
 
     def saves(loop: Loop) -> Saving:
-        """What is exchanged in fewer calls, or while the ranks compute, takes a part of the time."""
-        spent, least = loop.usual(TRANSFER), limits.PART_SAVED_INDIRECT[0]
+        """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
+        spent, least = np.minimum(loop.usual(TRANSFER), alone), limits.PART_SAVED_INDIRECT[0]
         usual = max(1 - limits.HEALTHY / share, least)
         return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
 

@@ -23,7 +23,7 @@ from sm_profiler.diagnosis.profile.computing import (
     waits_unseen,
 )
 from sm_profiler.diagnosis.profile.job import beginning_of
-from sm_profiler.diagnosis.profile.ledger import RUNNING
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, RUNNING, SAVING
 from sm_profiler.diagnosis.profile.lines import (
     Shown,
     function_of,
@@ -345,6 +345,10 @@ def _healthy(case: Case) -> Finding | None:
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
     confidence = _confidence_in_health(case, unexplained)
+    if (wanted := case.share_of(EVALUATION, SAVING)) * limits.MAJORITY >= limits.FLOOR:
+        text, words = "healthy_evaluates", {**words, "computing": percent(computing), **_evaluating(case, wanted)}
+        if confidence == "high":
+            confidence = Confidence("medium", "how often it must evaluate is not known")
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
         where = lines_of_samples(case.metrics, other_code)
@@ -367,6 +371,19 @@ def _healthy(case: Case) -> Finding | None:
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
+
+
+def _evaluating(case: Case, wanted: float) -> dict[str, str]:
+    """Return the words about evaluating and saving, which users want, and may want less often."""
+    shares = {"evaluat": case.share_of(EVALUATION), "sav": case.share_of(SAVING)}
+    shown = {verb: share for verb, share in shares.items() if share >= wanted * limits.SHOWN}
+    control = case.stack.less_evaluation if case.trainer == "" else FRAGMENTS[f"less_evaluation_{case.trainer}"]
+    *others, last = (f"{verb}es {percent(share)}" for verb, share in shown.items())
+    return {
+        "spent": f"{''.join(f', {one}' for one in others)} and {last}",
+        "doing": " and ".join(f"{verb}ing" for verb in shown).capitalize(),
+        "half": percent(wanted * limits.MAJORITY), "control": f" ({control})" if control else "",
+    }  # fmt: skip
 
 
 def _stretched(rank: Rank) -> float:
@@ -406,7 +423,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (case.outside, limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
         (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
-        (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
+        (case.metrics.average_share("evaluation"), limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
     )
     reasons = (

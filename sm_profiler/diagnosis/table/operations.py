@@ -222,9 +222,9 @@ def _graph(recorded: _Recorded, steps: Ints) -> Operations | None:
     meets = np.asarray([len(one) > 1 for one in members])
     ends = np.asarray([end[one].max(axis=0) for one in members])
     begins = np.asarray([start[one].max(axis=0) for one in members])
-    for node, earlier in enumerate(follows):  # of what overlaps what it follows, only the rest is its own time
-        if earlier:
-            begins[node] = np.maximum(begins[node], ends[sorted(earlier)].max(axis=0))
+    for node, before in enumerate(follows):  # of what overlaps what it follows, only the rest is its own time
+        if before:
+            begins[node] = np.maximum(begins[node], ends[sorted(before)].max(axis=0))
     return Operations(
         steps, Category.of(recorded.names[at] for at in first), np.where(meets, -1, np.asarray(recorded.ranks)[first]),
         np.where(meets, -1, np.asarray(recorded.stages)[first]), np.asarray(recorded.order)[first],

@@ -438,9 +438,9 @@ def _ledger(rows: _Rows, source: str) -> tuple[Ledger, int]:
     for each, at in enumerate(np.split(by_rank, edges)):
         steps, of_step = np.unique(rows.step[at], return_inverse=True)
         seconds = (_painted if rows.timed else _sums)(rows, at, of_step, len(steps), activities)
-        length = np.sum(list(seconds.values()), axis=0) + np.asarray([pauses.get(step, 0.0) for step in steps.tolist()])
-        if rows.timed:
-            length = windows[np.searchsorted(all_steps, steps)]
+        length = windows[np.searchsorted(all_steps, steps)] if rows.timed else np.sum(list(seconds.values()), axis=0)
+        if pauses is not None:
+            length = length + pauses[1][np.searchsorted(pauses[0], steps)]
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
         stage = rows.stage_names[int(np.median(rows.stage[at]))]
@@ -490,17 +490,17 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
     return found
 
 
-def _pauses(rows: _Rows) -> dict[int, float]:
-    """Return the pauses that all ranks make before whole steps; what only some wait before a step, they wait for others."""
-    found: dict[int, float] = {}
+def _pauses(rows: _Rows) -> tuple[Ints, Floats] | None:
+    """Return the whole steps with the pause that all ranks make before each: if only some pause, they wait for others."""
     if rows.timed or not rows.start.any():
-        return found
+        return None
     order = np.lexsort((rows.step, rows.rank))
     rank, step, start, end = rows.rank[order], rows.step[order], rows.start[order], rows.end[order]
     follows = np.flatnonzero((np.diff(rank) == 0) & (np.diff(step) > 0)) + 1
-    for key, pause in zip(step[follows].tolist(), (start[follows] - end[follows - 1]).tolist(), strict=True):
-        found[key] = max(min(pause, found.get(key, pause)), 0.0)
-    return found
+    steps = np.unique(step)
+    shortest = np.full(len(steps), np.inf)
+    np.minimum.at(shortest, np.searchsorted(steps, step[follows]), start[follows] - end[follows - 1])
+    return steps, np.where(np.isfinite(shortest), np.maximum(shortest, 0.0), 0.0)
 
 
 def _windows(rows: _Rows) -> tuple[Ints, Floats]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.classes import Class, class_named
 from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
@@ -96,7 +96,7 @@ def _finding(found: Trial[tuple[Cause, Repair], Steps], whole: Steps, ranks: int
     part = found.part * found.before.seconds_of() / total
     gain = Gain.of_share(found.saved, total / len(whole.length), total, part, "steps" if numbers else "loop")
     return Finding(
-        Class(cause.kind), cause.headline.format_map(words), rounded, cause.advice.format_map(words), found.saved.value * part,
+        class_named(cause.kind), cause.headline.format_map(words), rounded, cause.advice.format_map(words), found.saved.value * part,
         confidence=found.confidence, gain=gain, ranks=repair.ranks, stage=repair.stage,
         steps=(numbers[0], numbers[-1]) if numbers else None,
     )  # fmt: skip
