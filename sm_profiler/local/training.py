@@ -165,7 +165,7 @@ def local_path(host: Host, config: dict[str, Any] | None) -> Path:
 
 POLL_S = 0.2
 HOOK_IS_ADDED = (
-    f"sm-profiler: the local endpoint switched the hook on; on SageMaker, add {AUTO.name}=1 to the job's environment"
+    f"sm-profiler: the local endpoint set {AUTO.name}=1; on SageMaker, add it to the job's environment"
 )
 
 
