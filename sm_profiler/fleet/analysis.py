@@ -181,7 +181,9 @@ def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
 
 def _is_comparable(job: FleetJob) -> bool:
     """Return whether the time of a job's steps is that of what it trains: it did not fail, was not stopped or disturbed."""
-    return job.status in {"", "Completed", *UNFINISHED} and not job.disturbed and job.verdict != Class.INCONCLUSIVE.value
+    return (
+        job.status in {"", "Completed", *UNFINISHED} and not job.disturbed and job.verdict != Class.INCONCLUSIVE.value
+    )
 
 
 def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:

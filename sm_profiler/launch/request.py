@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 import os
-import textwrap
 import re
+import textwrap
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

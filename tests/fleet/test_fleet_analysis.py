@@ -108,7 +108,9 @@ def test_jobs_that_share_only_a_public_image_are_not_compared():
 
 
 def test_all_that_is_known_to_differ_from_the_job_before_is_named():
-    (found,) = slower(OWN, before={"batch-size": '"32"', "lr": "0.1"}, after={"batch-size": '"64"', "api_key": "s3cret"})
+    (found,) = slower(
+        OWN, before={"batch-size": '"32"', "lr": "0.1"}, after={"batch-size": '"64"', "api_key": "s3cret"}
+    )
     assert found.same == "image"
     assert found.changed == {"hyperparameter batch-size": ("32", "64"), "hyperparameter lr": ("0.1", "")}
     assert "Changed: hyperparameter batch-size 32 → 64, hyperparameter lr 0.1 → none." in found.sentence

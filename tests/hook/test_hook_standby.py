@@ -182,7 +182,8 @@ def train(step):
         losses.append(float(optimizer.step(closure)))
 """,
 }
-TRAINS = """
+TRAINS = (
+    """
 import json, os, sys, time
 import torch
 from sm_profiler.hook import entry, settings
@@ -197,7 +198,9 @@ losses = []
 def step(x, y):
     optimizer.zero_grad(); loss = torch.nn.functional.cross_entropy(model(x), y); loss.backward(); optimizer.step()
     losses.append(loss.item())
-""" + "{loop}" + """
+"""
+    + "{loop}"
+    + """
 entry.install()
 path, on = os.environ["SM_PROFILER_CONFIG"], os.environ.get("ON")
 began = None
@@ -213,11 +216,13 @@ for epoch in range(400):
         break
 print(json.dumps([epoch, began, losses]))
 """
+)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
-    ("loop", "how"), [("input", "polls"), ("input", "calls"), ("batches", "calls"), ("plain", "calls"), ("closure", "calls")]
+    ("loop", "how"),
+    [("input", "polls"), ("input", "calls"), ("batches", "calls"), ("plain", "calls"), ("closure", "calls")],
 )
 def test_the_hook_starts_in_any_loop_and_changes_no_loss(loop, how, tmp_path):
     """A loop that waits for data in its own process is always in the DataLoader, and others call frameworks only."""
@@ -242,7 +247,9 @@ def test_the_hook_starts_in_any_loop_and_changes_no_loss(loop, how, tmp_path):
     assert losses[:shared] == plain[:shared]
     steps, phases = steps_and_phases(folder)
     assert 30 <= steps <= 30 * (last + 1)
-    incomplete = {number: names for number, names in phases.items() if not {"forward", "backward", "optimizer"} <= names}
+    incomplete = {
+        number: names for number, names in phases.items() if not {"forward", "backward", "optimizer"} <= names
+    }
     assert not incomplete
 
 

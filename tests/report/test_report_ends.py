@@ -213,7 +213,9 @@ def test_a_failed_job_is_an_issue_however_fast_it_was():
 def test_steps_that_are_too_few_are_counted():
     main = report_from(training(20)).verdict.main
     assert main.kind is Class.INCONCLUSIVE
-    assert main.headline == "Too few training steps to judge: of 20 recorded steps, 19 can be judged, and 20 are needed."
+    assert (
+        main.headline == "Too few training steps to judge: of 20 recorded steps, 19 can be judged, and 20 are needed."
+    )
     assert (main.evidence[0].metric, main.evidence[0].value) == ("training steps that can be judged", 19)
     assert main.next_step.startswith("Run at least 100 steps")
     assert "--follow" not in main.next_step  # it has ended
