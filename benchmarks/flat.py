@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 
 from sm_profiler.formats.columns import Category
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.contents import PartFile
+from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, Header, encode_header
 from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage.base import LocalStorage
@@ -73,7 +73,7 @@ def repeat(hour: Path, folder: Path, hours: int, nodes: int) -> Path:
     if folder.exists():
         return folder
     base = LocalStorage(str(hour))
-    found = [(part, info) for info in base.list("") if (part := Part.parse(info.key)) is not None]
+    found = [(part, info) for info in base.list("") if (part := PartKey.parse(info.key)) is not None]
     full = time.strftime("%Y%m%d%H", time.gmtime(START_S + 3600))  # neither the start of the job nor its end
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for part, info in found:
@@ -95,7 +95,7 @@ def repeat(hour: Path, folder: Path, hours: int, nodes: int) -> Path:
 
 def _copy(task: tuple) -> None:
     source, info, folder, number, node = task
-    part = Part.parse(info.key)
+    part = PartKey.parse(info.key)
     file = PartFile.open(LocalStorage(source), part, info)
     shift_us = HOUR_US * number
     moved = attrs.evolve(part, job="day", node=f"algo-{node + 1}", hour=_hour(part.hour, number))

@@ -266,7 +266,7 @@ def phase_table(found: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     ]
     for phase, pairs in found.items():
         measured, truth = (statistics.median(column) / 1e3 for column in zip(*pairs, strict=True))
-        worst = max(abs(one / other - 1) if other else float("inf") for one, other in pairs)
+        worst = max(abs(mine / other - 1) if other else float("inf") for mine, other in pairs)
         lines.append(f"| {phase} | {len(pairs)} | {measured:.3f} | {truth:.3f} | {100 * worst:.1f} % |")
     return "\n".join(lines if found else ["no step has both; is the window's trace there?"])
 

@@ -99,15 +99,17 @@ def grow(source: Path, target: Path, megabytes: int) -> None:
     """Write a trace of so many megabytes that repeats one in time, each time with correlations of its own."""
     document = json.loads(b"".join(unpacked(source)))
     events = document.pop("traceEvents")
-    times = [one["ts"] for one in events if one.get("ph") == "X"]
+    times = [event["ts"] for event in events if event.get("ph") == "X"]
     lasts = max(times) - min(times) + 1000
-    offset = 1 + max(one.get("args", {}).get("correlation", 0) for one in events)
+    offset = 1 + max(event.get("args", {}).get("correlation", 0) for event in events)
     written = number = 0
     with gzip.open(target, "wb", 6) if target.suffix == ".gz" else target.open("wb") as file:
         file.write(json.dumps(document)[:-1].encode() + b', "traceEvents": [\n')
         while written < megabytes * 1_000_000:
-            chosen = [moved(one, number * lasts, number * offset) for one in events if number == 0 or one["ph"] != "M"]
-            text = ",\n".join(json.dumps(one, indent=1) for one in chosen).encode()
+            chosen = [
+                moved(event, number * lasts, number * offset) for event in events if number == 0 or event["ph"] != "M"
+            ]
+            text = ",\n".join(json.dumps(event, indent=1) for event in chosen).encode()
             file.write((b",\n" if number else b"") + text)
             written += len(text)
             number += 1
@@ -132,13 +134,13 @@ def measured(folder: Path, sides: dict[str, str], repeat: int) -> None:
             found[side].append(run(python, side, folder))
     size = text_of(folder) / 1e6
     medians = {
-        side: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for side, runs in found.items()
+        side: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for side, runs in found.items()
     }
-    for side, one in medians.items():
+    for side, cost in medians.items():
         print(
-            f"| {folder.name}, {size:.0f} MB | {side} | {one['whole_s']:.2f} | {one['own_s']:.2f} | {one['cpu_s']:.2f} "
-            f"| {one['own_cpu_s']:.2f} "
-            f"| {one['whole_mib']:.0f} | {one['own_mib']:.0f} |",
+            f"| {folder.name}, {size:.0f} MB | {side} | {cost['whole_s']:.2f} | {cost['own_s']:.2f} | {cost['cpu_s']:.2f} "
+            f"| {cost['own_cpu_s']:.2f} "
+            f"| {cost['whole_mib']:.0f} | {cost['own_mib']:.0f} |",
             flush=True,
         )
     theirs = medians.get("HolisticTraceAnalysis")

@@ -43,7 +43,7 @@ def train() -> None:
         start, busy = time.perf_counter(), time.process_time()
         model.fit(**data)
         taken = time.perf_counter() - start, time.process_time() - busy
-        print(*(one / STEPS * 1e6 for one in taken), flush=True)
+        print(*(elapsed / STEPS * 1e6 for elapsed in taken), flush=True)
 
 
 def start(backend: str, folder: str | None) -> subprocess.Popen[str]:

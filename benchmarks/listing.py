@@ -41,16 +41,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", default="100000,1000000")
     parser.add_argument("--seconds", type=float, default=0.03, help="before each answer")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        measure(options.one, options.seconds)
+    if options.measure:
+        measure(options.measure, options.seconds)
         return
     print(
         "| files | requests | at once | list, s | one by one, s | MiB | catalog, s | CPU s | MiB |\n" + "|---" * 9 + "|"
     )
     for files in options.files.split(","):
-        command = [sys.executable, __file__, "--one", files, "--seconds", str(options.seconds)]
+        command = [sys.executable, __file__, "--measure", files, "--seconds", str(options.seconds)]
         subprocess.run(command, check=True)
 
 

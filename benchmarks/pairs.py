@@ -105,10 +105,10 @@ def measure(kind: str, blocks: int, core: int) -> dict[str, float]:
         stated = stated_seconds(profile, folder)
     spent = [[end - start for start, end in pairwise(run.times)] for run in (plain, other)]
     first = next((at for at, end in enumerate(plain.times[1:]) if end - plain.times[0] > FIRST_S), blocks // 3)
-    after = statistics.median(b / a for a, b in zip(*(one[first:] for one in spent), strict=True)) - 1
-    starts = [sum(one[:first]) for one in spent]
+    after = statistics.median(b / a for a, b in zip(*(times[first:] for times in spent), strict=True)) - 1
+    starts = [sum(times[:first]) for times in spent]
     windows = starts[1] - starts[0] * (1 + after)
-    total = [sum(one) for one in spent]
+    total = [sum(times) for times in spent]
     return {
         "step": statistics.median(spent[0]),
         "windows": windows,

@@ -26,7 +26,7 @@ import pandas, pyarrow.parquet
 from sm_profiler.analysis import PandasFrame
 from sm_profiler.report import build_report
 from sm_profiler.report.compare import compare
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import storage
 

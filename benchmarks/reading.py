@@ -130,7 +130,7 @@ def main() -> None:
 
 def report(job: Path, folder: Path, repeat: int) -> None:
     cache = {"SM_PROFILER_CACHE": str(folder / "cache")}
-    two, one = (SOURCE.format(cache=False, processes=count) for count in (2, 1))
+    two, single = (SOURCE.format(cache=False, processes=count) for count in (2, 1))
     kept = SOURCE.format(cache=True, processes=None)
     rows: dict[tuple[str, str], Run] = {}
     for name, part, frame in (("system metrics", "system", "system"), ("trace events", "events", "framework")):
@@ -142,7 +142,7 @@ def report(job: Path, folder: Path, repeat: int) -> None:
         rows[name, "PandasFrame, keeping a copy"] = measure(sys.executable, FRAME, call, job, 1, **cache)
         rows[name, "PandasFrame, second time"] = measure(sys.executable, FRAME, call, job, repeat, **cache)
         call = f"len(source.{part}())"
-        rows[name, "columns, 1 process"] = measure(sys.executable, one, call, job, repeat)
+        rows[name, "columns, 1 process"] = measure(sys.executable, single, call, job, repeat)
         rows[name, "columns, 2 processes"] = measure(sys.executable, two, call, job, repeat)
         rows[name, "columns, second time"] = measure(sys.executable, kept, call, job, repeat, **cache)
         decoder = "system_reader._DECODER.decode_lines" if part == "system" else "trace_reader._ARRAY.decode"
@@ -163,9 +163,11 @@ def report(job: Path, folder: Path, repeat: int) -> None:
 def scaling(job: Path, rounds: int) -> str:
     """Return the gain of a second process, and the gain for a pure Python loop, measured in turns as the speed varies."""
     ours, loop = [], []
-    one, two = (SOURCE.format(cache=False, processes=count) for count in (1, 2))
+    single, two = (SOURCE.format(cache=False, processes=count) for count in (1, 2))
     for _ in range(rounds):
-        alone, both = (measure(sys.executable, setup, "len(source.events())", job, 1).seconds for setup in (one, two))
+        alone, both = (
+            measure(sys.executable, setup, "len(source.events())", job, 1).seconds for setup in (single, two)
+        )
         ours.append(alone / both)
         loop.append(2 * loops(1) / loops(2))
     gain, bound = statistics.median(ours), statistics.median(loop)

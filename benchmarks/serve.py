@@ -45,7 +45,7 @@ def minute_of(path: Path) -> int:
 def cpu_s() -> float:
     """Return the CPU seconds of this process and of those it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def grow(job: Path, to: Path) -> None:

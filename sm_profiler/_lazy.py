@@ -1,4 +1,4 @@
-"""Lazy exports: a public name loads the module that defines it when it is first used.
+"""Lazy exports: a public name loads the module that defines it when it is first used; what to install if that fails.
 
 A package lists its names three times: in `__all__`, in imports under `if TYPE_CHECKING:` for type checkers and editors,
 and in the table given to `lazy_exports`. `tests/test_public_names.py` checks that the three agree.
@@ -8,6 +8,38 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
+
+# module → extra; of several extras that have it, the one with the fewest other packages
+OF_MODULE = {
+    **dict.fromkeys(("boto3", "botocore"), "aws"),
+    **dict.fromkeys(("jinja2", "msgspec", "numpy"), "rules"),
+    **dict.fromkeys(("bokeh", "nbformat", "pandas", "pyarrow"), "analysis"),
+    **dict.fromkeys(("dask", "distributed"), "dask"),
+    "pynvml": "gpu",
+    "moto": "local",
+    "mcp": "mcp",
+    "mlflow": "mlflow",
+    "opentelemetry": "otel",
+    "pyinstrument": "pyinstrument",
+    "sagemaker": "sagemaker2",
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+}
+# what a command or package needs as a whole, so that the next missing module is not the next error
+OF_PART = {
+    "analysis": "analysis",
+    "compact": "analysis",
+    "compare": "analysis",
+    "demo": "local,sagemaker2",
+    "fleet": "analysis",
+    "gpu_traces": "analysis",
+    "local": "local",
+    "mcp": "mcp",
+    "merge-timeline": "analysis",
+    "report": "analysis",
+    "rules": "rules",
+    "serve": "serve",
+    "watch": "serve",
+}
 
 
 def lazy_exports(
@@ -52,9 +84,18 @@ def import_part(module: str, shown: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        from sm_profiler.extras import install_hint  # needed only for a message
-
         hint = install_hint(error.name, module.split(".")[1])
         if hint is None:
             raise
         raise ModuleNotFoundError(f"{shown} needs {error.name}: {hint}", name=error.name) from error
+
+
+def install_hint(module: str | None, part: str = "") -> str | None:
+    """Return the command that installs a missing module; None if no extra has it.
+
+    Args:
+        module: the missing module, as `ModuleNotFoundError.name` has it.
+        part: the command or package that needs it.
+    """
+    extra = OF_MODULE.get((module or "").partition(".")[0])
+    return f"pip install 'sm-profiler[{OF_PART.get(part, extra)}]'" if extra else None

@@ -6,6 +6,7 @@ Only what is new is written, one file for each node and hour:
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -17,6 +18,7 @@ import attrs
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, Remote, map_tasks, open_pool
@@ -29,15 +31,13 @@ from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent
 from sm_profiler.metrics.sample_fold import decode_stacks
 from sm_profiler.metrics.step_fold import GC, MODES, StepFold, column, each_process
 from sm_profiler.source import ProfileSource
-from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item
 from sm_profiler.source.opening import ListedStorage, place_of, shared_location
 from sm_profiler.source.parquet import paths
-from sm_profiler.source.parquet.contents import PartWriter, TableWriter
-from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.schema import SCHEMA_VERSION, SCHEMAS, Header
+from sm_profiler.source.parquet.paths import PartKey
+from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, SCHEMAS, Header, SourceFile, encode_header, to_batch
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
-from sm_profiler.source.parse import Parsed, parse_all
+from sm_profiler.source.parse import ColumnBuilder, FileRows, Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S, progress_bar
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
 
@@ -46,6 +46,8 @@ __all__ = ["Compacted", "athena_ddl", "compact"]
 Open = tuple[str, str, OpenEvent]  # node, kind and event
 
 MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
+GROUP_ROWS = 1 << 16  # what a reader holds of each node and timeline
+LEVEL = 6  # of zstd
 
 _TYPES = {
     pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint", pa.int32(): "int", pa.bool_(): "boolean",
@@ -60,6 +62,87 @@ class _Window:
 
     start_us: int
     new_events: EventColumns
+
+
+class TableWriter:
+    def __init__(self, table: str) -> None:
+        self._out = io.BytesIO()
+        self._writer = pq.ParquetWriter(
+            self._out, SCHEMAS[table], version="1.0", compression="zstd", compression_level=LEVEL,
+            use_dictionary=[
+                field.name for field in SCHEMAS[table] if field.type not in {pa.float64(), pa.binary()}
+            ],
+            write_statistics=[field.name for field in SCHEMAS[table] if field.name not in {"args", "data"}],
+            write_page_checksum=True, store_schema=False,
+        )  # fmt: skip
+        self._table = table
+        self.rows = 0
+
+    def write(self, batch: Any) -> None:
+        self.rows += len(batch)
+        self._writer.write_table(batch.cast(SCHEMAS[self._table]), row_group_size=max(len(batch), 1))
+
+    def write_rows(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append columns of Python values or numpy arrays as a row group."""
+        fields = SCHEMAS[self._table]
+        self.write(pa.table([pa.array(columns[field.name], field.type) for field in fields], fields))
+
+    def finish(self, header: Header) -> bytes:
+        self._writer.add_key_value_metadata({KEY.decode(): encode_header(header).decode()})
+        self._writer.close()
+        return self._out.getvalue()
+
+
+class PartWriter:
+    def __init__(self, table: str, origin: str) -> None:
+        self._table = table
+        self._header = Header(SCHEMA_VERSION, origin)
+        self._writer = TableWriter(table)
+        self._group = 0
+        self._rank: int | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._builder = ColumnBuilder(is_system=self._table == paths.SYSTEM)
+        self._count = 0
+
+    def add(self, piece: FileRows, raw: FileRows) -> Any:
+        """Append the rows of a file: `piece` with the events that began in earlier files, `raw` without them.
+
+        Returns:
+            The columns of the row group that this file has completed before its own rows; None if it has not.
+        """
+        item = piece.item
+        complete = None
+        if self._count and (self._count >= GROUP_ROWS or item.rank != self._rank):
+            complete = self.flush()
+        self._rank = item.rank
+        ends, begins = raw.loose_ends, raw.open_events
+        self._header.files.append(
+            SourceFile(
+                item.info.key, item.info.size, item.info.etag, item.info.mtime, item.at_us, item.start_us, self._group,
+                piece.count, piece.count - raw.count, (raw.outcome.status, raw.outcome.lost, raw.outcome.reason),
+                msgspec.Raw(msgspec.json.encode(raw.metadata)), tuple((end.key, end.end_us, end.args) for end in ends),
+                tuple((event.key, event.head, event.start_us, event.args) for event in begins),
+            )
+        )  # fmt: skip
+        self._builder.add(piece)
+        self._count += piece.count
+        return complete
+
+    def flush(self) -> Any:
+        """Complete the row group and return its columns; None if it has no rows."""
+        if not self._count:
+            return None
+        columns = self._builder.columns()
+        self._writer.write(to_batch(columns, self._table))
+        self._group += 1
+        self._start()
+        return columns
+
+    def finish(self) -> bytes:
+        """Return the file; call `flush` before."""
+        return self._writer.finish(self._header)
 
 
 class DerivedTables:
@@ -142,7 +225,7 @@ class Compacted:
         for name in ("files", "rows", "read_bytes", "parts", "written_bytes", "unchanged", "left"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def save(self, storage: Storage, part: Part, data: bytes) -> None:
+    def save(self, storage: Storage, part: PartKey, data: bytes) -> None:
         storage.write(part.key, data)
         self.parts += 1
         self.written_bytes += len(data)
@@ -151,7 +234,7 @@ class Compacted:
 class Rewriting:
     """The new content of one part."""
 
-    def __init__(self, part: Part, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
+    def __init__(self, part: PartKey, held: Sequence[Item], existing: ParquetStorage, origin: str) -> None:
         """Begin with the files whose rows the part holds already.
 
         Args:
@@ -215,7 +298,7 @@ class Rewriting:
         self.done.save(storage, self._part, writer.finish())  # last: it lists the files that are done
 
 
-def in_time(part: Part) -> tuple[str, str, str]:
+def in_time(part: PartKey) -> tuple[str, str, str]:
     """Return the place of a part among the others."""
     return part.hour, part.table, part.node
 
@@ -225,7 +308,7 @@ def in_part(item: Item) -> tuple[int, int, str]:
     return item.rank, item.at_us, item.info.key
 
 
-class Task(msgspec.Struct):
+class PartTask(msgspec.Struct):
     """A part for a worker.
 
     Attributes:
@@ -242,7 +325,7 @@ class Task(msgspec.Struct):
     source: str
     target: str
     origin: str
-    part: Part
+    part: PartKey
     new: list[Item]
     held: list[Item]
     file: FileInfo | None
@@ -251,7 +334,7 @@ class Task(msgspec.Struct):
     is_known: bool
 
 
-class Answer(msgspec.Struct):
+class WrittenPart(msgspec.Struct):
     """Result of a part.
 
     Attributes:
@@ -270,7 +353,7 @@ class Answer(msgspec.Struct):
             yield FileRows(item, Outcome(READ, 0, ""), loose=rows)
 
 
-def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Part, Answer]]:
+def spread(pool: Pool, tasks: Sequence[PartTask], meter: Meter) -> Iterator[tuple[PartKey, WrittenPart]]:
     """Have workers write parts; yield them as they are done.
 
     Raises:
@@ -283,7 +366,7 @@ def spread(pool: Pool, tasks: Sequence[Task], meter: Meter) -> Iterator[tuple[Pa
 
 
 @Remote
-def rewrite_part(task: Task) -> Answer:
+def rewrite_part(task: PartTask) -> WrittenPart:
     storage = open_storage(task.target)
     existing = ParquetStorage(ListedStorage(storage, [task.file] if task.file else []), task.part.job)
     existing.load(footers=True)
@@ -295,12 +378,12 @@ def rewrite_part(task: Task) -> Answer:
     found = list(rewriting.loose())
     loose = [(piece.item, list(piece.loose_ends), list(piece.open_events)) for piece in found]
     if not task.is_known and _misses(found):
-        return Answer(rewriting.done, missed=True, loose=loose)
+        return WrittenPart(rewriting.done, missed=True, loose=loose)
     streams = Streams()
     for opened in task.opened:
         streams.push(*opened)
     rewriting.write(storage, streams)
-    return Answer(rewriting.done, loose=loose)
+    return WrittenPart(rewriting.done, loose=loose)
 
 
 def _misses(pieces: Iterable[FileRows]) -> bool:
@@ -344,7 +427,7 @@ class _Compaction:
         if self._existing.unreadable:
             key, reason = next(iter(self._existing.unreadable.items()))
             raise SourceError(f"{storage.uri}/{key}: {reason}; delete it, and compact again")
-        self._held: dict[Part, dict[str, Item]] = {}
+        self._held: dict[PartKey, dict[str, Item]] = {}
         for item in ProfileSource(self._existing).files:
             place = self._existing.place(item)
             if place is not None:
@@ -363,12 +446,12 @@ class _Compaction:
             )
 
     def run(self, pool: Pool | None = None) -> Compacted:
-        changed: dict[Part, list[Item]] = {}
+        changed: dict[PartKey, list[Item]] = {}
         for item in self._source.files:
             if self._existing.place(item) is not None:
                 self.done.unchanged += 1
                 continue
-            changed.setdefault(Part.for_item(item, self.done.job), []).append(item)
+            changed.setdefault(PartKey.for_item(item, self.done.job), []).append(item)
             for part, held in self._held.items():
                 if held.pop(item.info.key, None):  # another version of the file
                     changed.setdefault(part, [])
@@ -382,7 +465,7 @@ class _Compaction:
         self._write_list()
         return self.done
 
-    def _write_here(self, changed: Mapping[Part, Sequence[Item]]) -> None:
+    def _write_here(self, changed: Mapping[PartKey, Sequence[Item]]) -> None:
         fresh = [item for part in sorted(changed, key=in_time) for item in changed[part]]
         parsed = parse_all(self._source.storage, fresh, processes=self._source.options.processes)
         with closing(parsed), progress_bar(fresh, show=self._source.options.progress) as advance:
@@ -396,7 +479,7 @@ class _Compaction:
                 rewriting.write(self._storage, self._streams)
                 self.done.add(rewriting.done)
 
-    def _write_there(self, changed: Mapping[Part, Sequence[Item]], pool: Pool) -> None:
+    def _write_there(self, changed: Mapping[PartKey, Sequence[Item]], pool: Pool) -> None:
         """Have workers write the parts.
 
         The first time, a worker has none of the events that are open at the start of its part. If one is missing, it writes nothing,
@@ -405,9 +488,9 @@ class _Compaction:
         source, target = place_of(self._source)[0], shared_location(self._storage)
         files = self._existing.parts
 
-        def task(part: Part, opened: list[Open], *, is_known: bool) -> Task:
+        def task(part: PartKey, opened: list[Open], *, is_known: bool) -> PartTask:
             held = list(self._held.get(part, {}).values())
-            return Task(
+            return PartTask(
                 source, target, self._source.origin, part, list(changed[part]), held,
                 files.get(part) if held else None, self._source.finished, opened, is_known,
             )  # fmt: skip
@@ -421,7 +504,7 @@ class _Compaction:
         for answer in answers.values():
             self.done.add(answer.done)
 
-    def _missed(self, answers: Mapping[Part, Answer]) -> Iterator[tuple[Part, list[Open]]]:
+    def _missed(self, answers: Mapping[PartKey, WrittenPart]) -> Iterator[tuple[PartKey, list[Open]]]:
         """Yield the parts that were not written as here, each with the events that are open at its start."""
         for part in sorted({*answers, *self._held}, key=in_time):
             if part not in answers:
@@ -435,7 +518,7 @@ class _Compaction:
                 own = {(item.node, item.kind) for item, _, _ in answers[part].loose}
                 yield part, [event for event in opened if event[:2] in own]
 
-    def _replay(self, part: Part) -> None:
+    def _replay(self, part: PartKey) -> None:
         """Follow the events that are open at the end of a part's files, for the parts after it."""
         held = self._held[part]
         for piece in self._existing.pieces_without_rows(sorted(held.values(), key=in_part)):
@@ -452,7 +535,7 @@ class _Compaction:
         raw = [item.info for item in self._source.files.detailed]
         listed = {info.key: info for info in (*self._source.beside, *raw)}
         held = self._existing.others
-        part = Part(paths.FILES, self.done.job)
+        part = PartKey(paths.FILES, self.done.job)
         if part in self._existing.parts and all(held.get(key) == info for key, info in listed.items()):
             return
         made = TableWriter(paths.FILES)

@@ -34,10 +34,11 @@ from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.launch.request import check_class, check_request, local_source, source_uri, upload_source
 from sm_profiler.printable import logger_for, one_line
 from sm_profiler.rules import RULES
-from sm_profiler.rules.profiler_report import INTERVAL, ProfilerReport, of_report
-from sm_profiler.rules.settings import COMPAT, DEFAULT_RULE, of_rule
+from sm_profiler.rules.profiler_report import ProfilerReport, of_report
+from sm_profiler.rules.rule import INTERVAL
+from sm_profiler.rules.rule_job import COMPAT, DEFAULT_RULE, of_rule
 from sm_profiler.settings import KMS_KEY, SOURCE
-from sm_profiler.source.job import Launched, describe, missing_profile, outputs_of, stored_profile
+from sm_profiler.source.job import RUNNING, Launched, describe, missing_profile, outputs_of, stored_profile
 from sm_profiler.source.opening import given, is_account, split_account
 from sm_profiler.storage import AccessDeniedError, open_storage
 from sm_profiler.storage.s3 import create_api_client, create_client, credentials_problem, environment_session, reason_of
@@ -199,7 +200,6 @@ MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJo
 MAX_NAME = 63  # characters of a processing job's name
 MAX_INSTANCES = 100
 DEFAULT_TYPE, DEFAULT_TYPE_OF_SEVERAL = "ml.t3.medium", "ml.m5.xlarge"
-RUNNING = ("InProgress", "Stopping")
 _FORCE = "Nothing was started; `rules start --force`, or start_rules(force=True), starts the rules all the same."
 
 

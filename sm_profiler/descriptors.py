@@ -1,12 +1,18 @@
-"""Descriptors of our files, in a process whose script may close every descriptor it finds and then open its own files.
+"""Open files of our own.
 
-The system gives a new file the lowest free number.  If the script had closed our file, its next one would get that number,
-and our next write would go there.
+`moved_up`: the script may close every descriptor that it finds and then open its own files.  The system gives a new file the
+lowest free number: if the script had closed our file, its next one would get that number, and our next write would go there.
+`open_regular`: opening a named pipe would wait for a writer, and a device may have no end.
 """
 
+from __future__ import annotations
+
+import errno
 import fcntl
 import os
 import resource
+import stat
+from typing import BinaryIO
 
 _MOST = 4096  # forks copy the table of descriptors up to the highest number
 _OURS = 96
@@ -22,3 +28,45 @@ def moved_up(file: int) -> int:
         return file
     os.close(file)
     return high
+
+
+class NotRegularError(OSError):
+    """A path is that of a pipe, a device or a folder."""
+
+
+def open_regular(path: str | os.PathLike[str], *, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        flags: further flags of `os.open`, such as `O_NOFOLLOW`, which refuses a link.
+
+    Raises:
+        NotRegularError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+
+    def opener(name: str, given: int) -> int:
+        return os.open(name, given | flags | os.O_NONBLOCK)
+
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a device may have an effect
+        raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegularError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], limit: int, *, flags: int = 0) -> bytes:
+    """Return the contents of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than `limit` bytes.
+    """
+    with open_regular(path, flags=flags) as file:
+        # the kernel's own files have no size, and some wait for news
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size else b""
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return data

@@ -19,11 +19,11 @@ import numpy as np
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, Packed, Rows, SystemColumns, gather
+from sm_profiler.formats.layout import MINUTE_US
 from sm_profiler.processes import trim_heap
 
 _T = TypeVar("_T")
 
-MINUTE_US = 60_000_000
 MAX_PLAUSIBLE_US = 1e17  # three thousand years
 LOOK_AHEAD_US = 3 * MINUTE_US  # a file is named after the end of its events: later files may hold events of a window
 MAX_TIME_US = 1 << 62

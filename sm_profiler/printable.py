@@ -9,6 +9,7 @@ import logging
 import sys
 
 ASCII = "sm_profiler.ascii"  # error handler for streams that cannot show all characters
+CUT = "\N{HORIZONTAL ELLIPSIS}"  # ends a shortened text
 _PLAIN = str.maketrans(
     {
         "\N{HORIZONTAL ELLIPSIS}": "...", "\N{EN DASH}": "-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->",
@@ -28,7 +29,14 @@ def printable(text: object) -> str:
     shown = str(text)
     if shown.isprintable():
         return shown
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in shown
+    )
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; an ellipsis ends one that is longer."""
+    return text if len(text) <= most else text[: most - 1] + CUT
 
 
 def say(text: str) -> None:

@@ -27,7 +27,7 @@ _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]?)B?"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Kind:
+class SettingKind:
     """The kind of values that a setting takes.
 
     Attributes:
@@ -102,20 +102,19 @@ def _address(text: str) -> tuple[str, int]:
     return host, _port(port)
 
 
-TEXT = Kind("text", "a text", str)
-PATH = Kind("path", "a path", str)
-ONE = Kind("1", "1", lambda text: text == "1")  # any other value is off, without a message
-SWITCH = Kind("on or off", "on or off", _switch)
-SECONDS = Kind("number", "a number of seconds, 0 or more", _not_negative)
-POLL = Kind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to(MAX_POLL_S))
-MICROSECONDS = Kind("number", "a number of microseconds", lambda text: int(float(text)))
-COUNT = Kind("number", "a whole number", _count)
-PORT = Kind("port", "a port from 0 to 65535", _port)
-SIZE = Kind("size", "a size such as 20GB, or off", _size)
-FOLDER = Kind("folder or off", "a folder, or off", _folder)
-ADDRESS = Kind("HOST:PORT", "HOST:PORT", _address)
-JSON = Kind("JSON, path or URI", "JSON, a path or a URI", str)
-OBJECT = Kind("object", "an object", str)
+TEXT = SettingKind("text", "a text", str)
+PATH = SettingKind("path", "a path", str)
+SWITCH = SettingKind("on or off", "on (1, true, yes) or off (0, false, no)", _switch)
+SECONDS = SettingKind("number", "a number of seconds, 0 or more", _not_negative)
+POLL = SettingKind("number", f"a number of seconds up to {MAX_POLL_S:g}", _up_to(MAX_POLL_S))
+MICROSECONDS = SettingKind("number", "a number of microseconds", lambda text: int(float(text)))
+COUNT = SettingKind("number", "a whole number", _count)
+PORT = SettingKind("port", "a port from 0 to 65535", _port)
+SIZE = SettingKind("size", "a size such as 20GB, or off", _size)
+FOLDER = SettingKind("folder or off", "a folder, or off", _folder)
+ADDRESS = SettingKind("HOST:PORT", "HOST:PORT", _address)
+JSON = SettingKind("JSON, path or URI", "JSON, a path or a URI", str)
+OBJECT = SettingKind("object", "an object", str)
 
 
 class Setting:
@@ -142,7 +141,7 @@ class Setting:
     def __init__(
         self,
         name: str,
-        kind: Kind,
+        kind: SettingKind,
         description: str,
         read_in: str,
         default: Any = None,
@@ -181,15 +180,25 @@ class Setting:
                 f"{self.name}: expected {self.kind.expected}, found {printable(text[:_MAX_SHOWN])!r}"
             ) from None
 
+    def problem(self, environment: Mapping[str, str] = os.environ) -> str:
+        """Return why the value cannot be used, and what is used instead; "" if it can."""
+        try:
+            self.read(environment)
+        except ValueError as error:  # a ConfigError
+            return f"{error}; using the default, {self.shown_default}"
+        return ""
+
+    def usable(self, environment: Mapping[str, str] = os.environ) -> Any:
+        """Return the value, and the default instead of a wrong one, for code that leaves the report to other code."""
+        return self.default if self.problem(environment) else self.read(environment)
+
     def read_or_default(self, environment: Mapping[str, str] = os.environ) -> Any:
         """Return the value, and the default instead of a wrong one, which is one warning in the log."""
-        try:
-            return self.read(environment)
-        except ValueError as error:  # a ConfigError
+        if problem := self.problem(environment):
             from sm_profiler.printable import logger_for
 
-            logger_for("sm_profiler").warning("sm-profiler: %s; using the default, %s", error, self.shown_default)
-            return self.default
+            logger_for("sm_profiler").warning("sm-profiler: %s", problem)
+        return self.usable(environment)
 
     @property
     def shown_default(self) -> str:
@@ -208,8 +217,8 @@ NAMING, RULE_JOBS, ENDPOINT = "Names in reports and fleets", "Rule jobs", "Local
 EXTENSIONS = "Extensions"
 
 AUTO = Setting(
-    "SM_PROFILER_AUTO", ONE, "profile each process that imports a supported framework", "monitor.task", False,
-    shown="off", group=RECORDING,
+    "SM_PROFILER_AUTO", SWITCH, "profile each process that imports a supported framework", "monitor.task", False,
+    group=RECORDING,
 )  # fmt: skip
 CONFIG = Setting(
     "SM_PROFILER_CONFIG", JSON, "the profiler configuration: JSON, a path or an `s3://` URI; a long one is in parts, "
@@ -314,7 +323,7 @@ RULE_IMAGE = Setting(
     "all others", "debugger.debugger", shown="SageMaker's", group=RULE_JOBS, file_key="rule_image",
 )  # fmt: skip
 SOURCE = Setting(
-    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.settings", shown="the job's input",
+    "SM_PROFILER_SOURCE", TEXT, "the profile that a rule job reads", "rules.rule_job", shown="the job's input",
     group=RULE_JOBS,
 )  # fmt: skip
 POLL_S = Setting(
@@ -323,7 +332,7 @@ POLL_S = Setting(
 )  # fmt: skip
 SCHEDULER = Setting(
     "SM_PROFILER_SCHEDULER", ADDRESS, "address of Dask's scheduler, for hosts that share a machine",
-    "executors.hosts", shown="port 8786 of the first host", group=RULE_JOBS,
+    "report.rule_runner", shown="port 8786 of the first host", group=RULE_JOBS,
 )  # fmt: skip
 ALLOW_STOP = Setting(
     "SM_PROFILER_ALLOW_STOP_TRAINING", SWITCH, "let a rule's action StopTraining stop the training job",

@@ -1,4 +1,4 @@
-"""Our threads in the process of a script, which must not meet them.
+"""Our threads in the process of a script, which must not meet them; events that signal handlers may set.
 
 A script may wait for all threads that `threading` lists, so ours are unknown to it.  And it may block a signal to take it
 from the system by itself: a thread that does not block it as well would receive it, and the process would end.
@@ -7,13 +7,17 @@ from the system by itself: a thread that does not block it as well would receive
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
+import weakref
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 # Those of an error of the thread itself end the process if it blocks them.
 _BLOCKED = signal.valid_signals() - {
@@ -52,8 +56,7 @@ class Thread:
         self._pid = os.getpid()
         self._running.acquire()
         try:
-            with blocked_signals():
-                start_new_thread(self._run, ())
+            with_blocked_signals(start_new_thread, self._run, ())
         except RuntimeError:
             self._running.release()
             raise
@@ -116,13 +119,15 @@ def is_main() -> bool:
     return get_ident() == _main_thread().ident
 
 
-@contextmanager
-def blocked_signals() -> Iterator[None]:
-    """Let threads that start inside the block, ours or a library's, leave all signals to those of the script."""
+def with_blocked_signals(call: Callable[..., Result], *args: Any) -> Result:
+    """Let threads that a call starts, ours or a library's, leave all signals to those of the script.
+
+    It is no context manager: a handler that raises as Python enters or leaves one would leave the signals blocked.
+    """
     before = _sigmask(signal.SIG_BLOCK, ())  # a handler may raise here, and then nothing has changed
     try:
         _sigmask(signal.SIG_BLOCK, _BLOCKED)
-        yield
+        return call(*args)
     finally:
         _sigmask(signal.SIG_SETMASK, before)
 
@@ -131,3 +136,61 @@ def unblock_signals() -> None:
     """Take signals again, in a new process: it has inherited what the thread that started it blocks."""
     with suppress(ValueError):
         _sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+
+class StopEvent(Protocol):
+    """The part of `threading.Event` that a loop needs to end in time."""
+
+    def is_set(self) -> bool:
+        """Return whether the loop must end."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set, for `timeout` seconds at most; return whether it is."""
+
+
+class SignalEvent:
+    """An event with the methods of `threading.Event`, any of which may be interrupted by a handler that calls `set`.
+
+    The event is set while its pipe holds a byte.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._close = weakref.finalize(self, _close, self._read, self._write)
+
+    def set(self) -> None:
+        """Set the event."""
+        with suppress(BlockingIOError):  # a full pipe is set already
+            os.write(self._write, b"\0")
+
+    def clear(self) -> None:
+        """Reset the event."""
+        with suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+        return self.wait(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set, for `timeout` seconds at most; return whether it is."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else 1000 * max(timeout, 0.0)))
+
+    def fileno(self) -> int:
+        """Return the file descriptor that is readable while the event is set."""
+        return self._read
+
+    def set_on(self, *numbers: signal.Signals) -> None:
+        """Set the event whenever one of these signals arrives; must be called in the main thread."""
+        for number in numbers:
+            signal.signal(number, lambda *_: self.set())
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

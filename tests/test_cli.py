@@ -8,8 +8,7 @@ import pytest
 
 from sm_profiler import __version__
 from sm_profiler.cli import main
-from sm_profiler.cli.command import newest_run
-from sm_profiler.cli.main import COMMANDS
+from sm_profiler.cli.main import COMMANDS, newest_run
 from sm_profiler.cli.serve import name_unreadable
 from sm_profiler.config import load_profile
 from sm_profiler.errors import SourceError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler import extras
+from sm_profiler import _lazy as extras
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS
 

@@ -32,7 +32,7 @@ EXPORTED = {
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
     "sm_profiler.deploy": "StartedRules deploy_image start_rules wait_for_end",
-    "sm_profiler.diagnosis": """CAUSES Cause Fact Finding Interval Ledger RankLedger Repair Table Verdict diagnose
+    "sm_profiler.diagnosis": """CAUSES Cause Evidence Finding Gain Interval Ledger RankLedger Repair Table Verdict diagnose
         is_table read_table""",
     "sm_profiler.executors": "Meter Pool Remote TaskResult map_tasks open_pool run_tasks",
     "sm_profiler.fleet": "Fleet FleetJob build_fleet write_fleet",

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from sm_profiler.descriptors import read_regular
 from sm_profiler.hook import memory, stacks
-from sm_profiler.regular import read_regular
 
 
 def kind(path, name):

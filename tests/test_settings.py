@@ -98,7 +98,8 @@ def test_the_page_is_up_to_date():
         (settings.SAMPLER, "No", False),
         (settings.SAMPLER, "", True),
         (settings.DELETE_UPLOADED, "true", True),
-        (settings.AUTO, "true", False),  # the .pth file compares with 1
+        (settings.AUTO, "true", True),
+        (settings.AUTO, "NO", False),
         (settings.HANG_SECONDS, " 0 ", 0.0),
         (settings.LOCAL_MAX, "50GB", 50 * 10**9),
         (settings.LOCAL_MAX, "off", 0),
@@ -138,6 +139,21 @@ def test_a_wrong_value_is_one_line_and_never_stops_a_training(setting, text, cap
     with caplog.at_level(logging.WARNING):
         assert setting.read_or_default({setting.name: text}) == setting.default
     assert caplog.messages == [f"sm-profiler: {line}; using the default, {setting.shown_default}"]
+
+
+@pytest.mark.parametrize("setting", [each for each in VARIABLES if isinstance(each.default, bool)], ids=str)
+def test_all_switches_have_the_same_values(setting):
+    for text, value in {
+        "on": True,
+        "True": True,
+        "YES": True,
+        "1": True,
+        " off ": False,
+        "no": False,
+        "0": False,
+    }.items():
+        assert setting.read({setting.name: text}) is value
+    assert setting.usable({setting.name: "ture"}) is setting.default
 
 
 @pytest.fixture
@@ -182,10 +198,12 @@ def test_the_command_lists_values_and_their_origin(alone, monkeypatch, capsys):
 
 def test_the_command_names_what_is_wrong(alone, monkeypatch, capsys):
     monkeypatch.setenv("SM_PROFILER_HANG_SECONDS", "soon")
+    monkeypatch.setenv("SM_PROFILER_AUTO", "ture")
     monkeypatch.setenv("SM_PROFILER_CONFIG", '{"ProfilingIntervalInMilliseconds": "often"}')
     (alone / "settings.json").write_text("[]")
     found = listed(capsys, 1)
     assert "a number of seconds" in found["SM_PROFILER_HANG_SECONDS"]["problem"]
+    assert "found 'ture'" in found["SM_PROFILER_AUTO"]["problem"]
     assert "expected one of" in found["ProfilingIntervalInMilliseconds"]["problem"]
     assert "JSON object" in found["SM_PROFILER_RULE_IMAGE"]["problem"]
     monkeypatch.setenv("SM_PROFILER_CONFIG", "/no/such/file")

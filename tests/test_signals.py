@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 
 def test_has_the_methods_of_an_event():
@@ -46,7 +46,7 @@ def test_stays_set_however_often_it_is_set():
 # The main thread is nearly always inside a method of the event while signals arrive at random moments.
 STORM = """
 import os, random, signal, sys, threading, time
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 event, calls, end = SignalEvent(), [0], time.monotonic() + 2
 

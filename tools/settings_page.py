@@ -15,7 +15,9 @@ Everything that can be set, with its default. `sm-profiler settings` lists the s
 each comes from, `--json` for programs; its exit code is 1 if a value is wrong. While a training is recorded, a wrong
 value is replaced by the default, and one line in the log names it; commands stop with that line.
 
-A switch is `on`, `1`, `true`, `yes`, or `off`, `0`, `false`, `no`. A variable that is empty counts as not set.
+A switch is `on`, `1`, `true`, `yes`, or `off`, `0`, `false`, `no`, in upper or lower case. With any other value of
+`SM_PROFILER_AUTO`, nothing is recorded, and the first process of the job that imports a framework reports that in one
+line. A variable that is empty counts as not set.
 
 <!-- Written by tools/settings_page.py from sm_profiler/settings.py. -->
 """

@@ -284,7 +284,7 @@ def write(row: Row, installed: list[str], outcome: str, page: Path = PAGE) -> No
     head, rest = text.split(begin)
     table, tail = rest.split(end)
     lines = table.splitlines()
-    order = {one.key: number for number, one in enumerate(ROWS) if one.table == row.table}
+    order = {known.key: number for number, known in enumerate(ROWS) if known.table == row.table}
     marks = {mark.group(1): line for line in lines if (mark := re.search(r"<!-- (.*?) -->", line))}
     today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
     cells = [row.python, *installed, today, outcome.replace("|", "/").replace("\n", " ")]
@@ -317,7 +317,7 @@ def main() -> int:
                 cache = row.requirements[0]
                 os.environ["UV_CACHE_DIR"] = str(Path(name) / "cache")
             began = time.monotonic()
-            installed = [one.partition("==")[2] for one in row.requirements[: len(row.shown)]]
+            installed = [requirement.partition("==")[2] for requirement in row.requirements[: len(row.shown)]]
             try:
                 installed, outcome = run_row(row, uv, Path(name))
             except NotRun as reason:

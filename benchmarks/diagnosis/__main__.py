@@ -76,17 +76,19 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     return [twin for case in cases if (twin := case.twin())] if args.twins else list(cases)
 
 
-def line(one: Score, seconds: float) -> str:
+def line(judged: Score, seconds: float) -> str:
     marks = {None: "·", True: "+", False: "-"}
     extra = ""
-    if one.gain and one.spread:
-        extra = f"gain{marks[None if one.gain_open else one.gain_right]} {one.gain[0]:.2f}-{one.gain[1]:.2f} "
-        extra += f"measured {one.measured} ({one.spread[0]:.2f}-{one.spread[1]:.2f})"
+    if judged.gain and judged.spread:
+        extra = (
+            f"gain{marks[None if judged.gain_open else judged.gain_right]} {judged.gain[0]:.2f}-{judged.gain[1]:.2f} "
+        )
+        extra += f"measured {judged.measured} ({judged.spread[0]:.2f}-{judged.spread[1]:.2f})"
     return (
-        f"{'right' if one.right else 'WRONG'}{'!' if one.confidently_wrong else ' '} {one.case}: {one.got} "
-        f"{one.confidence} also={','.join(one.also)} line{marks[one.line_right]} {one.line} {extra} "
-        f"share={one.share} planted={one.planted} [{seconds:.0f} s] {one.error[-300:]}"
-        + ("" if one.right else f"\n      {one.headline}")
+        f"{'right' if judged.right else 'WRONG'}{'!' if judged.confidently_wrong else ' '} {judged.case}: {judged.got} "
+        f"{judged.confidence} also={','.join(judged.also)} line{marks[judged.line_right]} {judged.line} {extra} "
+        f"share={judged.share} planted={judged.planted} [{seconds:.0f} s] {judged.error[-300:]}"
+        + ("" if judged.right else f"\n      {judged.headline}")
     )
 
 
@@ -107,16 +109,16 @@ def measure(args: argparse.Namespace) -> list[Score]:
         return attrs.evolve(outcome, **facts), time.monotonic() - started
 
     with busy(twice_the_cores()) if args.busy else contextlib.nullcontext(), lanes(args.lanes) as pool:
-        for done in as_completed([pool.submit(measured, *one) for one in turns]):
+        for done in as_completed([pool.submit(measured, *turn) for turn in turns]):
             try:
-                one, seconds = done.result()
+                judged, seconds = done.result()
             except FailedRunError as error:
                 print(f"a script fails by itself and is left out: {error}", file=sys.stderr)
                 continue
-            scores.append(one)
-            print(line(one, seconds), flush=True)
+            scores.append(judged)
+            print(line(judged, seconds), flush=True)
             if args.json:
-                args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
+                args.json.write_text(json.dumps([judged.as_dict() for judged in scores], indent=1))
     return scores
 
 
@@ -128,11 +130,11 @@ def measure_again(args: argparse.Namespace) -> list[Score]:
             if facts["case"] != case.name:
                 continue
             started = time.monotonic()
-            one = attrs.evolve(score(judge_again(case, folder, facts)), machine=facts["machine"], run=facts["run"])
-            print(line(one, time.monotonic() - started), flush=True)
-            scores.append(one)
+            judged = attrs.evolve(score(judge_again(case, folder, facts)), machine=facts["machine"], run=facts["run"])
+            print(line(judged, time.monotonic() - started), flush=True)
+            scores.append(judged)
     if args.json:
-        args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
+        args.json.write_text(json.dumps([judged.as_dict() for judged in scores], indent=1))
     return scores
 
 
@@ -152,7 +154,7 @@ def main() -> None:
         return
     order = {case.script: number for number, case in enumerate(CASES)}
     scores = kept(args.sources) if args.sources else measure_again(args) if args.judge else measure(args)
-    scores.sort(key=lambda one: order.get(one.script, 0))
+    scores.sort(key=lambda judged: order.get(judged.script, 0))
     print(table.runs_sentence(scores))
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")
     if args.markdown:

@@ -97,8 +97,8 @@ def environment() -> dict[str, str]:
     """Return the variables of a run: one thread for each operator, no profiler of the caller's."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SM_PROFILER")}
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    one = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(PROBLEMS), str(GPU_PROBLEMS), *inherited]), **one}
+    single = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(PROBLEMS), str(GPU_PROBLEMS), *inherited]), **single}
 
 
 def execute(command: Sequence[str], folder: Path, **variables: str) -> str:
@@ -136,13 +136,15 @@ class Ours:
     def read(self, profile: Path) -> Diagnosis:
         """Return the verdict on a profile, all of which is parsed by the present code."""
         verdict = plain(report_json(build_report(open_source(profile, cache=False))).verdict)
-        return Diagnosis(_ours(verdict), tuple(_ours(one) for one in verdict["also"]))
+        return Diagnosis(_ours(verdict), tuple(_ours(finding) for finding in verdict["also"]))
 
 
 def _ours(finding: dict) -> Named:
     gain = finding.get("gain")
     speedup = (gain["speedup"]["low"], gain["speedup"]["high"]) if gain else None
-    places = tuple(Place(one["file"], one["line"], one["function"], one["share"]) for one in finding.get("where", ()))
+    places = tuple(
+        Place(line["file"], line["line"], line["function"], line["share"]) for line in finding.get("where", ())
+    )
     share, rank = finding["share_of_time"], finding["evidence"][0]["where"] if finding["evidence"] else ""
     return Named(finding["class"], finding["confidence"], places, speedup, finding["headline"], share, rank)
 

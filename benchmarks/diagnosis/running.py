@@ -159,9 +159,9 @@ def busy(processes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in load:
-            one.kill()
-            one.wait()
+        for process in load:
+            process.kill()
+            process.wait()
 
 
 def twice_the_cores() -> int:

@@ -68,8 +68,8 @@ def score(outcome: Outcome) -> Score:
     case = case.as_measured(outcome.planted["shares"])
     main = diagnosis.main
     right = main.kind in case.expected
-    others = tuple(one.kind for one in diagnosis.also)
-    found = next((one for one in (main, *diagnosis.also) if one.kind in case.expected), None)
+    others = tuple(finding.kind for finding in diagnosis.also)
+    found = next((finding for finding in (main, *diagnosis.also) if finding.kind in case.expected), None)
     wrong = main.confidence == "high" and not right and main.kind not in case.accepted
     measured = outcome.speedups if case.gains and not case.healthy else []
     gain = found.speedup if found else None
@@ -87,7 +87,7 @@ def score(outcome: Outcome) -> Score:
         right=right,
         confidently_wrong=wrong,
         also=others,
-        also_right=any(one in (main.kind, *others) for one in case.also) if case.also else None,
+        also_right=any(kind in (main.kind, *others) for kind in case.also) if case.also else None,
         line_right=_line_right(case, found),
         line=_text(found.places[0]) if found and found.places else "",
         gain_right=inside(gain, spread) if judged else None,
@@ -140,13 +140,13 @@ def _line_right(case: Case, found: Named | None) -> bool | None:
 
 def part(values: Iterable[bool | None]) -> tuple[int, int]:
     """Return how many are true, of how many that are not None."""
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return sum(known), len(known)
 
 
 def reliability(scores: Iterable[Score]) -> dict[str, tuple[int, int]]:
     """Return right verdicts and all verdicts by confidence."""
     groups = defaultdict(list)
-    for one in scores:
-        groups[one.confidence or "none given"].append(one.right)
+    for judged in scores:
+        groups[judged.confidence or "none given"].append(judged.right)
     return {name: part(groups[name]) for name in ("high", "medium", "low", "none given") if name in groups}

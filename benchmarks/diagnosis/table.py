@@ -19,7 +19,7 @@ def share(pair: tuple[int, int]) -> str:
 
 def gains(scores: Sequence[Any]) -> str:
     """Return how many gains of how many are right, and how many are open besides."""
-    counted, undecided = share(part(one.gain_right for one in scores)), sum(one.gain_open for one in scores)
+    counted, undecided = share(part(run.gain_right for run in scores)), sum(run.gain_open for run in scores)
     return ", ".join(filter(None, [counted, f"{undecided} open" if undecided else ""]))
 
 
@@ -31,25 +31,25 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _width(scores: Sequence[Score]) -> str:
     widths = [
-        one.gain[1] / one.gain[0]
-        for one in scores
-        if (one.gain_open or one.gain_right is not None) and one.gain and one.gain[0] > 0
+        run.gain[1] / run.gain[0]
+        for run in scores
+        if (run.gain_open or run.gain_right is not None) and run.gain and run.gain[0] > 0
     ]
     return f"{statistics.median(widths):.2f}" if widths else ""
 
 
 def _overhead(scores: Sequence[Score]) -> str:
-    costs = [one.overhead for one in scores if one.overhead is not None]
+    costs = [run.overhead for run in scores if run.overhead is not None]
     return f"{statistics.median(costs):.1%}" if costs else ""
 
 
 def _row(name: str, scores: Sequence[Score]) -> list[str]:
     return [
         name,
-        share(part(one.right for one in scores)),
-        share(part(one.also_right for one in scores)),
-        str(sum(one.confidently_wrong for one in scores)) if any(one.confidence for one in scores) else "",
-        share(part(one.line_right for one in scores)),
+        share(part(run.right for run in scores)),
+        share(part(run.also_right for run in scores)),
+        str(sum(run.confidently_wrong for run in scores)) if any(run.confidence for run in scores) else "",
+        share(part(run.line_right for run in scores)),
         gains(scores),
         _width(scores),
         _overhead(scores),
@@ -59,8 +59,8 @@ def _row(name: str, scores: Sequence[Score]) -> list[str]:
 def classes_table(scores: Sequence[Score]) -> str:
     """Return a row for each class, and one for all."""
     groups = defaultdict(list)
-    for one in scores:
-        groups[one.expected].append(one)
+    for run in scores:
+        groups[run.expected].append(run)
     header = ["planted", "right", "second cause named", "confidently wrong", "line right", "gain right",
               "width of the interval", "overhead"]  # fmt: skip
     rows = [_row(kind, group) for kind, group in groups.items()]
@@ -70,22 +70,22 @@ def classes_table(scores: Sequence[Score]) -> str:
 def problems_table(scores: Sequence[Score]) -> str:
     """Return a row for each planted problem, with the sizes together."""
     groups = defaultdict(list)
-    for one in scores:
-        groups[one.script, one.about, one.expected].append(one)
+    for run in scores:
+        groups[run.script, run.about, run.expected].append(run)
     header = ["script", "planted problem", "verdict", "right", "otherwise named"]
     rows = []
     for (script, about, expected), group in groups.items():
         wrong = sorted(
-            {f"{one.got} ({one.confidence})" if one.confidence else one.got for one in group if not one.right}
+            {f"{run.got} ({run.confidence})" if run.confidence else run.got for run in group if not run.right}
         )
-        rows.append([f"`{script}.py`", about, expected, share(part(one.right for one in group)), ", ".join(wrong)])
+        rows.append([f"`{script}.py`", about, expected, share(part(run.right for run in group)), ", ".join(wrong)])
     return markdown(header, rows)
 
 
 def reliability_table(scores: Sequence[Score]) -> str:
     """Return how many verdicts of each confidence are right, on quiet and on busy machines."""
-    machines = list(dict.fromkeys(one.machine for one in scores))
-    by_machine = [reliability(one for one in scores if one.machine == machine) for machine in machines]
+    machines = list(dict.fromkeys(run.machine for run in scores))
+    by_machine = [reliability(run for run in scores if run.machine == machine) for machine in machines]
     together = reliability(scores)
     header = ["confidence", "right", "share", *(f"{name} machine" for name in machines if len(machines) > 1)]
     rows = []
@@ -97,9 +97,9 @@ def reliability_table(scores: Sequence[Score]) -> str:
 
 def runs_sentence(scores: Sequence[Score]) -> str:
     """Return how many verdicts of how many runs the tables show."""
-    right, count = part(one.right for one in scores)
-    wrong = sum(one.confidently_wrong for one in scores)
-    runs = Counter(machine for machine, _ in {(one.machine, one.run) for one in scores})
+    right, count = part(run.right for run in scores)
+    wrong = sum(run.confidently_wrong for run in scores)
+    runs = Counter(machine for machine, _ in {(run.machine, run.run) for run in scores})
     each = [f"{number} {'run' if number == 1 else 'runs'} on a {name} machine" for name, number in sorted(runs.items())]
     return f"{right} of {count} verdicts are right and {wrong} confidently wrong: {' and '.join(each)}."
 

@@ -99,7 +99,7 @@ def samples() -> None:
     import torch
 
     model, turns = layers(torch, 32, 4, 1), Turns()
-    train(model, batches(turns, (64, 32), (64, 1)), lambda x: torch.stack([model(one) for one in x]), turns=turns)
+    train(model, batches(turns, (64, 32), (64, 1)), lambda x: torch.stack([model(row) for row in x]), turns=turns)
 
 
 @kind
@@ -209,18 +209,18 @@ def jax() -> None:
     import jax.numpy as jnp
 
     turns = Turns()
-    weights = [jax.random.normal(jax.random.key(one), (128, 128)) * 0.05 for one in range(6)]
+    weights = [jax.random.normal(jax.random.key(seed), (128, 128)) * 0.05 for seed in range(6)]
     x = jax.random.normal(jax.random.key(9), (64, 128))
 
     def loss(weights, x):
-        for one in weights:
-            x = jnp.tanh(x @ one)
+        for layer in weights:
+            x = jnp.tanh(x @ layer)
         return (x**2).mean()
 
     @jax.jit
     def step(weights, x):
         value, gradients = jax.value_and_grad(loss)(weights, x)
-        return value, [one - 0.1 * gradient for one, gradient in zip(weights, gradients, strict=True)]
+        return value, [layer - 0.1 * gradient for layer, gradient in zip(weights, gradients, strict=True)]
 
     while True:
         value, weights = step(weights, x)

@@ -88,10 +88,10 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def command(script: Path, one: Stranger) -> list[str]:
-    if one.ranks == 1:
+def command(script: Path, stranger: Stranger) -> list[str]:
+    if stranger.ranks == 1:
         return [str(script)]
-    python = interpreter(one.path)
+    python = interpreter(stranger.path)
     return [
         "--",
         python,
@@ -99,45 +99,45 @@ def command(script: Path, one: Stranger) -> list[str]:
         "torch.distributed.run",
         "--standalone",
         "--nproc-per-node",
-        str(one.ranks),
+        str(stranger.ranks),
         str(script),
     ]
 
 
-def copied(one: Stranger, folder: Path) -> Path:
+def copied(stranger: Stranger, folder: Path) -> Path:
     """Return a copy of the script in an empty folder, with a name that hints at nothing."""
     folder.mkdir()
-    return Path(shutil.copy(one.path, folder / "train.py"))
+    return Path(shutil.copy(stranger.path, folder / "train.py"))
 
 
-def seconds(one: Stranger, folder: Path, **variables: str) -> float:
+def seconds(stranger: Stranger, folder: Path, **variables: str) -> float:
     """Run a script without a profiler; return what is measured of it."""
-    words, started = command(copied(one, folder), one), time.monotonic()
-    printed = execute([interpreter(one.path), *words] if one.ranks == 1 else words[1:], folder, **variables)
-    if one.measured == "job":
+    words, started = command(copied(stranger, folder), stranger), time.monotonic()
+    printed = execute([interpreter(stranger.path), *words] if stranger.ranks == 1 else words[1:], folder, **variables)
+    if stranger.measured == "job":
         return time.monotonic() - started
     return float(TOOK.findall(printed)[-1])
 
 
-def profiled(one: Stranger, folder: Path) -> str:
+def profiled(stranger: Stranger, folder: Path) -> str:
     """Run a script under `sm-profiler run`; return why it failed, or nothing."""
-    words = command(copied(one, folder), one)
+    words = command(copied(stranger, folder), stranger)
     try:
-        execute([interpreter(one.path), "-m", "sm_profiler", "run", *words], folder)
+        execute([interpreter(stranger.path), "-m", "sm_profiler", "run", *words], folder)
     except (FailedRunError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ""
 
 
-def line_right(one: Stranger, found: Named) -> bool:
-    numbers = [number for lines in one.lines().values() for number in lines]
+def line_right(stranger: Stranger, found: Named) -> bool:
+    numbers = [number for lines in stranger.lines().values() for number in lines]
     place = found.places[0] if found.places else None
     return place is not None and place.file.endswith("train.py") and any(abs(place.line - n) <= NEAR for n in numbers)
 
 
 def together(found: Sequence[Named]) -> tuple[float, float] | None:
     """Return the speedup of all these repairs: the shares of the time that they save add up, and their errors are independent."""
-    shares = [(1 - 1 / one.speedup[0], 1 - 1 / one.speedup[1]) for one in found if one.speedup]
+    shares = [(1 - 1 / each.speedup[0], 1 - 1 / each.speedup[1]) for each in found if each.speedup]
     if not shares:
         return None
     middle, error = sum(low + high for low, high in shares) / 2, math.hypot(*(high - low for low, high in shares)) / 2
@@ -145,13 +145,15 @@ def together(found: Sequence[Named]) -> tuple[float, float] | None:
     return low, high
 
 
-def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
+def judged(stranger: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
     """Return the row with what is right in the diagnosis."""
     main, every = diagnosis.main, (diagnosis.main, *diagnosis.also)
-    leads = (*one.expected, *one.also)
+    leads = (*stranger.expected, *stranger.also)
     right = main.kind in leads
-    found = [named for named in every if named.kind in leads and not one.healthy]
-    both = one.also and all(any(named.kind in group for named in every) for group in (one.expected, one.also))
+    found = [named for named in every if named.kind in leads and not stranger.healthy]
+    both = stranger.also and all(
+        any(named.kind in group for named in every) for group in (stranger.expected, stranger.also)
+    )
     gain, spread = together(found), spread_of(row.speedups, row.load)
     return attrs.evolve(
         row,
@@ -159,55 +161,55 @@ def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
         confidence=main.confidence,
         named=tuple(named.kind for named in diagnosis.also),
         right=right,
-        also_right=bool(both) if one.also else None,
+        also_right=bool(both) if stranger.also else None,
         confidently_wrong=main.confidence == "high" and not right,
         line=f"{found[0].places[0].file.rsplit('/', 1)[-1]}:{found[0].places[0].line}"
         if found and found[0].places
         else "",
-        line_right=line_right(one, found[0]) if found and one.guilty else None,
+        line_right=line_right(stranger, found[0]) if found and stranger.guilty else None,
         gain=gain,
         gain_right=inside(gain, spread) if gain and spread else None,
         gain_open=bool(gain and spread) and inside(gain, spread) is None,
     )
 
 
-def run(one: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
+def run(stranger: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
     with tempfile.TemporaryDirectory(prefix="strangers-") as name:
         root = Path(name)
-        if one.name in times:
-            known = times[one.name]
-            row = Row(one.name, one.framework, one.expected, known["plain"], known["repaired"])
+        if stranger.name in times:
+            known = times[stranger.name]
+            row = Row(stranger.name, stranger.framework, stranger.expected, known["plain"], known["repaired"])
         else:
             plain, repaired = [], []
-            for turn in range(1 if one.healthy else args.pairs):
-                plain.append(seconds(one, root / f"plain{turn}"))
-                if not one.healthy:
-                    repaired.append(seconds(one, root / f"repaired{turn}", REPAIRED="1"))
-            row = Row(one.name, one.framework, one.expected, plain, repaired, os.getloadavg()[0])
+            for turn in range(1 if stranger.healthy else args.pairs):
+                plain.append(seconds(stranger, root / f"plain{turn}"))
+                if not stranger.healthy:
+                    repaired.append(seconds(stranger, root / f"repaired{turn}", REPAIRED="1"))
+            row = Row(stranger.name, stranger.framework, stranger.expected, plain, repaired, os.getloadavg()[0])
         if args.plain:
             return row
-        failed = profiled(one, root / "profiled")
+        failed = profiled(stranger, root / "profiled")
         if args.keep:
             measured = {"plain": row.plain, "repaired": row.repaired}
-            keep(root / "profiled", folder=args.keep / one.name, failed=failed, **measured)
-        return diagnosed(one, row, root / "profiled", failed)
+            keep(root / "profiled", folder=args.keep / stranger.name, failed=failed, **measured)
+        return diagnosed(stranger, row, root / "profiled", failed)
 
 
-def diagnosed(one: Stranger, row: Row, folder: Path, failed: str) -> Row:
+def diagnosed(stranger: Stranger, row: Row, folder: Path, failed: str) -> Row:
     """Return the row with what the report of a run names, unless the run failed."""
     if not failed:
         try:
-            return judged(one, row, Ours().read(profile_in(folder)))
+            return judged(stranger, row, Ours().read(profile_in(folder)))
         except (OSError, ValueError, KeyError) as error:
             failed = str(error)
     return attrs.evolve(row, got="FAILED", right=False, error=failed)
 
 
-def judge_again(one: Stranger, folder: Path, facts: dict[str, Any]) -> Row:
+def judge_again(stranger: Stranger, folder: Path, facts: dict[str, Any]) -> Row:
     """Judge the profile of a kept run by the present code."""
     load = facts["load_average"][0]
-    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"], load)
-    return diagnosed(one, row, folder, facts["failed"])
+    row = Row(stranger.name, stranger.framework, stranger.expected, facts["plain"], facts["repaired"], load)
+    return diagnosed(stranger, row, folder, facts["failed"])
 
 
 def _range(speedups: Sequence[float]) -> str:
@@ -248,19 +250,23 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     args = options()
     names = [name for name in args.cases.split(",") if name]
-    chosen = [one for one in strangers(sealed=args.sealed) if not names or one.name in names]
-    if unknown := set(names) - {one.name for one in chosen}:
+    chosen = [stranger for stranger in strangers(sealed=args.sealed) if not names or stranger.name in names]
+    if unknown := set(names) - {stranger.name for stranger in chosen}:
         sys.exit(f"no such scripts: {', '.join(sorted(unknown))}")
     times = {row["name"]: row for row in json.loads(args.times.read_text())} if args.times else {}
     again = {folder.name: facts for folder, facts in kept(args.judge).items()} if args.judge else {}
     rows: list[Row] = []
-    for one in chosen:
-        if args.judge and one.name not in again:
+    for stranger in chosen:
+        if args.judge and stranger.name not in again:
             continue
         try:
-            rows.append(judge_again(one, args.judge / one.name, again[one.name]) if again else run(one, args, times))
+            rows.append(
+                judge_again(stranger, args.judge / stranger.name, again[stranger.name])
+                if again
+                else run(stranger, args, times)
+            )
         except (FailedRunError, subprocess.TimeoutExpired) as error:
-            print(f"{one.name} fails by itself and is left out: {error}", file=sys.stderr)
+            print(f"{stranger.name} fails by itself and is left out: {error}", file=sys.stderr)
             continue
         print(
             f"{rows[-1].name}: {rows[-1].got or 'runs'}, {statistics.median(rows[-1].plain):.1f} s plain",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -13,9 +12,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
-from sm_profiler.analysis.selection import similar
-from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader, any_of, similar
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.identity import OWNER_TYPES
 from sm_profiler.printable import logger_for
@@ -79,11 +77,8 @@ def chosen(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a pattern is not a valid regular expression.
     """
-    try:
-        compiled = [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
-    return [name for name in dict.fromkeys(names) if any(pattern.search(name) for pattern in compiled)]
+    matches = any_of(patterns)
+    return [name for name in dict.fromkeys(names) if matches(name)]
 
 
 def log_unmatched(kind: str, names: Iterable[str], patterns: Sequence[str], usual: Sequence[str] = ()) -> None:
@@ -180,11 +175,11 @@ def histogram(values: Floats, edges: Floats) -> NDArray[np.int64]:
     return np.histogram(values, bins=edges)[0].astype(np.int64)
 
 
-def duration_edges(values: Floats, count: int = 50) -> Floats:
-    """Return `count` + 1 equidistant edges from the minimum to two standard deviations above the median."""
+def duration_edges(values: Floats) -> Floats:
+    """Return 51 equidistant edges from the minimum to two standard deviations above the median."""
     low, high = float(np.min(values)), float(np.median(values) + 2 * np.std(values))
     high = max(high, low + 1e-9)
-    return np.linspace(low, high, count + 1)
+    return np.linspace(low, high, 51)
 
 
 @attrs.frozen(eq=False)
@@ -259,12 +254,8 @@ def _pairs(system: SystemColumns, *, by_node: bool) -> list[tuple[str, str]]:
         (dimension, node)
         for dimension in system.dimension[metrics].present()
         for node in nodes
-        if _exists(system, dimension, node)
+        if not by_node or (system.dimension.mask(dimension) & system.node.mask(node)).any()
     ]
-
-
-def _exists(system: SystemColumns, dimension: str, node: str) -> bool:
-    return not node or bool((system.dimension.mask(dimension) & system.node.mask(node)).any())
 
 
 def _in_order(times: Floats, values: Floats) -> Any:

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.analysis.pandas_frame import PandasFrame
-from sm_profiler.analysis.readers import ProfileLocation
-from sm_profiler.analysis.selection import matching_events, training_events
-from sm_profiler.analysis.times import microseconds
+from sm_profiler.analysis.readers import ProfileLocation, matching_events, training_events
+from sm_profiler.analysis.times import TIME_TEXT, microseconds
 from sm_profiler.formats import event_names
 from sm_profiler.formats.recorded import DataStages
 from sm_profiler.metrics.record_fold import read_args
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from sm_profiler.analysis.timeline_charts import TimelineCharts
 
 _COLUMNS = ["process", "stage", "ms_per_element", "ms_per_batch", "parallelism", "file", "line", "function"]
-_TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 _ITERATORS = ("_MultiProcessingDataLoaderIter.__init__", "_SingleProcessDataLoaderIter.__init__")
 _ANY = (".*",)
 # anywhere in a name, as in smdebug, whose files have no events of fetches
@@ -281,7 +279,7 @@ class TF_dataloader_analysis(PT_dataloader_analysis):  # like its model
 
 def _batch_times(calls: pd.DataFrame) -> pd.DataFrame:
     """Sort GetNext calls by process and end, and add the time since the previous call of the process."""
-    times = {column: pd.to_datetime(calls[column], format=_TEXT) for column in ("start_time", "end_time")}
+    times = {column: pd.to_datetime(calls[column], format=TIME_TEXT) for column in ("start_time", "end_time")}
     ordered = calls.assign(**times).sort_values(by=["node_id", "pid", "end_time"])
     start = ordered.groupby(["node_id", "pid"])["start_time"]
     return ordered.assign(BatchTime_in_seconds=start.diff().dt.total_seconds(), previous_batch_start=start.shift())
@@ -303,4 +301,4 @@ def _print_durations(frame: pd.DataFrame, subject: str) -> None:
 
 def _print(text: str) -> None:
     if text:
-        print(text)  # noqa: T201 - output of a notebook cell
+        print(text)

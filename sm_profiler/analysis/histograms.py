@@ -33,8 +33,14 @@ from sm_profiler.analysis.charts import (
     system_series,
     until_us,
 )
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
-from sm_profiler.analysis.selection import event_rows, system_rows, training_events
+from sm_profiler.analysis.readers import (
+    AlgorithmMetricsReader,
+    ProfileLocation,
+    SystemMetricsReader,
+    event_rows,
+    system_rows,
+    training_events,
+)
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 

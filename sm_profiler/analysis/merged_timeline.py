@@ -12,8 +12,15 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.readers import ProfileLocation, ends_with, open_profile, step_interval
-from sm_profiler.analysis.selection import event_rows, system_rows, tick_times
+from sm_profiler.analysis.readers import (
+    ProfileLocation,
+    ends_with,
+    event_rows,
+    open_profile,
+    step_interval,
+    system_rows,
+    tick_times,
+)
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns

@@ -18,13 +18,11 @@ from sm_profiler.analysis.readers import (
     S3AlgorithmMetricsReader,
     S3SystemMetricsReader,
     SystemMetricsReader,
-    open_profile,
-)
-from sm_profiler.analysis.selection import (
     event_rows,
     matching_events,
     named_events,
     named_metrics,
+    open_profile,
     similar,
     system_rows,
     tick_times,

@@ -285,7 +285,7 @@ class PythonProfileAnalysis(Generic[Result]):
         """Return one row per file, with the attributes of `StepPythonProfileStats` as columns; modes are names."""
         self._refresh(wanted=refresh_stats)
         if not self.python_profile_stats:
-            print("No stats were found!")  # noqa: T201 - output of a notebook cell
+            print("No stats were found!")
             return pd.DataFrame()
         names = [field.name for field in attrs.fields(StepPythonProfileStats)]
         frame = pd.DataFrame(
@@ -314,7 +314,7 @@ class PythonProfileAnalysis(Generic[Result]):
             node_id = self.python_profile_stats[0].node_id
         found = [each for each in self.python_profile_stats if each.node_id == node_id and chosen(each)]
         if not found:
-            print("No stats were found for the requested interval!")  # noqa: T201 - output of a notebook cell
+            print("No stats were found for the requested interval!")
             return None
         return self._combine(found)
 

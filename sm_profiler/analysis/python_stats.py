@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pandas as pd
 
+from sm_profiler.descriptors import read_regular
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.cprofile_reader import (
@@ -20,7 +21,6 @@ from sm_profiler.formats.cprofile_reader import (
     read_statistics,
 )
 from sm_profiler.printable import printable
-from sm_profiler.regular import read_regular
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
 MAX_SESSION_BYTES = 32 << 20  # JSON takes twenty times its size in memory

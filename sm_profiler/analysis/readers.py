@@ -1,26 +1,29 @@
-"""Readers of a job's system metrics and trace events, as lists of objects and as columns."""
+"""Readers of a job's system metrics and trace events, as lists of objects and as columns, and selection of rows."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.analysis.times import (
     TimeUnits,
     convert_utc_timestamp_to_microseconds,
     us_since_epoch_to_human_readable_time,
 )
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+from sm_profiler.formats.event_names import OF_TRAINING, OWN
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
@@ -31,11 +34,138 @@ from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.s3 import create_api_client
 
+# Intervals that a profile can set; a job with any other is measured, to a millisecond.
+INTERVALS_US = np.array([100_000, 200_000, 500_000, 1_000_000, 5_000_000, 60_000_000])
+_TOLERANCE = 0.2
+
 POLL_S = 10.0
 _log = logger_for(__name__)
-
 # a folder, an s3:// URI, the name of a training job, or an open source
 ProfileLocation = str | os.PathLike[str] | ProfileSource
+
+
+def tick_times(system: SystemColumns) -> Ints:
+    """Return the time of the sampling tick of each measurement, whole microseconds since the epoch.
+
+    The monitor reads the metrics of a tick (CPUs, GPUs, memory …) one after the other. Measurements of a node within
+    half an interval of the first one belong to the same tick. Its time is the first measurement's, rounded to a
+    multiple of the interval, so that the ticks of several nodes coincide.
+    """
+    times = np.zeros(len(system), np.int64)
+    interval = sampling_interval_us(system)
+    for node in np.unique(system.node.codes):
+        rows = np.flatnonzero(system.node.codes == node)
+        at_us = system.timestamp[rows] * layout.SECOND_US
+        distinct, place = np.unique(at_us, return_inverse=True)
+        ticks = np.rint(_first_of_tick(distinct, interval) / interval).astype(np.int64) * interval
+        times[rows] = ticks[place]
+    return times
+
+
+def sampling_interval_us(system: SystemColumns) -> int:
+    """Return the sampling interval of a job: the median gap between two measurements of a device, in microseconds.
+
+    A gap within 20 percent of an interval that a profile can set counts as that interval. With fewer than two samples
+    per device, the result is the smallest such interval.
+    """
+    gaps: list[NDArray[np.float64]] = []
+    device = _device_codes(system)
+    order = np.lexsort((system.timestamp, device))
+    if len(order):
+        gap = np.diff(system.timestamp[order])
+        gaps.append(gap[(device[order][1:] == device[order][:-1]) & (gap > 0)] * layout.SECOND_US)
+    found = np.concatenate(gaps) if gaps else np.empty(0)
+    if not len(found):
+        return int(INTERVALS_US[0])
+    median = float(np.median(found))
+    nearest = int(INTERVALS_US[np.argmin(abs(INTERVALS_US - median))])
+    if abs(median - nearest) <= _TOLERANCE * nearest:
+        return nearest
+    return max(1000, round(median / 1000) * 1000)
+
+
+def _device_codes(system: SystemColumns) -> Ints:
+    """Number each combination of node, device and dimension."""
+    columns = (system.node, system.type, system.name, system.dimension)
+    code = np.zeros(len(system), np.int64)
+    for column in columns:
+        code = code * max(1, len(column.values)) + column.codes
+    return code
+
+
+def _first_of_tick(distinct: Floats, interval: int) -> Floats:
+    """Return, for sorted times, the first time of the tick that each belongs to."""
+    if not len(distinct):
+        return distinct
+    starts = np.concatenate([[True], np.diff(distinct) > interval / 2])
+    # A tick spans at most half an interval, so a measurement that a slow device delays further starts its own.
+    number = np.cumsum(starts) - 1
+    first = distinct[starts][number]
+    late = distinct - first > interval / 2
+    return np.where(late, distinct, first)
+
+
+def system_rows(system: SystemColumns, start_us: float, end_us: float) -> Mask:
+    """Select the measurements in a time range, both ends included; microseconds since the epoch."""
+    return (system.timestamp * 1e6 >= start_us) & (system.timestamp * 1e6 <= end_us)
+
+
+def event_rows(events: EventColumns, start_us: float, end_us: float) -> Mask:
+    """Select the events that overlap a time range, both ends included; microseconds since the epoch."""
+    return (events.end_us >= start_us) & (events.start_us <= end_us)
+
+
+def of_training(phase: str) -> bool:
+    """Return whether events of a phase are events of the training, and no records of the profiler (threads, samples …)."""
+    return not phase.startswith(OWN) or phase in OF_TRAINING
+
+
+def training_events(events: EventColumns) -> Mask:
+    """Select the events of the training."""
+    return events.phase.mask(of_training)
+
+
+def named_metrics(system: SystemColumns, names: Collection[str]) -> Mask:
+    """Select the measurements of the named devices; all of them if `names` is empty."""
+    return system.name.mask(lambda name: name in names) if names else np.ones(len(system), np.bool_)
+
+
+def named_events(events: EventColumns, names: Collection[str]) -> Mask:
+    """Select the events with one of the names, or in one of the phases; all of them if `names` is empty."""
+    if not names:
+        return np.ones(len(events), np.bool_)
+    return events.name.mask(lambda name: name in names) | events.phase.mask(lambda phase: phase in names)
+
+
+def similar(name: str, present: Collection[str]) -> str:
+    """Return a hint at the names that resemble one that is not present; "" if there are none."""
+    near = difflib.get_close_matches(name, sorted(present), n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def matching_events(events: EventColumns, patterns: Sequence[str]) -> Mask:
+    """Select the events whose name or phase matches a regular expression anywhere; all of them without patterns.
+
+    Raises:
+        ConfigError: a pattern is not a valid regular expression.
+    """
+    if not patterns:
+        return np.ones(len(events), np.bool_)
+    found = any_of(patterns)
+    return events.name.mask(found) | events.phase.mask(found)
+
+
+def any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether one of the regular expressions matches a text anywhere.
+
+    Raises:
+        ConfigError: a pattern is not a valid regular expression.
+    """
+    try:
+        compiled = [re.compile(pattern) for pattern in patterns]
+    except re.error as error:
+        raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
+    return lambda text: any(pattern.search(text) for pattern in compiled)
 
 
 class TrainingJob:
@@ -69,8 +199,8 @@ class TrainingJob:
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
         self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
-        print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - output of a notebook cell
-        print(f"s3 path:{printable(self.profiler_s3_output_path)}")  # noqa: T201
+        print(f"ProfilerConfig:{self.profiler_config}")
+        print(f"s3 path:{printable(self.profiler_s3_output_path)}")
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
         """Return the reader of system metrics; None until there are any.
@@ -140,7 +270,7 @@ class TrainingJob:
         self.framework_metrics_reader = S3AlgorithmMetricsReader(self.profiler_s3_output_path)
         self._wait(self.framework_metrics_reader, "Profiler data from framework")
         latest = self.framework_metrics_reader.get_timestamp_of_latest_available_file()
-        print(  # noqa: T201
+        print(
             f"Found recorded framework annotations. Latest available timestamp microseconds_since_epoch is:{latest}, "
             f"human_readable_timestamp in utc: {us_since_epoch_to_human_readable_time(latest)}"
         )
@@ -156,10 +286,10 @@ class TrainingJob:
             if status[0] in {"Completed", "Failed", "Stopped"}:
                 raise SourceError(f"training job {self.name} ended with status {status[0]}; it has no {what.lower()}")
             if status != shown:
-                print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")  # noqa: T201
+                print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")
                 shown = status
             time.sleep(POLL_S)
-        print(f"{what} is available")  # noqa: T201
+        print(f"{what} is available")
 
 
 def open_profile(location: ProfileLocation | None) -> ProfileSource:

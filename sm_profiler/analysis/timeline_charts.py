@@ -33,8 +33,14 @@ from sm_profiler.analysis.charts import (
     time_annotations,
     until_us,
 )
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
-from sm_profiler.analysis.selection import event_rows, system_rows, training_events
+from sm_profiler.analysis.readers import (
+    AlgorithmMetricsReader,
+    ProfileLocation,
+    SystemMetricsReader,
+    event_rows,
+    system_rows,
+    training_events,
+)
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 
@@ -229,12 +235,12 @@ class TimelineCharts(Chart):
         """
         limits = self._limits(indexes)
         if limits is None:
-            print("No selection made")  # noqa: T201 - output of a notebook cell
+            print("No selection made")
             return {}
-        print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
+        print(f"Selected timerange: {limits[0]} to {limits[1]}")
         spent = time_annotations(self._events(*limits))
         for name, total in spent.items():
-            print(f"Spent {total} ms (cumulative time) in {name}")  # noqa: T201
+            print(f"Spent {total} ms (cumulative time) in {name}")
         return spent
 
     def plot_detailed_profiler_data(self, indexes: Sequence[int]) -> DetailedChart | None:
@@ -251,9 +257,9 @@ class TimelineCharts(Chart):
         """
         limits = self._limits(indexes)
         if limits is None:
-            print("No selection made")  # noqa: T201 - output of a notebook cell
+            print("No selection made")
             return None
-        print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
+        print(f"Selected timerange: {limits[0]} to {limits[1]}")
         return DetailedChart(self._events(*limits))
 
     def update_data(self, current_timestamp: float) -> None:
@@ -263,7 +269,7 @@ class TimelineCharts(Chart):
         self.last_timestamp_system_metrics = until_us(self.system_metrics_reader, current_timestamp)
         self.system_metrics = self._series()
         after = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
-        print(  # noqa: T201 - output of a notebook cell
+        print(
             f"Found {after - before} new system metrics events from timestamp_in_us:{known} to timestamp_in_us:{current_timestamp}"
         )
         for dimension, devices in self.sources.items():

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
+from sm_profiler.formats.layout import SECOND_US
 
 _STRETCH = 1 << 13  # rows compared at once when looking for repetitions
 _CHUNK = 1 << 16  # rows processed at once, so that they stay in the processor's cache
@@ -27,7 +28,6 @@ _LONG_RUN = 1 << 10  # mean run length from which on each run is one slice of sh
 _REMEMBERED = 4  # earlier stretches that a new one is compared with
 _MAX_BYTE_CODES = 256  # values that fit a code of one byte
 
-SECOND_US = 1_000_000
 _TIME_WIDTH = 26
 _LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 _MINUTE_S = 60
@@ -38,7 +38,7 @@ _MEAN_RUN = 4  # equal times in a row, from which on runs are faster than rows
 _SECONDS = np.frombuffer("".join(f":{number:02d}:" for number in range(60)).encode(), "u4")
 _UPPER = np.frombuffer("".join(f"{number:04d}" for number in range(10_000)).encode(), "u4")
 _LOWER = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), "u2")
-_TIME_TEXT = "%Y-%m-%dT%H:%M:%S:%f"
+TIME_TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 
 
 def texts(array: pa.Array | pa.ChunkedArray) -> Any:
@@ -259,7 +259,7 @@ def microseconds(time: Any) -> int:
     """
     if isinstance(time, str):
         try:
-            time = datetime.strptime(time, _TIME_TEXT)  # noqa: DTZ007 - UTC is added below
+            time = datetime.strptime(time, TIME_TEXT)  # noqa: DTZ007 - UTC is added below
         except ValueError as error:
             raise SourceError(f"{time!r} is not a time like 2023-11-14T22:13:20:008444") from error
     if isinstance(time, datetime):

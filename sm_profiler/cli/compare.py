@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, add_executor, newest_run
+from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, add_executor, newest_run
 from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
-from sm_profiler.cli.command import DONE, add_prices, add_source, newest_run, priced_job
+from sm_profiler.cli.main import DONE, add_prices, add_source, newest_run, priced_job
 from sm_profiler.errors import ConfigError, SourceError
 
 EXPORT_EXAMPLES = """\
@@ -37,7 +37,7 @@ def add_export(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ledger",
         metavar="DIR",
-        help="folder or s3:// URI of the list of what was sent (default: ./profiler-report/<job>)",
+        help="folder or s3:// URI of the list of what was sent (default: ~/.local/state/sm-profiler/sent/<job>)",
     )
     parser.add_argument("--link", metavar="URL", default="", help="address of the report's page, for the message")
     add_prices(parser)
@@ -47,7 +47,7 @@ def run_export(options: Namespace) -> int:
     import attrs
 
     from sm_profiler.cli.report import default_folder, is_issue
-    from sm_profiler.exporters.destination import SentList, open_destination
+    from sm_profiler.exporters.destination import SentList, open_destination, sent_folder
     from sm_profiler.printable import printable
     from sm_profiler.report import build_report
     from sm_profiler.source import open_source
@@ -62,7 +62,9 @@ def run_export(options: Namespace) -> int:
     if options.problems_only and not is_issue(report):
         print(f"{report.verdict.kind.value}: nothing sent")
         return DONE
-    sent_before = SentList(open_storage(options.ledger or default_folder(report.metrics.name)))
+    earlier = default_folder(report.metrics.name)
+    place = options.ledger or sent_folder(report.metrics.name) or earlier
+    sent_before = SentList(open_storage(place), None if options.ledger else open_storage(earlier))
     failed = []
     for text, exporter in exporters.items():
         kind = text.partition(":")[0]

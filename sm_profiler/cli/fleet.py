@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, add_executor, add_prices, read_json
+from sm_profiler.cli.main import BAD, DONE, add_executor, add_prices, read_json
 from sm_profiler.formatting import percent
 from sm_profiler.printable import printable
 

@@ -9,9 +9,9 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import DONE
+from sm_profiler.cli.main import DONE
 from sm_profiler.printable import printable
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 PORT = 5127
 MAX_PORT = 65535

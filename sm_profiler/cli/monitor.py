@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.main import BAD, DONE
 from sm_profiler.errors import ProfilerError
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.board import Board

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import BAD, DONE, add_executor, add_source, newest_run
+from sm_profiler.cli.main import BAD, DONE, add_executor, add_source, newest_run
 from sm_profiler.printable import printable
 
 COMPACT_EXAMPLES = """\
@@ -86,7 +86,7 @@ def add_merge_timeline(parser: ArgumentParser) -> None:
 def run_merge_timeline(options: Namespace) -> int:
     from sm_profiler.gpu_traces.timeline import export_traces
     from sm_profiler.report.recordings import holds_only_traces
-    from sm_profiler.report.timeline_export import export_timeline
+    from sm_profiler.report.write import export_timeline
     from sm_profiler.source import open_source
 
     if holds_only_traces(options.source):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.cli.command import (
+from sm_profiler.cli.main import (
     BAD,
     DONE,
     add_executor,

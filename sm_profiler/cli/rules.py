@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler._version import __version__
-from sm_profiler.cli.command import DONE, read_json
+from sm_profiler.cli.main import DONE, read_json
 from sm_profiler.errors import ConfigError
 from sm_profiler.settings import RULE_IMAGE
 

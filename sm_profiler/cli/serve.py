@@ -10,7 +10,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.command import DONE, add_source, has_colours, newest_run
+from sm_profiler.cli.main import DONE, add_source, has_colours, newest_run
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.settings import SERVE_TOKEN
@@ -49,10 +49,11 @@ def add_serve(parser: ArgumentParser) -> None:
 
 
 def run_serve(options: Namespace) -> int:
-    from sm_profiler.jobs.finding import is_job_name, is_remote
+    from sm_profiler.jobs.finding import is_remote
     from sm_profiler.serve.app import create_app
     from sm_profiler.serve.jobs import Jobs
     from sm_profiler.serve.server import LOOPBACK, clean_base, listen, serve
+    from sm_profiler.source.opening import is_job_name
 
     base = clean_base(options.base_url)
     token = None
@@ -102,7 +103,7 @@ def name_job(source: str) -> None:
 
 def waiting_for(source: str) -> str:
     """Return what the page of a source that does not exist waits for, with the folder that may be meant."""
-    from sm_profiler.jobs.finding import is_job_name
+    from sm_profiler.source.opening import is_job_name
 
     path = Path(source)
     try:

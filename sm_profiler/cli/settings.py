@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from sm_profiler import settings
-from sm_profiler.cli.command import BAD, DONE, read_json
+from sm_profiler.cli.main import BAD, DONE, read_json
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import one_line, printable
 from sm_profiler.settings import CONFIG, CONFIG_KEYS, PARAMETERS, RULE_IMAGE, TOP, VARIABLES, Setting
@@ -93,10 +93,7 @@ def variables(environment: Mapping[str, str]) -> Iterator[Present]:
             yield _from_file(environment) if setting is RULE_IMAGE else Present(setting, setting.shown_default, DEFAULT)
             continue
         else:
-            try:
-                setting.read(environment)
-            except ProfilerError as error:
-                problem = str(error)
+            problem = setting.problem(environment)
         if not text:
             yield Present(setting, setting.shown_default, DEFAULT)
         else:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.cli.command import BAD, DONE, SOURCE_HELP, newest_run
+from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent
 from sm_profiler.printable import printable
-from sm_profiler.trial.plan import BUSY, WORTH, Outcome, Plan, Setting, Trial
+from sm_profiler.trial import BUSY, WORTH, LoaderSetting, LoaderTrial, LoaderTrials, Plan
 
 INTERRUPTED = 128 + signal.SIGINT
 MAX_WORKERS = 256
@@ -75,7 +75,7 @@ def run_try_loader(options: Namespace) -> int:
         raise ProfilerError(no_loader(code, options))
     outcome = attrs.evolve(outcome, others=others)
     best = outcome.best(needed)
-    found = {**outcome.as_dict(), "best": best.as_dict() if best else None, "needed_per_second": needed}
+    found = {**attrs.asdict(outcome), "best": attrs.asdict(best) if best else None, "needed_per_second": needed}
     if options.json == "-":
         print(json.dumps(found, indent=1))
     else:
@@ -191,10 +191,10 @@ def run_script(words: list[str], plan: Plan) -> int:
         signal.signal(signal.SIGINT, kept)
 
 
-def read_outcome(plan: Plan) -> Outcome | None:
+def read_outcome(plan: Plan) -> LoaderTrials | None:
     """Return the results, or None if the script ended before its loader."""
     try:
-        return Outcome.of(json.loads(Path(plan.result).read_text()))
+        return LoaderTrials.of(json.loads(Path(plan.result).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -229,7 +229,7 @@ def batches_needed(where: str) -> tuple[float, str]:
     return 1 / seconds, alarm if share >= NOTICEABLE else ""
 
 
-def trial_table(outcome: Outcome, needed: float | None = None, alarm: str = "") -> str:
+def trial_table(outcome: LoaderTrials, needed: float | None = None, alarm: str = "") -> str:
     """Return the table of all trials, the best of them, and what it means for the loop.
 
     Args:
@@ -247,7 +247,7 @@ def trial_table(outcome: Outcome, needed: float | None = None, alarm: str = "") 
     return "\n".join([*lines, *advice(outcome, needed), *filter(None, (alarm,))])
 
 
-def _row(trial: Trial, best: Trial | None, needed: float | None) -> tuple[str, ...]:
+def _row(trial: LoaderTrial, best: LoaderTrial | None, needed: float | None) -> tuple[str, ...]:
     setting = trial.setting
     is_enough = needed is not None and trial.delivers(needed) * WORTH >= needed
     states = (("as in the script", trial.current), ("best", trial is best), ("enough for the loop", is_enough))
@@ -262,7 +262,7 @@ def _row(trial: Trial, best: Trial | None, needed: float | None) -> tuple[str, .
     )
 
 
-def advice(outcome: Outcome, needed: float | None) -> list[str]:
+def advice(outcome: LoaderTrials, needed: float | None) -> list[str]:
     """Return the sentences that follow the table."""
     best = outcome.best(needed)
     if best is None or best.per_second is None:
@@ -275,7 +275,7 @@ def advice(outcome: Outcome, needed: float | None) -> list[str]:
             f"Other programs used {percent(outcome.others or 0.0)} of the machine's processor time meanwhile, so settings with "
             "more workers look slower than they are. Repeat this while the machine is less busy."
         )
-    if outcome.iterable and best.setting.num_workers > 1:
+    if outcome.iterable and best.num_workers > 1:
         lines.append(
             "The dataset is an IterableDataset: each worker must load its own part of the data (get_worker_info), "
             "otherwise every worker delivers all of it."
@@ -283,7 +283,7 @@ def advice(outcome: Outcome, needed: float | None) -> list[str]:
     return lines
 
 
-def written(setting: Setting) -> str:
+def written(setting: LoaderSetting) -> str:
     """Return the arguments of the DataLoader."""
     if not setting.num_workers:
         return f"num_workers=0, pin_memory={setting.pin_memory}"
@@ -293,24 +293,24 @@ def written(setting: Setting) -> str:
     )
 
 
-def _compared(outcome: Outcome, best: Trial) -> str:
+def _compared(outcome: LoaderTrials, best: LoaderTrial) -> str:
     now = outcome.now
     if best.current:
         return ", as in the script"
     if now is None or not now.per_second or not best.per_second:
         return ""
-    if not now.setting.num_workers and best.per_second <= now.per_second:
+    if not now.num_workers and best.per_second <= now.per_second:
         return f", loaded while the loop computes; now {now.per_second:,.1f}, for which it waits"
     return f", {best.per_second / now.per_second:.2g} times as many as now ({now.per_second:,.1f})"
 
 
-def _enough(best: Trial, needed: float) -> str:
+def _enough(best: LoaderTrial, needed: float) -> str:
     takes = f"Without waiting, the loop needs {needed:,.1f} batches/s ({duration(1 / needed)} per step)"
     rate = best.delivers(needed)
-    if not best.setting.num_workers:
+    if not best.num_workers:
         takes += f"; if it loads them itself, between its steps, it gets {rate:,.1f}"
     if rate * WORTH >= needed:
         return f"{takes}: enough."
-    if best.setting.num_workers and (best.per_second or 0.0) >= needed:
+    if best.num_workers and (best.per_second or 0.0) >= needed:
         return f"{takes}: just enough; during the training, loading is slower than alone."
     return f"{takes}: not enough. Load less for each batch: cache what is computed each time, read larger files."

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from sm_profiler import settings
 from sm_profiler.errors import ConfigError
+from sm_profiler.printable import cut
 from sm_profiler.settings import CONFIG
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
@@ -122,7 +123,7 @@ def shown(value: object, most: int = 80) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, or of levels
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return cut(text, most)
 
 
 def interval_problem(interval: object) -> str | None:

@@ -61,7 +61,7 @@ _RULE_PARAMETERS = {
     "StepOutlier": "stddev mode n_outliers",
 }
 S3 = "s3://"
-# parameters of the runner (`rules.settings`), and one of the service
+# parameters of the runner (`rules.rule_job`), and one of the service
 _ALWAYS = {
     "rule_to_invoke", "scan_interval_us", "source_s3_uri", "rule_timeout_secs", "rule_follow", "rule_compat",
     "rule_allow_stop_training", "rule_stop_grace_time_secs", "action_json", "opt_out_telemetry",
@@ -175,7 +175,8 @@ def _when(collector: CollectorConfig) -> str:
     """Describe the window as the hook applies it."""
     if not collector.by_time:
         if collector.start_step is None:
-            return f"The first {_count(collector.num_steps or 1, 'step')} seen"
+            steps = collector.num_steps or 1
+            return "The first step seen" if steps == 1 else f"The first {steps} steps seen"
         first, number = collector.start_step, collector.num_steps or 1
         return f"Step {first}" if number == 1 else f"Steps {first} to {first + number - 1}"
     start = _time(collector.start_time) if collector.start_time is not None else None
@@ -331,7 +332,3 @@ def _seconds(seconds: float) -> str:
 
 def _milliseconds(number: int) -> str:
     return f"{number} ms" if number < 1000 else _seconds(number / 1000)  # milliseconds in a second
-
-
-def _count(number: int, what: str) -> str:
-    return what if number == 1 else f"{number} {what}s"

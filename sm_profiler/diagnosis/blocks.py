@@ -51,20 +51,27 @@ class Blocks:
         """Return the mean of a row in each round, of some seconds of each block."""
         return np.asarray((self.weights @ seconds) / np.maximum(self.weights @ self.sizes, 1.0))
 
-    def error_of_part(self, seconds: Floats) -> float:
-        """Return how far above its value the share of the rows may lie that some seconds of each block are.
+    def error_of_part(self, seconds: Floats) -> tuple[float, float]:
+        """Return how far below and above its value the share of the rows may lie that some seconds of each block are.
 
         It is that of the share, or of the seconds alone where a few long blocks make up most of the rest.
         """
         whole = self.seconds.sum()
-        shares = (self.weights @ seconds) / np.maximum(self.weights @ self.seconds, 1e-12)
-        of_share = float(np.quantile(shares, (1 + limits.INTERVAL) / 2) - seconds.sum() / whole)
-        return max(min(of_share, self.error_of_mean(seconds)[1] * float(self.sizes.sum() / whole)), 0.0)
+        of_share = _around(
+            self.weights @ seconds / np.maximum(self.weights @ self.seconds, 1e-12), seconds.sum() / whole
+        )
+        of_mean = self.error_of_mean(seconds)
+        below, above = (
+            min(one, other * float(self.sizes.sum() / whole)) for one, other in zip(of_share, of_mean, strict=True)
+        )
+        return below, above
 
     def error_of_mean(self, seconds: Floats) -> tuple[float, float]:
         """Return how far below and above its value the mean of a row may lie, of some seconds of each block."""
-        means = self.means(seconds)
-        value = float(seconds.sum() / self.sizes.sum())
-        tail = (1 - limits.INTERVAL) / 2
-        low, high = np.quantile(means, (tail, 1 - tail))
-        return max(value - float(low), 0.0), max(float(high) - value, 0.0)
+        return _around(self.means(seconds), seconds.sum() / self.sizes.sum())
+
+
+def _around(draws: Floats, value: float) -> tuple[float, float]:
+    tail = (1 - limits.INTERVAL) / 2
+    low, high = np.quantile(draws, (tail, 1 - tail))
+    return max(float(value - low), 0.0), max(float(high - value), 0.0)

@@ -76,3 +76,8 @@ class Class(str, Enum):
     def is_healthy(self) -> bool:
         """True if there is nothing to repair."""
         return self in (Class.BALANCED, Class.COMPUTE_BOUND)
+
+
+def class_named(code: str) -> Class:
+    """Return the class with a code."""
+    return Class(code)  # type: ignore[call-arg] # mypy takes the members' arguments for those of the call

@@ -22,6 +22,8 @@ class Confidence(str):
 
 
 OTHERS_WORK = "other programs use the cores"
+RIVALLED = "another finding costs about as much"
+CLOSE_TO_FLOOR = "it gains little more than the least worth naming"
 
 
 def few_steps(steps: int) -> str:

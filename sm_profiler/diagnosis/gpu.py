@@ -286,8 +286,6 @@ def _with_gains(findings: Sequence[Finding], ranks: Sequence[RankTime], steps: f
             continue
         parts = [min(finding.share_of_time * part, left) for part in limits.KERNELS_SAVED[finding.kind.value]]
         left -= parts[1]
-        share, seconds = Interval(*parts), Interval(*(part * total_s for part in parts))
-        per_step = Interval(*(part * total_s / max(steps, 1) for part in parts))  # unmarked steps count as one
-        speedup = Interval(*(1 / (1 - part) for part in parts))
-        found.append(replace(finding, gain=Gain(per_step, share, speedup, seconds=seconds)))
+        step = total_s / max(steps, 1)  # unmarked steps count as one
+        found.append(replace(finding, gain=Gain.of_share(Interval(*parts), step, total_s)))
     return found

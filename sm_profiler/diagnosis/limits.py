@@ -77,5 +77,4 @@ BLOCKS = (60, 5)  # stretches of a loop at most, and steps of each at least; the
 PLAIN_BUSY = 40.0  # percent of the time of the units for single or double precision; products reach 75 %
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %
 TRACE_KERNELS = 20  # fewer kernels are not a step of any training
-PROFILING_COST = 0.05  # of the loop; a job that the profiler slows by more is not the job that was to be judged
 HALF_EMPTY = 45.0  # percent; twice as much fits: a batch into memory, a job into the next smaller instance

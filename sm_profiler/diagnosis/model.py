@@ -89,6 +89,15 @@ class Interval(msgspec.Struct, frozen=True):
     value: float
     high: float
 
+    def times(self, factor: float) -> Interval:
+        """Return a multiple of it."""
+        return Interval(self.low * factor, self.value * factor, self.high * factor)
+
+    @property
+    def speedup(self) -> Interval:
+        """The factor by which something becomes faster without these shares of its time."""
+        return Interval(1 / (1 - self.low), 1 / (1 - self.value), 1 / (1 - self.high))
+
 
 class Gain(msgspec.Struct, frozen=True):
     """Time and money that the repair of a finding saves.
@@ -111,6 +120,19 @@ class Gain(msgspec.Struct, frozen=True):
     of: str = "loop"
     usd_is_rough: bool = False
 
+    @classmethod
+    def of_share(cls, saved: Interval, step: float, whole: float, part: float = 1.0, of: str = "loop") -> Gain:
+        """Return the gain of a repair that saves a share of some steps.
+
+        Args:
+            saved: the share.
+            step: seconds of a step, on average over all steps.
+            whole: seconds of all steps.
+            part: share of the time of all steps that those of `saved` take.
+            of: what the speedup refers to.
+        """
+        return cls(saved.times(part * step), saved.times(part), saved.speedup, None, saved.times(part * whole), of)
+
 
 class Finding(msgspec.Struct, frozen=True):
     """One diagnosed cause.
@@ -130,6 +152,7 @@ class Finding(msgspec.Struct, frozen=True):
         stage: pipeline stage that causes it; empty if none does.
         doubt: why the confidence is not higher, in a few words; empty if it is high, or if no reason is known.
         larger_batch: its repair is a larger batch, and its gain that of a much larger batch.
+        steps: numbers of the first and the last step in which it happens; null for all steps, or if that is unknown.
     """
 
     kind: Class = msgspec.field(name="class")
@@ -146,6 +169,7 @@ class Finding(msgspec.Struct, frozen=True):
     stage: str = ""
     doubt: str = msgspec.field(name="confidence_reason", default="")
     larger_batch: bool = False
+    steps: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Fill in the label, and take the reason from a `Confidence`."""
@@ -179,6 +203,11 @@ class Verdict:
     also: tuple[Finding, ...] = ()
     not_judged: tuple[tuple[str, str], ...] = ()  # subject and reason
     shared_wait: float = 0.0  # share of the loop in which other programs kept the training waiting for a core
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings that name a problem, the leading one first."""
+        return tuple(one for one in (self.main, *self.also) if not (one.kind.is_healthy or one.is_open))
 
     @property
     def kind(self) -> Class:
@@ -301,7 +330,7 @@ class Report:
     def profiling_alarm(self) -> str | None:
         """Advice about a profiler that slowed the job noticeably; None if it did not."""
         share = self.metrics.overhead or 0.0
-        if not share >= limits.PROFILING_COST:
+        if not share >= limits.FLOOR:  # a job that the profiler slows by more is not the job that was to be judged
             return None
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."
         if PROFILING not in self.metrics.records:

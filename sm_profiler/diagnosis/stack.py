@@ -27,6 +27,7 @@ class Stack:
         compiles_steps: what compiles a step that runs eagerly.
         one_by_one: its compiled functions launch one operator after the other.
         memory: what shows the holders of memory.
+        less_evaluation: the arguments that say how often it evaluates and saves.
     """
 
     compiler: str
@@ -40,6 +41,7 @@ class Stack:
     compiles_steps: str = ""
     one_by_one: bool = False
     memory: str = "tracemalloc shows where Python's objects were made."
+    less_evaluation: str = ""
 
 
 _WITHOUT_GRADIENTS = "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept)"
@@ -99,6 +101,7 @@ KERAS = Stack(
     "jit_compile=True in compile()",
     "Leave run_eagerly=True out of compile() (and tf.config.run_functions_eagerly out of the script).",
     one_by_one=True,
+    less_evaluation="validation_freq or validation_steps of fit(), save_freq of ModelCheckpoint",
 )
 
 _STACKS = {"keras": KERAS, "tensorflow": TENSORFLOW, "jax": JAX}

@@ -1,14 +1,21 @@
-"""Destinations of findings, `KIND` or `KIND:PLACE` such as `webhook:https://…`: the message they get, and the list of what was sent."""
+"""Destinations of findings, `KIND` or `KIND:PLACE`: the message they get, the list of what was sent, and webhooks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
-from collections.abc import Callable
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from email.message import Message as Headers
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import attrs
 import numpy as np
@@ -22,11 +29,12 @@ from sm_profiler.render.words import gain_of_finding, readable_processes
 from sm_profiler.report import Report
 from sm_profiler.report.report_json import SCHEMA_VERSION, end_of, plain
 from sm_profiler.storage import MissingFileError, Storage
+from sm_profiler.storage.base import jittered_pause
 
 # kind → module and function that opens it, and what the place is
 KINDS = {
     "mlflow": ("mlflow_runs:open_exporter", "URI of a tracking server; default: MLFLOW_TRACKING_URI"),
-    "webhook": ("webhook:open_exporter", "URL of a Slack-compatible webhook"),
+    "webhook": ("destination:open_webhook", "URL of a Slack-compatible webhook"),
     "sns": ("aws:open_topic", "ARN of a topic"),
     "eventbridge": ("aws:open_bus", "name of a bus; default: default"),
     "cloudwatch": ("aws:open_log_group", "log group of the metrics; default: /sm-profiler"),
@@ -42,23 +50,17 @@ MAX_NAME = 200
 MAX_LINE = 600
 MAX_ALSO = 10
 
-
-class Exporter(Protocol):
-    """Sends a report to a place."""
-
-    @property
-    def once(self) -> bool:
-        """The same finding is sent once only."""
-
-    def send(self, report: Report) -> str:
-        """Send what the place takes of a report; return what was sent, for a line of text.
-
-        Raises:
-            SourceError: it cannot be sent.
-        """
+ATTEMPTS = 4
+TIMEOUT_S = 20.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 60.0
+_TOO_MANY, _SERVER_ERROR = 429, 500
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
+# What Slack's format asks for; and no name may call people (`@channel`), or be a link that shows another address: others
+# than Slack take both from plain text.
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
 
 
-def open_destination(text: str) -> Exporter:
+def open_destination(text: str) -> plugins.Exporter:
     """Return the exporter of a destination.
 
     Raises:
@@ -66,7 +68,7 @@ def open_destination(text: str) -> Exporter:
         SourceError: a package that it needs is not installed.
     """
     kind, _, place = text.partition(":")
-    exporter: Exporter
+    exporter: plugins.Exporter
     if kind in KINDS:
         module, _, function = KINDS[kind][0].partition(":")
         exporter = getattr(import_module(f"sm_profiler.exporters.{module}"), function)(place)
@@ -80,19 +82,16 @@ def open_destination(text: str) -> Exporter:
         raise
     except Exception as error:  # of another package
         raise SourceError(f"the extension {kind} failed: {type(error).__name__}: {one_line(error)}") from error
-    return _Guarded(kind, exporter)
+    return _Guarded(kind, exporter, once=bool(getattr(exporter, "once", True)))
 
 
-@attrs.frozen
+@attrs.define
 class _Guarded:
     """An exporter of another package: what it raises is one line."""
 
     kind: str
-    exporter: Exporter
-
-    @property
-    def once(self) -> bool:
-        return bool(getattr(self.exporter, "once", True))
+    exporter: plugins.Exporter
+    once: bool
 
     def send(self, report: Report) -> str:
         try:
@@ -132,12 +131,17 @@ def within(seconds: float, action: Callable[[], _Answer]) -> _Answer:
 
 @attrs.define(eq=False)
 class SentList:
-    """The list next to a job's report: keys of findings that were sent, so that each is sent once.
+    """The list of a job: keys of findings that were sent, so that each is sent once.
 
     A process that is killed after sending, but before it has recorded that, sends once more the next time.
+
+    Attributes:
+        storage: where the list is.
+        earlier: where earlier versions kept it, which is read only.
     """
 
     storage: Storage
+    earlier: Storage | None = None
     _sent: set[str] | None = None
 
     def has(self, report: Report, destination: str) -> bool:
@@ -157,15 +161,29 @@ class SentList:
 
     def _keys(self) -> set[str]:
         if self._sent is None:
-            try:
-                found = json.loads(self.storage.read(FILE)[:MAX_BYTES])
-            except MissingFileError:
-                found = {}
-            except (ValueError, RecursionError):
-                raise SourceError(f"{self.storage.uri}/{FILE} is damaged: remove it to send everything again") from None
-            sent = found.get("sent") if isinstance(found, dict) else None
-            self._sent = {key for key in sent if isinstance(key, str)} if isinstance(sent, list) else set()
+            self._sent = _read(self.storage) | (_read(self.earlier) if self.earlier is not None else set())
         return self._sent
+
+
+def sent_folder(job: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of a job's list, the same from each working directory; "" for a user without a home."""
+    base = environment.get("XDG_STATE_HOME", "")
+    try:
+        state = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return ""
+    return str(state / "sm-profiler" / "sent" / (quote(job.lstrip("."), safe=" ")[:MAX_NAME] or "job"))
+
+
+def _read(storage: Storage) -> set[str]:
+    try:
+        found = json.loads(storage.read(FILE)[:MAX_BYTES])
+    except MissingFileError:
+        found = {}
+    except (ValueError, RecursionError):
+        raise SourceError(f"{storage.uri}/{FILE} is damaged: remove it to send everything again") from None
+    sent = found.get("sent") if isinstance(found, dict) else None
+    return {key for key in sent if isinstance(key, str)} if isinstance(sent, list) else set()
 
 
 def key_of(report: Report, destination: str) -> str:
@@ -249,3 +267,83 @@ def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
     if not len(starts):
         return starts, np.zeros(0)
     return starts, np.add.reduceat(values, starts) / np.diff(np.append(starts, len(values)))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: the address is a secret that no other host may get."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Refuse."""
+
+
+@attrs.define(eq=False)
+class Webhook:
+    """Posts the verdict; tries again after errors of the server and of the network.
+
+    Attributes:
+        url: the address.
+        attempt_s: the longest that one attempt may take.
+    """
+
+    url: str
+    sleep: Callable[[float], object] = time.sleep
+    attempt_s: float = ATTEMPT_S
+    once: bool = True
+
+    def send(self, report: Report) -> str:
+        message = message_of(report)
+        title, *lines = (line.translate(_ESCAPES) for line in (message.title, *message.lines))
+        body = json.dumps({"text": "\n".join((f"*{title}*", *lines))}).encode()
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"}, method="POST")  # noqa: S310 - checked
+        host = urlsplit(self.url).hostname
+        # Not urllib3's Retry: it logs the address, which is a secret, ignores proxies, and waits as long as a server asks.
+        for attempt in range(1, ATTEMPTS + 1):
+            error, wait = self._post(request)
+            if not error:
+                return f"the verdict to {host}"
+            if wait is None or attempt == ATTEMPTS:
+                break
+            self.sleep(wait if wait > 0 else jittered_pause(attempt, FIRST_WAIT_S, LONGEST_WAIT_S))
+        raise SourceError(f"webhook at {host}: {error}")
+
+    def _post(self, request: urllib.request.Request) -> tuple[str, float | None]:
+        """Post once; return the error ("": none), and the seconds to wait (0: any; None: trying again is useless)."""
+
+        def post() -> None:
+            with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S):
+                pass
+
+        try:
+            within(self.attempt_s, post)
+        except SourceError as error:
+            return str(error), 0.0
+        except urllib.error.HTTPError as error:
+            with error:
+                again = error.code == _TOO_MANY or error.code >= _SERVER_ERROR
+                return f"HTTP status {error.code}", _retry_after(error.headers) if again else None
+        except (OSError, HTTPException) as error:
+            return str(getattr(error, "reason", error)) or type(error).__name__, 0.0
+        return "", None
+
+
+def _retry_after(headers: Headers) -> float:
+    text = headers.get("Retry-After") or ""
+    return min(float(text), LONGEST_WAIT_S) if text.isascii() and text.isdigit() else 0.0
+
+
+def open_webhook(place: str) -> Webhook:
+    """Return the exporter.
+
+    Raises:
+        ConfigError: the address is none of a webhook; it is not repeated in the message, as it may be a secret.
+    """
+    try:
+        parts = urlsplit(place)
+        good = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
+    except ValueError:
+        good = False
+    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in place):  # printable ASCII
+        raise ConfigError("--to webhook:URL: the address has a space, or a character that is not ASCII")
+    if not good or not parts.hostname:
+        raise ConfigError("--to webhook:URL needs an https:// address (http:// on this machine only)")
+    return Webhook(place)

@@ -46,6 +46,7 @@ MAX_JOBS = 1000
 MAX_NAME = 200  # characters
 
 Answer: TypeAlias = dict[str, Any]
+_Key: TypeAlias = Annotated[str, Field(max_length=300)]
 MAX_TEXT = 400  # characters of a text
 MAX_ITEMS = 50  # entries of a list
 MAX_POINTS = 500  # of a series
@@ -367,11 +368,13 @@ class Tools:
     def fleet(
         self,
         group_by: Annotated[
-            str, Field(max_length=300, description="such as user,image,instance-type,git or a tag; empty: these four")
+            _Key | Annotated[list[_Key], Field(max_length=20)],
+            Field(description='such as "user,image,instance-type,git", a list of them, or a tag; empty: these four'),
         ] = "",
     ) -> Answer:
         """Return what all jobs together cost and lose: sums, causes, jobs that lose most, slow hosts, regressions."""
-        found = self.library.fleet([key.strip() for key in group_by.split(",") if key.strip()])
+        keys = group_by.split(",") if isinstance(group_by, str) else group_by
+        found = self.library.fleet([key.strip() for key in keys if key.strip()])
         return {"jobs": len(found.jobs), **{name: getattr(found, name) for name in OF_FLEET}}
 
 

@@ -469,7 +469,7 @@ def failures_of(jobs: Sequence[FleetJob]) -> tuple[Failure, ...]:
         if not ended and not job.interruptions:
             continue
         usd = job.bill_usd if ended else job.interrupted_usd
-        hours = job.instance_hours if ended else job.interrupted_s * job.instances / 3600
+        hours = job.instance_hours if ended else job.interrupted_machine_s * job.instances / 3600
         found.append(Failure(index, job.name, job.status, job.failure, job.interruptions, usd, hours))
     return tuple(sorted(found, key=lambda job: (-(job.usd or 0.0), -job.instance_hours, job.name)))
 

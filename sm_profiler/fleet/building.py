@@ -26,9 +26,8 @@ from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.executors import Meter, Remote, open_pool, run_tasks
 from sm_profiler.fleet.analysis import GROUP_BY, assemble, value_of
 from sm_profiler.fleet.finding import (
-    CUT,
     DATASET,
-    Candidate,
+    IndexCandidate,
     Loaded,
     as_json,
     candidates_below,
@@ -38,11 +37,12 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import SCHEMA_VERSION, Fleet, FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
+from sm_profiler.formats.bounds import inflate
 from sm_profiler.formatting import percent, plural
 from sm_profiler.jobs.finding import SILENT_S
 from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.thresholds import Threshold
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import CUT, one_line, printable
 from sm_profiler.report.prices import Prices
 from sm_profiler.report.report_json import stored_end
 from sm_profiler.source.opening import NoProfilerDataError, is_account, not_a_folder, split_account
@@ -201,8 +201,8 @@ class _Run:
     now: Callable[[], float]
     rows: list[FleetJob] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
-    _old: dict[str, Entry] = attrs.field(factory=dict)
-    _new: dict[str, Entry] = attrs.field(factory=dict)
+    _old: dict[str, IndexEntry] = attrs.field(factory=dict)
+    _new: dict[str, IndexEntry] = attrs.field(factory=dict)
     _sources: list[str] = attrs.field(factory=list)  # of whose jobs the index has those that were found, no others
     _changed: bool = False
 
@@ -227,7 +227,7 @@ class _Run:
         if judged:
             self._judge(judged)
 
-    def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
+    def _candidates(self, source: str) -> tuple[Iterable[IndexCandidate], Sequence[str]]:
         if is_account(source):
             from sm_profiler.jobs.account import Account  # boto3 takes a third of a second to load
 
@@ -242,22 +242,22 @@ class _Run:
         return candidates_below(storage)
 
     @staticmethod
-    def _is_current(candidate: Candidate, entry: Entry) -> bool:
+    def _is_current(candidate: IndexCandidate, entry: IndexEntry) -> bool:
         if candidate.identity:
             return candidate.identity == entry.identity
         return entry.settled and candidate.modified == entry.modified
 
-    def _keep(self, candidate: Candidate, entry: Entry) -> None:
+    def _keep(self, candidate: IndexCandidate, entry: IndexEntry) -> None:
         self._new[candidate.job] = entry
         self.rows.append(entry.row)
 
-    def _add(self, candidate: Candidate, row: FleetJob, identity: str) -> None:
+    def _add(self, candidate: IndexCandidate, row: FleetJob, identity: str) -> None:
         ended = row.ended or candidate.started
         settled = candidate.ended and bool(ended) and self.now() - ended > SETTLED_S
         self._changed = True
-        self._keep(candidate, Entry(identity or candidate.identity, row, candidate.modified, settled))
+        self._keep(candidate, IndexEntry(identity or candidate.identity, row, candidate.modified, settled))
 
-    def _load(self, missing: Sequence[Candidate]) -> list[tuple[Candidate, Loaded]]:
+    def _load(self, missing: Sequence[IndexCandidate]) -> list[tuple[IndexCandidate, Loaded]]:
         """Read the small files of jobs; return those that have to be judged."""
         judged = []
         waiting = iter(missing)
@@ -278,7 +278,7 @@ class _Run:
                         judged.append((candidate, attrs.evolve(loaded, report=None, end=_stored_end(loaded))))
         return judged
 
-    def _from_report(self, candidate: Candidate, loaded: Loaded) -> bool:
+    def _from_report(self, candidate: IndexCandidate, loaded: Loaded) -> bool:
         """Add the row of a job that need not be judged; return False if it has to be."""
         if loaded.report is None:
             if loaded.profile:
@@ -299,7 +299,7 @@ class _Run:
         self._add(candidate, row, loaded.identity)
         return True
 
-    def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
+    def _judge(self, jobs: Sequence[tuple[IndexCandidate, Loaded]]) -> None:
         now = self.now()
         tasks = (judge_job.encode(_Task.of(loaded, now)) for _, loaded in jobs)
         saved = time.monotonic()
@@ -325,7 +325,7 @@ class _Run:
                     self.save()
                     saved = time.monotonic()
 
-    def _failed(self, candidate: Candidate, error: str, loaded: Loaded | None = None) -> None:
+    def _failed(self, candidate: IndexCandidate, error: str, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
         place = loaded.place if loaded else FleetJob(candidate.name, source=safe_sentence(candidate.place))
         row = row_of(None, loaded.description if loaded else {}, place)
@@ -356,7 +356,7 @@ def _stored_end(loaded: Loaded) -> StoredEnd | None:
         return None
 
 
-def _loaded(candidate: Candidate) -> Loaded | str:
+def _loaded(candidate: IndexCandidate) -> Loaded | str:
     """Read the small files of a job; return the error if they cannot be read."""
     try:
         return candidate.load()
@@ -415,7 +415,7 @@ def judge_job(task: _Task) -> bytes:
     return to_json(build_report(source, job=job)).encode()
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """A row as it was read.
 
     Attributes:
@@ -438,22 +438,22 @@ class _Index(msgspec.Struct):
     entries: msgspec.Raw
 
 
-def read_index(storage: Storage) -> tuple[dict[str, Entry], str]:
+def read_index(storage: Storage) -> tuple[dict[str, IndexEntry], str]:
     """Return the entries by job, and a sentence if there is an index that cannot be used."""
     where = printable(f"{storage.uri}/{NAME}")
     try:
-        data = zlib.decompressobj().decompress(storage.read(NAME, 0, MAX_BYTES), MAX_BYTES)
+        data = inflate(storage.read(NAME, 0, MAX_BYTES), MAX_BYTES)
         index = msgspec.msgpack.decode(data, type=_Index)
         if index.version != __version__:
             return {}, f"{where} was written by another version of sm-profiler: all jobs are read again."
-        return msgspec.msgpack.decode(index.entries, type=dict[str, Entry]), ""
+        return msgspec.msgpack.decode(index.entries, type=dict[str, IndexEntry]), ""
     except MissingFileError:
         return {}, ""
-    except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         return {}, f"{where} is damaged and is made anew ({one_line(error)[:100]})."
 
 
-def write_index(storage: Storage, entries: Mapping[str, Entry]) -> None:
+def write_index(storage: Storage, entries: Mapping[str, IndexEntry]) -> None:
     """Write the entries in one piece: a simultaneous run sees the old index or the new one."""
     encoder = msgspec.msgpack.Encoder()
     # names of files need not be Unicode
@@ -497,15 +497,11 @@ def to_parquet(jobs: Sequence[FleetJob]) -> bytes:
             row[name] = None if row[name] is None else round(row[name] * 1e6)
     out = io.BytesIO()
     columns = [
-        pa.array([_value(row[name], kind) for row in rows], kind)
+        pa.array([list(row[name].items()) if pa.types.is_map(kind) else row[name] for row in rows], kind)
         for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
     ]
     pq.write_table(pa.table(columns, schema=SCHEMA), out, compression="zstd")
     return out.getvalue()
-
-
-def _value(value: Any, kind: pa.DataType) -> Any:
-    return list(value.items()) if pa.types.is_map(kind) else value
 
 
 def write_fleet(fleet: Fleet, where: str | os.PathLike[str] | Storage) -> list[str]:

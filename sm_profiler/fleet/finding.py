@@ -15,11 +15,11 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.finding import claimed_name
-from sm_profiler.jobs.listing import PAGE, Place, find_places
+from sm_profiler.jobs.listing import PAGE, JobPlace, find_places
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.ends import StoredEnd
 from sm_profiler.metrics.startup import LONGEST_S, job_seconds
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import cut, one_line, printable
 from sm_profiler.report import report_json
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NAME, SENTENCE = 200, 600  # characters
 MAX_TAGS = 60  # the service allows 50
-CUT = "\N{HORIZONTAL ELLIPSIS}"  # ends a shortened text
 # endings of names: times, dates, numbers and random letters after them
 _ENDING = re.compile(
     r"(?:[-_.](?:[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-[0-9]{2}){0,3}(?:-[0-9]{1,6})?|[0-9]+|v[0-9]+|(?=[a-z0-9]*[0-9])(?=[0-9]*[a-z])[a-z0-9]{6,}))+$"
@@ -65,8 +64,7 @@ def safe_sentence(text: object) -> str:
 
 def _cut(text: object, length: int) -> str:
     raw = str(text)[: length + 1]
-    shown = printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw)
-    return shown if len(shown) <= length else shown[: length - 1] + CUT
+    return cut(printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw), length)
 
 
 def safe_tags(found: Mapping[object, object]) -> dict[str, str]:
@@ -255,7 +253,7 @@ class Loaded:
 
 
 @attrs.frozen(eq=False)
-class Candidate:
+class IndexCandidate:
     """A job that may be in the index.
 
     Attributes:
@@ -283,7 +281,7 @@ class Candidate:
         return "/".join([root.rstrip("/"), *filter(None, inner[:1])])
 
 
-def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]]:
+def candidates_below(storage: Storage) -> tuple[list[IndexCandidate], tuple[str, ...]]:
     """Return the jobs below a storage's root, and sentences about what was left out."""
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
@@ -297,16 +295,16 @@ def _above(folder: str) -> list[str]:
     return ["/".join(parts[:number]) for number in range(len(parts))] if folder else []
 
 
-def _claimed(storage: Storage, place: Place, shared: Collection[str]) -> str:
+def _claimed(storage: Storage, place: JobPlace, shared: Collection[str]) -> str:
     """Return the name of the job that was the first in a folder of several, as the others there are named; else ""."""
     if not isinstance(storage, LocalStorage) or place.folder not in shared or place.profile is None:
         return ""
     return claimed_name(storage.root / place.profile)
 
 
-def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Candidate:
+def _candidate_of(storage: Storage, place: JobPlace, shared: Collection[str]) -> IndexCandidate:
     name = _claimed(storage, place, shared) or place.name or storage.uri.rstrip("/").rpartition("/")[2]
-    return Candidate(
+    return IndexCandidate(
         job=f"{storage.uri}\n{place.folder}\n{place.dataset}",
         name=safe_name(name),
         load=partial(_load, storage, place, name),
@@ -315,7 +313,7 @@ def _candidate_of(storage: Storage, place: Place, shared: Collection[str]) -> Ca
     )
 
 
-def _load(storage: Storage, place: Place, name: str) -> Loaded:
+def _load(storage: Storage, place: JobPlace, name: str) -> Loaded:
     profile = ""
     if place.dataset:
         profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
@@ -355,10 +353,10 @@ def _join(root: str, key: str) -> str:
     return f"{root.rstrip('/')}/{key}" if key else root
 
 
-def candidates_of(account: Account, since: float | None = None) -> Iterator[Candidate]:
+def candidates_of(account: Account, since: float | None = None) -> Iterator[IndexCandidate]:
     """Yield the jobs, the newest first."""
     for job in account.jobs(since):
-        yield Candidate(
+        yield IndexCandidate(
             job=job.arn or job.name,
             name=safe_name(job.name),
             load=partial(_load_described, account, job.name, job.arn),

@@ -119,7 +119,9 @@ class FleetJob:
         nodes: its nodes.
         interruptions: how often it was interrupted and resumed.
         interrupted_s: downtime between its attempts.
-        interrupted_usd: price of that downtime.
+        between_attempts_s: the part of it in which it held no machine, as far as that is known and not billed by the
+            service: wall time, which is in no other number.
+        interrupted_usd: price of the rest of that downtime.
         failed_usd: the bill of a job that failed.
     """
 
@@ -183,6 +185,7 @@ class FleetJob:
     nodes: tuple[Node, ...] = ()
     interruptions: int = 0
     interrupted_s: float = 0.0
+    between_attempts_s: float = 0.0
     interrupted_usd: float | None = None
     failed_usd: float | None = None
 
@@ -190,6 +193,11 @@ class FleetJob:
     def instance_hours(self) -> float:
         """Billed hours of all instances; 0 if unknown."""
         return (self.billable_s or 0.0) * self.instances / 3600
+
+    @property
+    def interrupted_machine_s(self) -> float:
+        """Downtime in which it held its machines: from a last step to the end, and from a start to the first step."""
+        return max(self.interrupted_s - self.between_attempts_s, 0.0)
 
     @property
     def lost_instance_hours(self) -> float:

@@ -34,7 +34,7 @@ from sm_profiler.fleet.wording import (
 from sm_profiler.formatting import clean, duration, percent, plural, shorten
 from sm_profiler.jobs.listing import PAGE
 from sm_profiler.render import charts
-from sm_profiler.render.blocks import Picture, Table, cut_table
+from sm_profiler.render.blocks import PageTable, Picture, cut_table
 from sm_profiler.render.charts import ChartPart, drawing, element, text, ticks
 from sm_profiler.render.page import Link, render_page
 
@@ -342,7 +342,7 @@ class _Page:
 
     # ------------------------------------------------------------------ tables
 
-    def _hosts(self) -> Table:
+    def _hosts(self) -> PageTable:
         return cut_table(
             ("Machine", "Slow in", "Its steps take", "What it cost", "Jobs"),
             [
@@ -354,7 +354,7 @@ class _Page:
             ],
         )  # fmt: skip
 
-    def _regressions(self) -> Table:
+    def _regressions(self) -> PageTable:
         return cut_table(
             ("Job", "A step takes", "Before", "Change", "What else changed", "What it cost"),
             [
@@ -370,7 +370,7 @@ class _Page:
             ],
         )  # fmt: skip
 
-    def _failures(self) -> Table:
+    def _failures(self) -> PageTable:
         return cut_table(
             ("Job", "Status", "Reason", "What it cost"),
             [

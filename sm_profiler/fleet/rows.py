@@ -25,6 +25,7 @@ from sm_profiler.fleet.finding import (
 )
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node
 from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
+from sm_profiler.formatting import plural
 from sm_profiler.identity import LABEL
 from sm_profiler.metrics.attempts import MAX_SECONDS, MIN_SECONDS
 from sm_profiler.metrics.startup import LONGEST_S
@@ -81,6 +82,7 @@ def _implausible(report: StoredReport, now: float) -> str:
         lengths.append(("training loop", job.loop[1] - job.loop[0]))
     for rank in job.ranks:
         lengths += [("training loop of a rank", rank.loop_s), ("downtime of a rank", rank.interrupted_s)]
+    lengths.append(("downtime", job.between_attempts_s))
     for name, seconds in lengths:
         if seconds is not None and not seconds <= longest:
             return f"its {name} of {seconds:.3g} s is longer than the job"
@@ -134,10 +136,11 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
     known = row.billable_s if row.billable_s is not None else row.training_s
+    between = 0.0 if known is not None else min(_positive(job.between_attempts_s) or 0.0, duration or 0.0)
     owner = {key: safe_name(value) for key, value in job.identity.items()}
     labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
     status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
-    stages = dict(row.stages) or _stages(report)
+    stages = dict(row.stages) or _stages(report, between)
     if row.stages:
         stages |= _started(report, row)
     return attrs.evolve(
@@ -154,7 +157,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         instance_type=row.instance_type or safe_name(job.instance_type or ""),
         instances=row.instances if row.instance_type else max(len(job.nodes), 1),
         types=row.types or _recorded_types(job.instance_types or {}),
-        billable_s=known if known is not None else duration,
+        billable_s=known if known is not None or duration is None else duration - between,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
         verdict=verdict.kind.value,
         label=safe_name(verdict.label),
@@ -177,6 +180,7 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         nodes=_nodes(report),
         interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
+        between_attempts_s=between,
         lost_records=_count(report.data_quality.lost),
     )  # fmt: skip
 
@@ -225,11 +229,11 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
         return (Loss(FAILURE, billed, None, row.failure, advice, "high"),)
     if report is None:
         return ()
-    ran = max(row.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
+    ran = max(row.training_s or 0.0, (_positive(report.job.duration_s) or 0.0) - row.between_attempts_s, billed)
     losses = [
         Loss(
             finding.kind.value,
-            _lost_seconds(finding, report),
+            _lost_seconds(finding, report, row.between_attempts_s),
             None,
             safe_sentence(finding.headline),
             safe_sentence(finding.next_step),
@@ -237,9 +241,9 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
         )
         for finding in (report.verdict, *report.verdict.also)
     ]
-    if row.interrupted_s:
-        headline = f"It was interrupted {row.interruptions} times."
-        losses.insert(0, Loss(INTERRUPTION, row.interrupted_s, None, headline, ADVICE[INTERRUPTION], "high"))
+    if row.interrupted_machine_s:
+        headline = f"It was interrupted {plural(max(row.interruptions, 1), 'time')}."
+        losses.insert(0, Loss(INTERRUPTION, row.interrupted_machine_s, None, headline, ADVICE[INTERRUPTION], "high"))
     by_cause: dict[str, Loss] = {}
     for loss, taken in billed_losses(((loss, loss.seconds) for loss in losses), billed, ran):
         known = by_cause.get(loss.cause)
@@ -247,7 +251,7 @@ def _losses(row: FleetJob, report: StoredReport | None) -> tuple[Loss, ...]:
     return tuple(sorted(by_cause.values(), key=lambda loss: -loss.seconds))
 
 
-def _lost_seconds(finding: Finding, report: StoredReport) -> float:
+def _lost_seconds(finding: Finding, report: StoredReport, between: float) -> float:
     """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
     if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
         return 0.0
@@ -256,7 +260,7 @@ def _lost_seconds(finding: Finding, report: StoredReport) -> float:
     return loss_of(
         None if gain is None else gain.value,
         _share(finding.share_of_time),
-        _positive(whole) or 0.0,
+        max((_positive(whole) or 0.0) - between, 0.0),
         leads=finding is report.verdict,
     )
 
@@ -269,7 +273,7 @@ def _saved(finding: Finding) -> Interval | None:
     return Interval(*(_positive(value) or 0.0 for value in (gain.seconds.low, gain.seconds.value, gain.seconds.high)))
 
 
-def _stages(report: StoredReport) -> dict[str, float]:
+def _stages(report: StoredReport, between: float = 0.0) -> dict[str, float]:
     """Return the stages of a job of which only the profile is known."""
     parts: dict[str, float] = {}
     for part in report.job.startup:
@@ -277,7 +281,7 @@ def _stages(report: StoredReport) -> dict[str, float]:
     found = {stage: sum(parts.get(key, 0.0) for key in keys) for stage, keys in _PART_OF_STAGE.items()}
     loop = report.job.loop
     if loop:
-        found["training"] = _positive(loop[1] - loop[0]) or 0.0
+        found["training"] = _positive(loop[1] - loop[0] - between) or 0.0
     return {stage: seconds for stage, seconds in found.items() if seconds > 0}
 
 
@@ -374,7 +378,7 @@ def with_bill(job: FleetJob, prices: Prices) -> FleetJob:
         losses=tuple(losses),
         lost_usd=lost,
         gain_usd=gain,
-        interrupted_usd=min(job.interrupted_s * second, bill) if job.interrupted_s else None,
+        interrupted_usd=min(job.interrupted_machine_s * second, bill) if job.interrupted_machine_s else None,
         failed_usd=bill if any(loss.cause == FAILURE for loss in losses) else None,
     )
 

@@ -13,6 +13,7 @@ import attrs
 from sm_profiler.fleet.model import Fleet, FleetJob, TopJob, Totals
 from sm_profiler.fleet.rows import FAILURE, LABELS
 from sm_profiler.formatting import percent, plural, shorten
+from sm_profiler.printable import cut
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
@@ -214,7 +215,7 @@ def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
     for (cause, step), some in groupby(ranked, key=lambda job: (job.cause, job.next_step)):
         for job in some:
             reason = f": {shorten(job.reason, _REASON)}" if job.reason else ""
-            yield f"  {amounts.format(lost(job)):>10}  {_cut(job.name)}: {label(cause)}{reason}"
+            yield f"  {amounts.format(lost(job)):>10}  {cut(job.name, _NAME)}: {label(cause)}{reason}"
         yield f"  {'':>10}  {step}"
 
 
@@ -239,7 +240,3 @@ def _headline(whole: Totals) -> str:
         unpriced = whole.jobs - whole.priced
         text += f" The bill of {unpriced:,} is unknown." if unpriced else ""
     return text
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection
 from typing import Any
 
@@ -38,6 +39,22 @@ def _sizes() -> list[int]:
 
 
 _SIZES = _sizes()
+
+
+def inflate(data: bytes, most: int) -> bytes:
+    """Return what zlib compressed.
+
+    Raises:
+        ValueError: it is damaged, cut off, or larger than `most` bytes.
+    """
+    unpack = zlib.decompressobj()
+    try:
+        found = unpack.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpack.eof:
+        raise ValueError("cut off, or larger than what sm-profiler writes")
+    return found
 
 
 def check_elements(data: bytes | memoryview, most: int) -> None:

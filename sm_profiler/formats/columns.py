@@ -112,7 +112,7 @@ def _names(table: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(table))
 
 
-class Table(attrs.AttrsInstance):
+class Columns(attrs.AttrsInstance):
     """Length, selection of rows and concatenation of both kinds of columns."""
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class Table(attrs.AttrsInstance):
 
 
 @attrs.frozen(eq=False)
-class SystemColumns(Table):
+class SystemColumns(Columns):
     """System metrics, one row per measurement, in the order of the files (minute, then node) and of their lines.
 
     Attributes:
@@ -169,7 +169,7 @@ class SystemColumns(Table):
 
 
 @attrs.frozen(eq=False)
-class EventColumns(Table):
+class EventColumns(Columns):
     """Trace events, one row per event (begin and end joined), in the order of the files and of their lines.
 
     Attributes:

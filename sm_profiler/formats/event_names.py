@@ -58,6 +58,7 @@ SYNCHRONIZATION = (
 )
 EVAL_MODE = f"{OWN}eval_mode"  # a model is switched from training to eval() mode
 TRAIN_MODE = f"{OWN}train_mode"  # the model is switched back
+LOOP = f"{OWN}loop"  # the functions of the script that run the phases of a step; name: the innermost
 LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loader; name: "start" or "stop"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries

@@ -150,7 +150,7 @@ _ARRAY, _LOOSE = msgspec.json.Decoder(list[Event]), msgspec.json.Decoder(_LooseE
 _FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments)}
 
 
-class Records:
+class KinetoRecords:
     """The records of a trace in lists, and its other contents in `properties`."""
 
     def __init__(self, blocks: Iterator[bytes], tally: Tally) -> None:
@@ -317,7 +317,7 @@ class Collective:
 
 
 @attrs.frozen
-class Inputs:
+class OperatorInputs:
     """Shapes and types of an operator's inputs, and the values of a convolution's others, as JSON."""
 
     shapes: str
@@ -418,7 +418,7 @@ class KinetoTrace:
     base_us: float
     properties: Mapping[str, Any]
     collectives: tuple[Collective, ...]
-    inputs: tuple[Inputs, ...]
+    inputs: tuple[OperatorInputs, ...]
     threads: tuple[tuple[int | str, int | str], ...] = ()
 
     def select(self, keep: Mask) -> KinetoTrace:
@@ -490,7 +490,7 @@ def read_kineto(blocks: Iterable[bytes]) -> tuple[KinetoTrace, Outcome]:
     """
     tally = Tally()
     columns = _Columns(tally)
-    pieces = Records(_unpacked(columns.weighed(blocks), tally), tally)
+    pieces = KinetoRecords(_unpacked(columns.weighed(blocks), tally), tally)
     for records in pieces:
         columns.add(records)
     if not columns.count:
@@ -618,7 +618,7 @@ class _Columns:
             base / 1e3 if isinstance(base, int) and 0 < base < _INT64 else 0.0,
             properties,
             tuple(self._collectives),
-            tuple(Inputs(*(text.decode() for text in key)) for key in self._shapes),
+            tuple(OperatorInputs(*(text.decode() for text in key)) for key in self._shapes),
             tuple(threads),
         )
 

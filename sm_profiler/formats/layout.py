@@ -12,6 +12,7 @@ from sys import intern
 
 import attrs
 
+OUTPUT = "profiler-output"
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 
 COMPLETED = "completed"
 EXITED = "exited"  # by itself, without an exception; its exit code is unknown
@@ -54,8 +54,7 @@ def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
 
 def bounded_line(text: str) -> str:
     """Return a text as one printable line of at most `MAX_ERROR` characters."""
-    line = printable(" ".join(text[:_READ].split()))
-    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"
+    return cut(printable(" ".join(text[:_READ].split())), MAX_ERROR)
 
 
 def signal_name(code: int | None) -> str:

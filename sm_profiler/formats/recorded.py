@@ -383,6 +383,20 @@ class TrainMode(Recorded):
 
 
 @attrs.frozen(kw_only=True)
+class Loop(Recorded):
+    """The script's functions that run a step, as the first steps show them; the event's name is the innermost.
+
+    Samples alone show them only if they hit a phase, which takes a small part of some steps.
+
+    Attributes:
+        frames: file, line and function, the outermost first.
+    """
+
+    phase: ClassVar[str] = event_names.LOOP
+    frames: tuple[Frame, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
 class Synchronization(Recorded):
     """Backward passes in which gradients were exchanged, as DistributedDataParallel times some of them.
 
@@ -415,6 +429,6 @@ KINDS: dict[str, type[Recorded]] = {
     kind.phase: kind
     for kind in (
         Profiling, Save, Log, Compile, Allocator, Operators, Objects, Threads, Hang, Callback, Epoch, Input, DataStages,
-        LoaderWorkers, EvalMode, TrainMode, Synchronization,
+        LoaderWorkers, EvalMode, TrainMode, Loop, Synchronization,
     )
 }  # fmt: skip

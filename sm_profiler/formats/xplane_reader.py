@@ -397,7 +397,7 @@ def _sound(view: memoryview, message: Field) -> Iterator[Field]:
 
 
 @attrs.frozen
-class Line:
+class XLine:
     """A thread of the host or a row of a device.
 
     Attributes:
@@ -453,7 +453,7 @@ class XplaneTrace:
     """
 
     events: XplaneEvents
-    lines: tuple[Line, ...]
+    lines: tuple[XLine, ...]
     base_ns: int
     programs: Mapping[int, bytes]
     errors: tuple[str, ...] = ()
@@ -467,7 +467,7 @@ class XplaneTrace:
         numbers = Numbering()
         codes = np.array([numbers[value] for value in events.tf_op.values] or [numbers[""]], np.int32)
         origin = codes[events.tf_op.codes]
-        rows = np.flatnonzero((origin == numbers[""]) & (events.hlo_op.codes != _code(events.hlo_op, "")))
+        rows = np.flatnonzero((origin == numbers[""]) & ~events.hlo_op.mask(""))
         keys = np.column_stack([events.hlo_op.codes[rows], events.hlo_module.codes[rows], events.program[rows]])
         distinct, which = np.unique(keys, axis=0, return_inverse=True)
         find = _Origins(self.programs)
@@ -477,10 +477,6 @@ class XplaneTrace:
         ]
         origin[rows] = np.array(found, np.int32)[which.reshape(-1)] if found else 0
         return Category(origin, tuple(numbers))
-
-
-def _code(texts: Category, wanted: str) -> int:
-    return texts.values.index(wanted) if wanted in texts.values else -1
 
 
 class _Origins:
@@ -538,7 +534,7 @@ class _Reader(Shared):
         self.base_ns = 0
         self.programs: dict[int, bytes] = {}
         self.errors: list[str] = []
-        self.lines: list[Line] = []
+        self.lines: list[XLine] = []
         self.line_ns: list[int] = []
         self._left = min(MAX_PARTS, FREE_PARTS + len(view) // BYTES_A_PART)
 
@@ -676,7 +672,7 @@ class _Plane:
             elif field.number == _LINE_TIME:
                 time_ns = signed(field.value)
         if events.count > before:
-            reader.lines.append(Line(self._name, shown or name, number, _device(self._name)))
+            reader.lines.append(XLine(self._name, shown or name, number, _device(self._name)))
             reader.line_ns.append(time_ns)
 
 

@@ -22,7 +22,7 @@ from sm_profiler.formats.kineto_reader import (
 from sm_profiler.formatting import is_library
 from sm_profiler.gpu_traces import intervals
 from sm_profiler.gpu_traces.intervals import Numbers
-from sm_profiler.gpu_traces.table import Groups, Table, array_of
+from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,12})")
 
@@ -40,7 +40,7 @@ def step_rows(events: KinetoColumns) -> Numbers:
     return np.flatnonzero(marked & np.isin(events.category, (ANNOTATION, OPERATOR)))
 
 
-def steps(events: KinetoColumns) -> Table:
+def steps(events: KinetoColumns) -> TraceTable:
     """Return the steps that the trace marks.
 
     Returns:
@@ -48,7 +48,7 @@ def steps(events: KinetoColumns) -> Table:
     """
     rows = step_rows(events)
     numbers = [_STEP.search(events.name.values[code]) for code in events.name.codes[rows]]
-    return Table({
+    return TraceTable({
         "step": np.array([int(found[1]) if found else -1 for found in numbers], np.int64),
         "start_us": events.start_us[rows],
         "end_us": events.end_us[rows],
@@ -101,7 +101,7 @@ def launch_starts(events: KinetoColumns, device: KinetoColumns) -> Floats:
     return np.where(rows >= 0, events.start_us[rows], -np.inf)
 
 
-def launch_statistics(events: KinetoColumns) -> Table:
+def launch_statistics(events: KinetoColumns) -> TraceTable:
     """Return one row per launch whose call and kernel are in the trace.
 
     Returns:
@@ -113,7 +113,7 @@ def launch_statistics(events: KinetoColumns) -> Table:
     device, rows = device[rows >= 0], rows[rows >= 0]
     calls = events[rows]
     delay = np.maximum(device.start_us - calls.end_us, 0.0)
-    return Table({
+    return TraceTable({
         "correlation": device.correlation,
         "name": device.name,
         "call": calls.name,
@@ -125,7 +125,7 @@ def launch_statistics(events: KinetoColumns) -> Table:
     })  # fmt: skip
 
 
-def queue_lengths(events: KinetoColumns) -> Table:
+def queue_lengths(events: KinetoColumns) -> TraceTable:
     """Return the queue of each stream over time: operations launched that the device has not begun.
 
     Returns:
@@ -139,10 +139,10 @@ def queue_lengths(events: KinetoColumns) -> Table:
     stream = np.concatenate([device.stream, device.stream])
     order = np.lexsort((-change, at, stream))
     stream = stream[order]
-    return Table({"stream": stream, "time_us": at[order], "queue_length": Groups(stream).cumsum(change[order])})
+    return TraceTable({"stream": stream, "time_us": at[order], "queue_length": Groups(stream).cumsum(change[order])})
 
 
-def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> Table:
+def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> TraceTable:
     """Return the queue length of each stream.
 
     Returns:
@@ -152,7 +152,7 @@ def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> Table:
     stream, at, length = table["stream"], table["time_us"], table["queue_length"].astype(float)
     groups = Groups(stream)
     lasts = np.append(np.where(stream[1:] == stream[:-1], np.diff(at), 0.0), 0.0)[: len(at)]
-    return Table({
+    return TraceTable({
         "stream": groups.first(stream), "count": groups.count, "mean": groups.mean(length), "std": groups.std(length),
         "min": groups.min(length), "median": groups.median(length), "max": groups.max(length),
         "full_us": groups.sum(np.where(length >= full, lasts, 0.0)),
@@ -160,7 +160,7 @@ def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> Table:
 
 
 @attrs.frozen
-class Frame:
+class PythonFrame:
     """A line of Python in a trace recorded with `with_stack=True`."""
 
     file: str
@@ -168,10 +168,10 @@ class Frame:
     function: str
 
 
-def frame_of(name: str) -> Frame | None:
+def frame_of(name: str) -> PythonFrame | None:
     """Return the frame of a Python function's event; None for a built-in one."""
     found = _FRAME.match(name)
-    return Frame(found["file"], int(found["line"]), found["function"]) if found else None
+    return PythonFrame(found["file"], int(found["line"]), found["function"]) if found else None
 
 
 def is_module(name: str) -> bool:
@@ -342,7 +342,7 @@ def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
     return rows, alone
 
 
-def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
+def operators(events: KinetoColumns, callers: Callers | None = None) -> TraceTable:
     """Return the time on the device by the operator that launched it, the most expensive first.
 
     Returns:
@@ -364,7 +364,7 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
     frames = [frame_of(name) for name in first["frame"]]
     total = groups.sum(device.duration_us)
     whole = float(total.sum())
-    return Table(
+    return TraceTable(
         {
             "operator": array_of(first["operator"]),
             "caller": array_of(first["caller"]),
@@ -382,7 +382,7 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
     ).largest_first("device_us")
 
 
-def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> Table:
+def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> TraceTable:
     """Return the calls in which the host waited for the device, the most harmful first.
 
     Returns:
@@ -394,7 +394,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
     device = events.device_events
     busy_start, busy_end = intervals.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):
-        return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
+        return TraceTable.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
     at = events.end_us[rows]
     before = np.searchsorted(busy_start, at, "right") - 1
     is_idle = (before >= 0) & (busy_end[before] <= at) & (before + 1 < len(busy_start))
@@ -410,7 +410,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
     names = (*events.name.values, "")  # the last one is that of -1
     call, operator, frame = ([names[code] for code in groups.first(found).tolist()] for found in codes)
     frames = [frame_of(name) for name in frame]
-    return Table(
+    return TraceTable(
         {
             "call": array_of(call),
             "operator": array_of(operator),

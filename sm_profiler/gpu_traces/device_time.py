@@ -16,7 +16,7 @@ from sm_profiler.gpu_traces import intervals
 from sm_profiler.gpu_traces.callers import Callers, launch_rows, launch_starts, names_of, wait_rows
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
-from sm_profiler.gpu_traces.table import Groups, Table, array_of
+from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
 
 HOST_WAIT, KERNEL_WAIT, OTHER = "host_wait", "kernel_wait", "other"
 CONSECUTIVE_US = 30.0  # a queued kernel that starts later than this waited for something besides the previous kernel
@@ -58,7 +58,7 @@ def temporal(events: KinetoColumns) -> dict[str, float]:
     return {"idle_us": whole - busy, "compute_us": compute, "non_compute_us": busy - compute, "total_us": whole}
 
 
-def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> Table:
+def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> TraceTable:
     """Return the idle time of each stream by reason.
 
     `host_wait`: the host launched the next kernel after the previous one had ended. `kernel_wait`: it was queued, and
@@ -82,7 +82,7 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> Table:
         rows += [
             (int(stream), name, float(value), float(value / whole) if whole else 0.0) for name, value in sums.items()
         ]
-    return Table.of(("stream", "category", "idle_us", "share"), rows)
+    return TraceTable.of(("stream", "category", "idle_us", "share"), rows)
 
 
 def overlap(events: KinetoColumns) -> dict[str, float]:
@@ -94,7 +94,7 @@ def overlap(events: KinetoColumns) -> dict[str, float]:
     return {"share_hidden": hidden / length if length else float("nan"), "exposed_us": length - hidden}
 
 
-def by_kind(events: KinetoColumns) -> Table:
+def by_kind(events: KinetoColumns) -> TraceTable:
     """Return the time in each kind of kernel, and in each combination of kinds that ran at the same time.
 
     Returns:
@@ -117,10 +117,10 @@ def by_kind(events: KinetoColumns) -> Table:
     }
     busy = sum(sums.values())
     rows = [(kind, value, value / busy) for kind, value in sums.items() if value > 0]
-    return Table.of(("kind", "sum_us", "share"), sorted(rows, key=lambda row: -row[1]))
+    return TraceTable.of(("kind", "sum_us", "share"), sorted(rows, key=lambda row: -row[1]))
 
 
-def kernels(events: KinetoColumns) -> Table:
+def kernels(events: KinetoColumns) -> TraceTable:
     """Return one row per kernel, the most expensive first.
 
     Returns:
@@ -132,7 +132,7 @@ def kernels(events: KinetoColumns) -> Table:
     total = groups.sum(us)
     names = [device.name.values[code] for code in groups.first(device.name.codes).tolist()]
     whole = float(total.sum())
-    table = Table({
+    table = TraceTable({
         "kind": array_of([KINDS[code] for code in groups.first(kind).tolist()]), "name": array_of(names),
         "count": groups.count, "sum_us": total, "mean_us": groups.mean(us), "min_us": groups.min(us),
         "max_us": groups.max(us), "std_us": groups.std(us), "share": total / whole if whole else np.zeros(len(groups)),
@@ -140,7 +140,7 @@ def kernels(events: KinetoColumns) -> Table:
     return table.take(np.array(sorted(range(len(names)), key=lambda row: (-total[row], names[row])), np.intp))
 
 
-def critical_path(events: KinetoColumns) -> Table:
+def critical_path(events: KinetoColumns) -> TraceTable:
     """Return the critical path of one rank, in time order.
 
     It is followed backwards from the last kernel: a kernel begins when its stream is free and its launch has arrived,
@@ -153,7 +153,7 @@ def critical_path(events: KinetoColumns) -> Table:
     """
     device_rows = np.flatnonzero(events.on_device)
     links = _Walk(events, device_rows).follow() if len(device_rows) else []
-    return Table.of(("kind", "name", "start_us", "duration_us"), links[::-1])
+    return TraceTable.of(("kind", "name", "start_us", "duration_us"), links[::-1])
 
 
 class _Walk:
@@ -289,7 +289,7 @@ def operation_of(name: str) -> str:
     return found[0].lower().replace("_", "") if found else "other"
 
 
-def collectives(trace: KinetoTrace) -> Table:
+def collectives(trace: KinetoTrace) -> TraceTable:
     """Return one row per collective on the device, in time order.
 
     Returns:
@@ -311,7 +311,7 @@ def collectives(trace: KinetoTrace) -> Table:
     factor = np.array([_bus_factor(name, int(n)) for name, n in zip(operations, count, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         bus = np.where((size > 0) & (chosen.duration_us > 0), size * factor / chosen.duration_us / 1e3, np.nan)
-    return Table({
+    return TraceTable({
         "operation": Category.of(operations),
         "group": Category.of(collective.group if collective else "" for collective in described),
         "group_size": count.astype(int),
@@ -335,7 +335,7 @@ def _bus_factor(operation: str, ranks: int) -> float:
     return _BUS[operation] * (ranks - 1) / ranks if operation in _BUS and ranks > 1 else 1.0
 
 
-def communication(trace: KinetoTrace) -> Table:
+def communication(trace: KinetoTrace) -> TraceTable:
     """Return the collectives by operation and group, the most exposed first.
 
     Returns:
@@ -347,14 +347,14 @@ def communication(trace: KinetoTrace) -> Table:
     total, exposed = groups.sum(table["duration_us"]), groups.sum(table["exposed_us"])
     with np.errstate(divide="ignore", invalid="ignore"):
         hidden = np.where(total > 0, 1 - exposed / total, np.nan)
-    return Table({
+    return TraceTable({
         "operation": operation[groups.rows].decode(), "group": group[groups.rows].decode(), "group_size": size[groups.rows],
         "count": groups.count, "sum_us": total, "exposed_us": exposed, "share_hidden": hidden,
         "bytes": groups.sum(table["bytes"]), "bus_gbps": groups.median(table["bus_gbps"]),
     }).largest_first("exposed_us")  # fmt: skip
 
 
-def stragglers(traces: Mapping[int, KinetoTrace]) -> Table:
+def stragglers(traces: Mapping[int, KinetoTrace]) -> TraceTable:
     """Return how long each rank keeps the others waiting in collectives.
 
     All ranks leave a collective together, so the one that spends the least time in it came last. The n-th collective of an
@@ -367,7 +367,7 @@ def stragglers(traces: Mapping[int, KinetoTrace]) -> Table:
     columns = ("rank", "collectives", "last", "late_us", "share_last")
     spent = {rank: _numbered(collectives(trace)) for rank, trace in traces.items()}
     if len(spent) < 2:  # nothing to compare
-        return Table.of(columns, ())
+        return TraceTable.of(columns, ())
     common = set.intersection(*(set(of_rank) for of_rank in spent.values()))
     time = np.array([[of_rank[key] for of_rank in spent.values()] for key in common]).reshape(-1, len(spent))
     least = time.argmin(axis=1)
@@ -377,10 +377,10 @@ def stragglers(traces: Mapping[int, KinetoTrace]) -> Table:
     for at, rank in enumerate(spent):
         last = int((least == at).sum())
         rows.append((rank, len(common), last, float(late[at]), last / len(common) if common else 0.0))
-    return Table.of(columns, rows)
+    return TraceTable.of(columns, rows)
 
 
-def _numbered(table: Table) -> dict[tuple[Any, ...], float]:
+def _numbered(table: TraceTable) -> dict[tuple[Any, ...], float]:
     """Return the times of collectives by operation, group, size, how many of them there are, and their number."""
     keys = list(zip(table["operation"].tolist(), table["group"].tolist(), table["group_size"].tolist(), strict=True))
     counts, seen, found = Counter(keys), Counter[Any](), {}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.kineto_reader import MEMCPY, MEMSET, KinetoColumns
-from sm_profiler.gpu_traces.table import Groups, Table, array_of
+from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
 
 COMPUTATION, COMMUNICATION, MEMORY = "computation", "communication", "memory"
 KINDS = (COMPUTATION, COMMUNICATION, MEMORY)
@@ -94,7 +94,7 @@ def peaks_of(device: str) -> Peaks | None:
     return next((peaks for pattern, peaks in _PEAKS if re.search(pattern, device)), None)
 
 
-def memory_bandwidth(events: KinetoColumns) -> Table:
+def memory_bandwidth(events: KinetoColumns) -> TraceTable:
     """Return the copies by direction.
 
     Returns:
@@ -113,7 +113,7 @@ def memory_bandwidth(events: KinetoColumns) -> Table:
     total, moved = groups.sum(chosen.duration_us), groups.sum(size)
     with np.errstate(divide="ignore", invalid="ignore"):
         overall = np.where(total > 0, moved / total / 1e3, np.nan)
-    return Table({
+    return TraceTable({
         "direction": array_of([directions[code] for code in groups.first(number).tolist()]),
         "pageable": groups.first(pageable), "count": groups.count, "bytes": moved, "sum_us": total, "gbps": overall,
         "mean_gbps": groups.mean(rate), "min_gbps": groups.min(rate), "median_gbps": groups.median(rate),

@@ -22,7 +22,15 @@ from sm_profiler.formats.kineto_reader import (
     KinetoTrace,
 )
 from sm_profiler.gpu_traces import intervals
-from sm_profiler.gpu_traces.callers import Callers, Frame, frame_of, is_user_code, launch_rows, step_rows, wait_rows
+from sm_profiler.gpu_traces.callers import (
+    Callers,
+    PythonFrame,
+    frame_of,
+    is_user_code,
+    launch_rows,
+    step_rows,
+    wait_rows,
+)
 from sm_profiler.gpu_traces.device_time import of_kind
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import (
@@ -44,7 +52,7 @@ from sm_profiler.gpu_traces.traces import GpuTraces
 MAX_LINES = 5
 OUTSIDE = "outside"  # the sampler's name of the time between steps
 # Phase → the lines in which the host was seen in it, with their shares of its samples.
-SampledLines: TypeAlias = Mapping[str, tuple[tuple[Frame, float], ...]]
+SampledLines: TypeAlias = Mapping[str, tuple[tuple[PythonFrame, float], ...]]
 
 TOP = 10  # kernels, operators and lines listed of each rank
 # A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
@@ -76,7 +84,7 @@ class CodeLine:
     sampled: bool = False
 
 
-class Lines:
+class CauseLines:
     """Sums up times by what the host did."""
 
     def __init__(self, callers: Callers, sampled: SampledLines) -> None:
@@ -101,7 +109,7 @@ class Lines:
         names = (*self.callers.events.name.values, "")  # the last one is that of -1
         codes = [self._codes(found) for found in (named, self.callers.frames(rows), phases)]
         groups = Groups(*codes)
-        found: dict[tuple[str, Frame | None, bool], float] = {}
+        found: dict[tuple[str, PythonFrame | None, bool], float] = {}
         for name, at, phase, us in zip(
             *(groups.first(column).tolist() for column in codes), groups.sum(time), strict=True
         ):
@@ -210,13 +218,13 @@ def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -
         sampled: rank → the lines of each phase, for traces without Python stacks.
     """
     return tuple(
-        measure_rank(rank, trace, Lines(gpu.callers(rank), (sampled or {}).get(rank, {})))
+        measure_rank(rank, trace, CauseLines(gpu.callers(rank), (sampled or {}).get(rank, {})))
         for rank, trace in gpu.ranks.items()
         if trace.events.on_device.any()
     )
 
 
-def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
+def measure_rank(rank: int, trace: KinetoTrace, of: CauseLines) -> RankTime:
     events = trace.events
     rows = np.flatnonzero(events.on_device)
     device = events[rows]
@@ -276,7 +284,7 @@ def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
 
 
 def _idle(
-    events: KinetoColumns, of: Lines, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
+    events: KinetoColumns, of: CauseLines, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
 ) -> tuple[tuple[float, float, float, float, float], tuple[float, float], dict[str, tuple[CodeLine, ...]]]:
     """Divide the gaps of the device by what the host did in them.
 
@@ -314,7 +322,7 @@ def _idle(
     gaps = intervals.union(start, end)
     in_gaps = intervals.covered(events.start_us[loading], events.end_us[loading], gaps)
     loaders, spans = np.concatenate([loading, _inside(events, start, end, quiet)]), np.concatenate([in_gaps, quiet])
-    lines = {"input": of.of(loaders, loaders, spans, _moments(events, loading, (start + end) / 2))}
+    lines = {"input": of.of(loaders, loaders, spans, np.concatenate([events.start_us[loading], (start + end) / 2]))}
     if len(waits):
         rows = waits[np.minimum(after, len(waits) - 1)]
         rows = rows[waited]
@@ -359,10 +367,6 @@ def _inside(events: KinetoColumns, start: Floats, end: Floats, time: Floats) -> 
     order = np.argsort(events.duration_us[rows], kind="stable")
     found[gap[order]] = rows[order]  # the longest is written last
     return np.where(time > 0, found, -1)
-
-
-def _moments(events: KinetoColumns, loading: Numbers, middle: Floats) -> Floats:
-    return np.concatenate([events.start_us[loading], middle])
 
 
 def _once(gap: Floats, whole: float, steps: int) -> Mask:

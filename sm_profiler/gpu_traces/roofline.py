@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sm_profiler.formats.kineto_reader import KERNEL, Inputs, KinetoTrace
+from sm_profiler.formats.kineto_reader import KERNEL, KinetoTrace, OperatorInputs
 from sm_profiler.gpu_traces.callers import Callers, launch_rows
 from sm_profiler.gpu_traces.device_time import temporal
 from sm_profiler.gpu_traces.kernels import COMPUTATION, KINDS, Peaks, kinds, name_of, peaks_of
-from sm_profiler.gpu_traces.table import Groups, Table
+from sm_profiler.gpu_traces.table import Groups, TraceTable
 
 _HALF = re.compile(r"half|bfloat16", re.IGNORECASE)
 _DECODE = msgspec.json.decode
@@ -34,11 +34,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def is_half(inputs: Inputs) -> bool:
+def is_half(inputs: OperatorInputs) -> bool:
     return _HALF.search(inputs.types) is not None
 
 
-def flops_of(operator: str, inputs: Inputs) -> float:
+def flops_of(operator: str, inputs: OperatorInputs) -> float:
     """Return the floating-point operations of an operator; 0 for one that is not dominated by multiplications."""
     formula = FORMULAS.get(operator)
     if formula is None:
@@ -50,22 +50,22 @@ def flops_of(operator: str, inputs: Inputs) -> float:
     return found if math.isfinite(found) and found > 0 else 0.0
 
 
-def _product(first: int) -> Callable[[_Shapes, Inputs], float]:
+def _product(first: int) -> Callable[[_Shapes, OperatorInputs], float]:
     """Return the formula of a matrix product of the inputs at `first` and after it."""
     return lambda shapes, _: 2.0 * math.prod(shapes[first]) * shapes[first + 1][-1]
 
 
-def _attention(first: int, times: float) -> Callable[[_Shapes, Inputs], float]:
+def _attention(first: int, times: float) -> Callable[[_Shapes, OperatorInputs], float]:
     """Return the formula of attention: queries by keys, and weights by values; a mask saves nothing here."""
 
-    def formula(shapes: _Shapes, _: Inputs) -> float:
+    def formula(shapes: _Shapes, _: OperatorInputs) -> float:
         query, key, value = shapes[first : first + 3]
         return float(times * 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
 
     return formula
 
 
-def _convolution(shapes: _Shapes, inputs: Inputs) -> float:
+def _convolution(shapes: _Shapes, inputs: OperatorInputs) -> float:
     """Return the operations of a convolution, whose stride and padding are among its other inputs."""
     image, weight = shapes[:2]
     settings = _DECODE(inputs.values)
@@ -79,13 +79,13 @@ def _convolution(shapes: _Shapes, inputs: Inputs) -> float:
     return float(2.0 * image[0] * out * math.prod(weight))
 
 
-def _convolution_backward(shapes: _Shapes, _: Inputs) -> float:
+def _convolution_backward(shapes: _Shapes, _: OperatorInputs) -> float:
     """Return the operations of both gradients of a convolution."""
     gradient, _image, weight = shapes[:3]
     return float(2 * 2.0 * gradient[0] * math.prod(gradient[2:]) * math.prod(weight))
 
 
-FORMULAS: dict[str, Callable[[_Shapes, Inputs], float]] = {
+FORMULAS: dict[str, Callable[[_Shapes, OperatorInputs], float]] = {
     "aten::mm": _product(0),
     "aten::addmm": _product(1),
     "aten::_addmm_activation": _product(1),
@@ -103,7 +103,7 @@ FORMULAS: dict[str, Callable[[_Shapes, Inputs], float]] = {
 }
 
 
-def flops(trace: KinetoTrace) -> Table:
+def flops(trace: KinetoTrace) -> TraceTable:
     """Return the arithmetic of matrix products, convolutions and attention with recorded shapes; no row without any.
 
     Returns:
@@ -123,15 +123,15 @@ def flops(trace: KinetoTrace) -> Table:
         half += amount if is_half(inputs) else 0.0
     time_us = temporal(events)["total_us"]
     if not total or not time_us:
-        return Table.of(columns, ())
+        return TraceTable.of(columns, ())
     device = name_of(trace.device_properties)
     peaks, share = peaks_of(device), half / total
     peak = peaks.tflops(share) if peaks else math.nan
     rate = total / time_us / 1e6
-    return Table.of(columns, [(total, share, rate, device, peak, rate / peak)])
+    return TraceTable.of(columns, [(total, share, rate, device, peak, rate / peak)])
 
 
-def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
+def roofline(trace: KinetoTrace, callers: Callers | None = None) -> TraceTable:
     """Return the operators with recorded shapes and what limits them, the most expensive first.
 
     Bytes are those of the inputs and, for products, of the output: what must be moved at least. An operator whose kernels
@@ -154,7 +154,7 @@ def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
     operator = np.where(operator >= 0, operator, other)
     chosen = operator >= 0
     if not chosen.any():
-        return Table.of(COLUMNS, ())
+        return TraceTable.of(COLUMNS, ())
     rows, time = operator[chosen], device.duration_us[chosen]
     short = time < events.duration_us[launch[chosen]]
     names, inputs = events.name.codes[rows], events.inputs[rows]
@@ -177,7 +177,7 @@ def roofline(trace: KinetoTrace, callers: Callers | None = None) -> Table:
             text, inputs.shapes[:_LONGEST], count, kernels, us, us / whole if whole else 0.0, work, moved, tflops, gbps,
             work / moved if moved else math.nan, bound, rate / peak,
         ))  # fmt: skip
-    return Table.of(COLUMNS, sorted(found, key=lambda row: -row[4]))
+    return TraceTable.of(COLUMNS, sorted(found, key=lambda row: -row[4]))
 
 
 def _calls(group: Any, rows: Any, count: int) -> Any:
@@ -186,7 +186,9 @@ def _calls(group: Any, rows: Any, count: int) -> Any:
     return np.bincount(group[first], minlength=count)
 
 
-def _bound(work: float, moved: float, inputs: Inputs, peaks: Peaks | None, *, is_short: bool) -> tuple[str, float]:
+def _bound(
+    work: float, moved: float, inputs: OperatorInputs, peaks: Peaks | None, *, is_short: bool
+) -> tuple[str, float]:
     """Return what limits an operator, and the device's peak rate of it."""
     if is_short:
         return LAUNCH, math.nan
@@ -200,7 +202,7 @@ def _bound(work: float, moved: float, inputs: Inputs, peaks: Peaks | None, *, is
     return MEMORY, peaks.gbps
 
 
-def bytes_of(operator: str, inputs: Inputs) -> float:
+def bytes_of(operator: str, inputs: OperatorInputs) -> float:
     """Return the bytes that an operator moves at least: its inputs and, for a product, its output; 0 if unknown.
 
     They are unknown for operators of other libraries and for look-ups, which read few rows of a table.

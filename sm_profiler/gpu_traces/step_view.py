@@ -17,7 +17,7 @@ from sm_profiler.gpu_traces import callers, device_time, intervals, kernels, roo
 from sm_profiler.gpu_traces.callers import Callers, frame_of, launch_rows, names_of, step_rows, wait_rows
 from sm_profiler.gpu_traces.kernels import KINDS, kinds
 from sm_profiler.gpu_traces.measure import LOADING, TOP, RankTime
-from sm_profiler.gpu_traces.table import Groups, Table, array_of
+from sm_profiler.gpu_traces.table import Groups, TraceTable, array_of
 from sm_profiler.gpu_traces.traces import GpuTraces
 
 COLUMNS = 240
@@ -63,11 +63,13 @@ def _phases(events: KinetoColumns, calling: callers.Callers) -> list[dict[str, A
     groups = Groups(codes)
     names = [(*events.name.values, "outside")[code] for code in groups.first(codes).tolist()]
     total = groups.sum(device.duration_us)
-    table = Table({"phase": array_of(names), "kernels": groups.count, "device_us": total, "share": total / total.sum()})
+    table = TraceTable(
+        {"phase": array_of(names), "kernels": groups.count, "device_us": total, "share": total / total.sum()}
+    )
     return _rows(table.largest_first("device_us"))
 
 
-def _rows(table: Table) -> list[dict[str, Any]]:
+def _rows(table: TraceTable) -> list[dict[str, Any]]:
     return [{key: _plain(value) for key, value in row.items()} for row in table.rows()]
 
 

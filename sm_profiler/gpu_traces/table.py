@@ -18,7 +18,7 @@ Column: TypeAlias = NDArray[Any] | Category
 
 
 @attrs.frozen(eq=False)
-class Table:
+class TraceTable:
     """Columns of equal length.
 
     Attributes:
@@ -28,7 +28,7 @@ class Table:
     columns: Mapping[str, Column]
 
     @classmethod
-    def of(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    def of(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> TraceTable:
         """Return a table of rows; texts become an array of objects."""
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         return cls({name: array_of(column) for name, column in zip(names, columns, strict=True)})
@@ -45,15 +45,15 @@ class Table:
         column = self.columns[name]
         return column if isinstance(column, Category) else Category.of(column.tolist())
 
-    def take(self, rows: Rows) -> Table:
+    def take(self, rows: Rows) -> TraceTable:
         """Return the chosen rows."""
-        return Table({name: column[rows] for name, column in self.columns.items()})
+        return TraceTable({name: column[rows] for name, column in self.columns.items()})
 
-    def head(self, count: int) -> Table:
+    def head(self, count: int) -> TraceTable:
         """Return the first rows."""
         return self.take(slice(count))
 
-    def largest_first(self, *names: str) -> Table:
+    def largest_first(self, *names: str) -> TraceTable:
         """Return the rows ordered by some columns of numbers, the largest first."""
         return self.take(np.lexsort([-self[name] for name in reversed(names)]))
 
@@ -75,7 +75,7 @@ class Table:
         return pd.DataFrame({name: of(column) for name, column in self.columns.items()})
 
     @classmethod
-    def by_rank(cls, tables: Mapping[int, Table]) -> Table:
+    def by_rank(cls, tables: Mapping[int, TraceTable]) -> TraceTable:
         """Return the rows of all ranks, with the rank as first column."""
         filled = {rank: table for rank, table in tables.items() if len(table)} or dict(list(tables.items())[:1])
         ranks = np.repeat(np.array(list(filled), np.int64), [len(table) for table in filled.values()])

@@ -77,7 +77,7 @@ def export_traces(source: str | os.PathLike[str], where: str | Path) -> Export:
 
 
 @attrs.frozen
-class Window:
+class TracedTime:
     """The time of a process that its own trace covers, microseconds since the epoch."""
 
     process: str
@@ -85,7 +85,7 @@ class Window:
     end_us: float
 
 
-def add_windows(writer: TimelineWriter, storage: Storage) -> list[Window]:
+def add_windows(writer: TimelineWriter, storage: Storage) -> list[TracedTime]:
     """Write the traces of a profile's detailed windows to the processes that they belong to.
 
     Returns:
@@ -102,11 +102,11 @@ def add_windows(writer: TimelineWriter, storage: Storage) -> list[Window]:
         process = layout.shown_node(path.host)
         flows = add_trace(writer, process, trace, flows=flows)
         start = _start_us(trace)
-        windows.append(Window(process, start, start + float(trace.events.end_us.max())))
+        windows.append(TracedTime(process, start, start + float(trace.events.end_us.max())))
     return windows
 
 
-def outside(windows: Iterable[Window], events: EventColumns) -> EventColumns:
+def outside(windows: Iterable[TracedTime], events: EventColumns) -> EventColumns:
     """Return events without the operators and kernels that were written from a window's own trace."""
     drop = np.zeros(len(events), np.bool_)
     for window in windows:

@@ -24,7 +24,7 @@ from sm_profiler.formats.kineto_reader import (
 )
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.gpu_traces import callers, device_time, kernels, roofline
-from sm_profiler.gpu_traces.table import Table
+from sm_profiler.gpu_traces.table import TraceTable
 from sm_profiler.storage import FileInfo, Storage, open_storage
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ MAX_FILES = 10_000
 
 
 @attrs.frozen
-class TraceFile:
+class KinetoFile:
     """A file of a job's traces and what could be read of it."""
 
     key: str
@@ -60,17 +60,14 @@ def find_traces(source: str | os.PathLike[str]) -> tuple[Storage, list[FileInfo]
     names = [Path(text).name] if local else []
     found = []
     for info in storage.list(names[0] if names else ""):
-        wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not _is_of_profile(info.key)
+        # large profiles have thousands of files that are no traces of torch.profiler
+        of_profile = isinstance(layout.parse_path(info.key), layout.SystemFile | layout.TraceFile)
+        wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not of_profile
         if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, HEAD_BYTES))):
             found.append(info)
         if len(found) == MAX_FILES:
             break
     return storage, found
-
-
-def _is_of_profile(key: str) -> bool:
-    """Return whether a file is a profile's, and no trace of torch.profiler: large profiles have thousands of them."""
-    return isinstance(layout.parse_path(key), layout.SystemFile | layout.TraceFile)
 
 
 class GpuTraces:
@@ -95,12 +92,12 @@ class GpuTraces:
             SourceError: there is no trace, or it cannot be read.
         """
         storage, infos = find_traces(source)
-        files: list[TraceFile] = []
+        files: list[KinetoFile] = []
         by_rank: dict[int, list[KinetoTrace]] = {}
         ranks = Ranks()
         for info in infos:
             trace, outcome = read_trace(storage, info)
-            files.append(TraceFile(info.key, outcome))
+            files.append(KinetoFile(info.key, outcome))
             if outcome.status != REFUSED:
                 by_rank.setdefault(ranks.of(trace, info.key), []).append(trace)
         if not by_rank:
@@ -108,7 +105,7 @@ class GpuTraces:
         self._take(by_rank, files, last_step=last_step)
 
     @classmethod
-    def of(cls, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile] = ()) -> GpuTraces:
+    def of(cls, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[KinetoFile] = ()) -> GpuTraces:
         """Return traces that are read already.
 
         Args:
@@ -120,7 +117,7 @@ class GpuTraces:
         return gpu
 
     def _take(
-        self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile], *, last_step: bool
+        self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[KinetoFile], *, last_step: bool
     ) -> None:
         prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda item: item) if last_step else callers.without_last_step
         self.files = tuple(files)
@@ -129,7 +126,7 @@ class GpuTraces:
         }
         self._callers: dict[int, callers.Callers] = {}
 
-    def columns(self, table: str) -> Table:
+    def columns(self, table: str) -> TraceTable:
         """Return one of the tables as numpy columns, which needs no pandas and takes less time than a DataFrame.
 
         Args:
@@ -138,7 +135,7 @@ class GpuTraces:
         if table == "stragglers":
             return device_time.stragglers(self.ranks)
         make = _TABLES[table]
-        return Table.by_rank({rank: make(self, rank) for rank in self.ranks})
+        return TraceTable.by_rank({rank: make(self, rank) for rank in self.ranks})
 
     def temporal_breakdown(self) -> pd.DataFrame:
         """Return how each GPU spent the time from its first to its last kernel.
@@ -159,7 +156,7 @@ class GpuTraces:
             stream), idle_us, share.
         """
         idle = {rank: device_time.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
-        return Table.by_rank(idle).frame()
+        return TraceTable.by_rank(idle).frame()
 
     def kernels(self, n: int | None = None) -> pd.DataFrame:
         """Return the kernels and copies, the most expensive of each rank first.
@@ -241,27 +238,29 @@ class GpuTraces:
         return self._callers[rank]
 
 
-def _of_events(table: Callable[[KinetoColumns], Table]) -> Callable[[GpuTraces, int], Table]:
+def _of_events(table: Callable[[KinetoColumns], TraceTable]) -> Callable[[GpuTraces, int], TraceTable]:
     return lambda gpu, rank: table(gpu.ranks[rank].events)
 
 
-def _of_trace(table: Callable[[KinetoTrace], Table]) -> Callable[[GpuTraces, int], Table]:
+def _of_trace(table: Callable[[KinetoTrace], TraceTable]) -> Callable[[GpuTraces, int], TraceTable]:
     return lambda gpu, rank: table(gpu.ranks[rank])
 
 
-def _of_callers(table: Callable[[KinetoColumns, callers.Callers], Table]) -> Callable[[GpuTraces, int], Table]:
+def _of_callers(
+    table: Callable[[KinetoColumns, callers.Callers], TraceTable],
+) -> Callable[[GpuTraces, int], TraceTable]:
     return lambda gpu, rank: table(gpu.ranks[rank].events, gpu.callers(rank))
 
 
-def _row(values: Callable[[KinetoColumns], dict[str, float]]) -> Callable[[GpuTraces, int], Table]:
-    def table(events: KinetoColumns) -> Table:
+def _row(values: Callable[[KinetoColumns], dict[str, float]]) -> Callable[[GpuTraces, int], TraceTable]:
+    def table(events: KinetoColumns) -> TraceTable:
         found = values(events)
-        return Table.of(tuple(found), [tuple(found.values())])
+        return TraceTable.of(tuple(found), [tuple(found.values())])
 
     return _of_events(table)
 
 
-_TABLES: dict[str, Callable[[GpuTraces, int], Table]] = {
+_TABLES: dict[str, Callable[[GpuTraces, int], TraceTable]] = {
     "temporal_breakdown": _row(device_time.temporal),
     "idle_breakdown": _of_events(device_time.idle),
     "kernels": _of_events(device_time.kernels),

@@ -1,7 +1,8 @@
 """The automatic entry: arm an import hook that installs the profiler once the training framework is imported.
 
-The wheel's `sm_profiler_auto.pth` calls `arm()` in every Python process in which SM_PROFILER_AUTO is 1: trainings, but
-also pip, torchrun and the trackers of multiprocessing.  So arming imports nothing heavy and starts nothing.
+The wheel's `sm_profiler_auto.pth` calls `arm()` in every Python process in which SM_PROFILER_AUTO is set and not off:
+trainings, but also pip, torchrun and the trackers of multiprocessing.  So arming imports nothing heavy and starts nothing,
+and a value that is neither on nor off is reported by processes that import a framework only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 
 from sm_profiler.hook.frameworks import Framework, frameworks
 from sm_profiler.hook.patches import when_loaded
-from sm_profiler.settings import run_id
+from sm_profiler.settings import AUTO, run_id
 
 
 def arm() -> None:
@@ -26,9 +27,10 @@ def arm() -> None:
 
 def _loaded(framework: Framework) -> None:
     try:
-        from sm_profiler.hook.entry import install  # too heavy for processes that never train
+        from sm_profiler.hook.entry import install, refuse  # too heavy for processes that never train
 
-        install(framework)
+        problem = AUTO.problem()
+        refuse(problem) if problem else install(framework)
     except Exception as error:  # the framework's import must succeed regardless
         from sm_profiler.printable import say
 
@@ -37,7 +39,7 @@ def _loaded(framework: Framework) -> None:
 
 def _complete_after_children(pid: int) -> None:
     """Complete the files of killed processes if this process has waited for children; nothing is imported otherwise."""
-    if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss:
+    if os.getpid() != pid or not resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss or AUTO.problem():
         return
     try:
         from sm_profiler.config import load_profile

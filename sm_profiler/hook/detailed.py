@@ -22,7 +22,7 @@ from sm_profiler.hook import convert
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.patches import Patches
-from sm_profiler.threads import blocked_signals
+from sm_profiler.threads import with_blocked_signals
 
 if TYPE_CHECKING:
     from sm_profiler.hook.modes import ModeKeys
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DETAILED = "detailed"
 SESSION = "ProfilerSession"  # TensorFlow's and JAX's class whose objects profile, for the script as well
 MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
+ATTEMPTS = 5  # at stopping, each of which may be interrupted
 Steps: TypeAlias = list[tuple[int, int]]  # number within the mode, start in microseconds since the epoch; -1 is the end
 
 
@@ -65,6 +66,12 @@ class Profiler:
         """Stop profiling; return what writes the trace to a file, on another thread."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Stop what an exception of the script has left running that came while the profiler started or stopped.
+
+        It may be called again, and when nothing runs.  A session that ends with its object has stopped already.
+        """
+
     def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
         """Return whether the window's own session makes a call of `entry`."""
         return False
@@ -88,6 +95,7 @@ class DetailedWindow(Collector):
         self._profiler = profiler
         self._prepared = False
         self._running: Any = None  # the framework's session, while the window is open
+        self._started = False  # it may run, also without a session if its start or stop was interrupted
         self._folder: Path | None = None  # of its files
         self._first_step = 0
         self._steps: Steps = []
@@ -107,13 +115,10 @@ class DetailedWindow(Collector):
             return
         self._prepared = True
         with self._session.work.doing(f"{DETAILED} window is prepared"):
-            folder = _new_folder()
             try:
-                with blocked_signals():  # threads of libraries start with a profiler
-                    running = self._profiler.start(folder)
-                self._profiler.stop(running)
+                self._start()
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                self.failed()
         self._profiler.prepare()
 
     def enter(self, step: int) -> None:
@@ -123,12 +128,14 @@ class DetailedWindow(Collector):
                 self._session.note(DETAILED, "left out: the script was profiling")
                 self._session.guard.warn("the detailed window is left out: the script is profiling")
                 return
-            self._folder = _new_folder()
-            with blocked_signals():
-                self._running = self._profiler.start(self._folder)
             self._first_step, self._steps = step, []
-            self._make_way()
-            self._profiler.opened()
+            try:
+                self._start()
+                self._make_way()
+                self._profiler.opened()
+            except BaseException:
+                self.failed()
+                raise
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # a trace carries the mode's own number
         """Record the start of a step; end a window that is too long."""
@@ -146,8 +153,12 @@ class DetailedWindow(Collector):
             running, folder = self._take()
             if running is None or folder is None:
                 return
-            with _removed_on_error(folder):
-                write = self._profiler.stop(running)
+            try:
+                with _removed_on_error(folder):
+                    write = self._stop(running)
+            except BaseException:
+                self.failed()
+                raise
             self._steps.append((-1, self._session.timebase.now_us()))
         self._session.later(partial(self._export, write, folder, self._first_step, self._steps))
 
@@ -160,7 +171,7 @@ class DetailedWindow(Collector):
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
-        running, self._running, self._folder = self._running, None, None
+        running, self._running, self._folder, self._started = self._running, None, None, False
         self._changing = threading.RLock()
         self._children, self._converting = [], []
         self._patches.remove()
@@ -170,10 +181,15 @@ class DetailedWindow(Collector):
         """Stop the profiler and discard its trace."""
         with self._changing:
             running, folder = self._take()
-            if running is not None:
-                self._profiler.stop(running)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                if running is not None:
+                    self._stop(running)
+            finally:
+                if self._started:
+                    _insist(self._profiler.abandon)
+                    self._started = False
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self) -> None:
         """Wait for conversions."""
@@ -183,11 +199,22 @@ class DetailedWindow(Collector):
 
     # parts
 
+    def _start(self) -> None:
+        """Start the profiler; whatever interrupts that, `failed` stops it."""
+        self._folder = _new_folder()
+        self._started = True
+        self._running = with_blocked_signals(self._profiler.start, self._folder)  # threads of libraries start with it
+
+    def _stop(self, running: Any) -> Callable[[Path], object]:
+        write = self._profiler.stop(running)
+        self._started = False
+        return write
+
     def _take(self) -> tuple[Any, Path | None]:
         """Return the session and its folder, once: stopped twice, the framework's session would read what it has freed."""
+        self._patches.remove()  # first: between the lines after it, nothing can interrupt
         running, folder = self._running, self._folder
         self._running = self._folder = None
-        self._patches.remove()
         return running, folder
 
     def _end(self, reason: str) -> None:
@@ -233,6 +260,19 @@ def _removed_on_error(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _insist(action: Callable[[], None]) -> None:
+    """Call an action again if an exception of the script interrupts it, as a handler of a timer may do many times."""
+    interrupt: BaseException | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            action()
+            break
+        except BaseException as error:  # raised again
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _new_folder() -> Path:

@@ -39,9 +39,11 @@ from sm_profiler.monitor.gpu import why_missing
 from sm_profiler.monitor.place import settle
 from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
-from sm_profiler.settings import AUTO, REPORTED
+from sm_profiler.settings import AUTO, HANG_SECONDS, REPORTED
+from sm_profiler.settings import SAMPLER as SAMPLER_SWITCH
 
 logger = logger_for("sm_profiler")
+_OF_EACH_RANK = (SAMPLER_SWITCH, HANG_SECONDS)  # read in each, and a wrong value is reported once
 _installed: list[Hook] = []  # at most one
 _waiting: list[Standby] = []  # at most one: the configuration may switch the hook on later
 _refused: list[bool] = []  # not empty once the hook was off: the import of another framework does not ask again
@@ -391,8 +393,9 @@ def _start() -> Session | None:
         _report_missing_configuration()
         return None
     profile = load_profile(source.text)
-    if profile.warnings and _reports():
-        for problem in profile.warnings:
+    problems = [*profile.warnings, *filter(None, (one.problem() for one in _OF_EACH_RANK))]
+    if problems and _reports():
+        for problem in problems:
             logger.warning("sm-profiler: %s", problem)
     if not profile.disabled:
         profile = settle(profile)
@@ -433,9 +436,16 @@ def _reports() -> bool:
     return True
 
 
+def refuse(problem: str) -> None:
+    """Report, once a job, why the hook is off although the environment has a word about it; a script may still start one."""
+    if not _refused and _reports():
+        logger.warning("sm-profiler: %s", problem)
+    _refused.append(True)
+
+
 def _report_missing_configuration() -> None:
     """Report that SM_PROFILER_AUTO=1 is not enough."""
-    if AUTO.read(os.environ) and _reports():
+    if AUTO.usable(os.environ) and _reports():
         logger.warning(
             "sm-profiler: SM_PROFILER_AUTO=1 is set, but no configuration was found, so nothing is recorded: name one by "
             "SM_PROFILER_CONFIG (JSON, a file or an s3:// address), or leave the variable out"

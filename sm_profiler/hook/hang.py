@@ -80,7 +80,7 @@ class HangWatch(Collector):
         frames: Frames = current_frames,
     ) -> None:
         self._session = session
-        self._minimum: float = HANG_SECONDS.read_or_default()
+        self._minimum: float = HANG_SECONDS.usable()
         self._clock = clock
         self._work_done = work or work_done
         self._frames = frames

@@ -30,6 +30,7 @@ from typing import Any
 import attrs
 
 from sm_profiler import formatting
+from sm_profiler.descriptors import read_regular
 from sm_profiler.formats import recorded
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
 from sm_profiler.formats.trace_writer import Span
@@ -39,7 +40,6 @@ from sm_profiler.hook.frames import current_frames, is_library, stack_of, uncoll
 from sm_profiler.hook.guard import attempt, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import resident_bytes
-from sm_profiler.regular import read_regular
 
 # Garbage collections.
 

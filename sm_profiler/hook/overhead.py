@@ -18,11 +18,11 @@ DOUBT = 4.0  # if callbacks are within their budget even at so many times their 
 MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser
 OVER_IN_WINDOW = 5  # before a window is shed
-UNDER = 20  # times in a row under half the time budget before phases become denser again
-MAX_EVERY = 1024
+UNDER = 20  # times in a row far enough under the time budget before phases become denser again
+MAX_EVERY = 1023
 BYTES_PER_MINUTE = 2_000_000
 MIN_SECONDS = 0.9  # over which bytes are counted
-MAX_EVERY_FOR_BYTES = 16  # beyond that the files hold mostly steps, which are always written
+MAX_EVERY_FOR_BYTES = 15  # beyond that the files hold mostly steps, which are always written
 SHED_ORDER = ("python", "detailed", "dataloader")
 
 
@@ -30,7 +30,8 @@ class OverheadController:
     """Decides how sparsely phases are recorded, and which windows are shed.
 
     Two budgets hold: what the hook costs per step, and the bytes it writes per minute.  Each asks for phases of every
-    n-th step, n a power of two, and the larger n wins.  Over its time budget the hook first sheds open windows, one
+    n-th step, n an odd number, and the larger n wins: what a script does every 8 or 100 steps would otherwise lie in the
+    recorded ones.  Over its time budget the hook first sheds open windows, one
     at a time.  Belongs to the recorder's thread.
 
     Costs are the CPU time of the hook's threads, and that of the training thread by which observed steps exceed those
@@ -176,13 +177,13 @@ class OverheadController:
         factor = observed_us / max(budget_us - fixed_us, budget_us / 2, 1e-9)
         self._tracker.compares = window is None and factor * DOUBT > 1
         self._over = self._over + 1 if factor > 1 else 0
-        self._under = self._under + 1 if factor < 0.5 else 0
+        self._under = self._under + 1 if factor * self._every_for_time < self._every_for_time // 2 else 0
         if self._over >= (OVER if window is None else OVER_IN_WINDOW):
             self._over = 0
             self._reduce(factor)
-        elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
+        elif self._under >= UNDER:
             self._under = 0
-            self._every_for_time = max(self._every_for_time // 2, 1)
+            self._every_for_time //= 2
 
     def _open_window(self) -> str | None:
         """Return the next window to shed, or None if none is open."""
@@ -200,7 +201,7 @@ class OverheadController:
             return
         every = self.every
         while factor > 1 and every < MAX_EVERY:
-            every, factor = every * 2, factor / 2
+            every, factor = 2 * every + 1, factor * every / (2 * every + 1)
         self._every_for_time = every
 
     def _limit_bytes(self, now: float, written: int) -> None:
@@ -212,6 +213,6 @@ class OverheadController:
             return
         per_minute = (written - last[1]) / max(now - last[0], 0.1) * 60
         if per_minute > BYTES_PER_MINUTE and self.every < MAX_EVERY_FOR_BYTES:
-            self._every_for_bytes = self.every * 2
+            self._every_for_bytes = 2 * self.every + 1
         elif per_minute < BYTES_PER_MINUTE / 3:
             self._every_for_bytes = max(self._every_for_bytes // 2, 1)

@@ -15,36 +15,37 @@ from typing import ClassVar, TypeAlias
 import attrs
 
 REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages are live, and a job may be killed
-COMPARED, FEW = 256, 8  # comparisons that are kept; steps of one
+COMPARED = 256  # comparisons that are kept
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 
 
 class Comparison:
-    """Cost of steps that are observed: the CPU time of the training thread in one, less that in one of the rest before.
+    """Cost of steps that are observed: the CPU time of the training thread in one, less that in the step of a rest before.
 
     Both run in turn and with the caches as the training leaves them, which the clock of a callback itself does not see.
+    What a script does now and then lies in either of them as often, so that a middle of many differences is without it.
 
     Attributes:
         ns: of the latest such steps.
     """
 
     def __init__(self, clock: Callable[[], int] = thread_time_ns) -> None:
-        self.ns: deque[float] = deque(maxlen=COMPARED)
+        self.ns: deque[int] = deque(maxlen=COMPARED)
         self.clock = clock
         self._since = 0  # when the rest began
-        self._before: tuple[int, int, float] | None = None  # a rest: its last step, its end, what a step of it took
+        self._before: tuple[int, int, int] | None = None  # a rest of one step: its number, its end, what it took
 
     def rest_begins(self, step: int) -> None:
-        """Compare the steps since the last rest, unless they are many; `step` is the last of them."""
+        """Compare the step since the last rest, if it was a single one, and `step` is that one."""
         self._since = now = self.clock()
         before, self._before = self._before, None
-        if before is not None and 0 < step - before[0] <= FEW:
-            self.ns.append((now - before[1]) / (step - before[0]) - before[2])
+        if before is not None and step - before[0] == 1:
+            self.ns.append(now - before[1] - before[2])
 
     def rest_ended(self, step: int, count: int, at: int) -> None:
-        """Remember a rest of so many steps, which ended by this thread's CPU time."""
-        self._before = (step, at, (at - self._since) / count) if count else None
+        """Remember a rest of a single step, which ended by this thread's CPU time."""
+        self._before = (step, at, at - self._since) if count == 1 else None
 
 
 @attrs.define(eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Protocol
 from sm_profiler import threads
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
+from sm_profiler.formats.recorded import Loop
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.adapter import Collector
 from sm_profiler.hook.frames import Frames, current_frames, outwards, stack_and_lines
@@ -44,6 +46,7 @@ END = {"outside": "end"}  # what no further step follows comes after the loop
 WITHOUT_HELPERS = frozenset(
     {"start", "outside"}
 )  # phases in which the training thread waits for no other of the process
+LOOP_STEPS = 3  # whose functions are recorded; the first one may be a call that builds the model
 MAX_NOTES = 200  # collections between two events whose caller is looked up
 
 
@@ -58,7 +61,7 @@ def is_wanted(profile: Profile, environment: Mapping[str, str] = os.environ) -> 
     """Return whether neither the environment nor the configuration switches the sampler off."""
     given = {key.lower(): value for key, value in profile.parameters.items()}
     in_config = {SAMPLER_ENABLED.name: str(given.get(SAMPLER_ENABLED.name.lower(), ""))}
-    return bool(SAMPLER_SWITCH.read_or_default(environment) and SAMPLER_ENABLED.read_or_default(in_config))
+    return bool(SAMPLER_SWITCH.usable(environment) and SAMPLER_ENABLED.read_or_default(in_config))
 
 
 class Sampler(Collector):
@@ -111,6 +114,7 @@ class Sampler(Collector):
 
     def _reset(self) -> None:
         self._tally = Tally()
+        self._loops: set[tuple[tuple[str, str], ...]] = set()
         self._notes: deque[tuple[tuple[Place, ...], str, float]] = deque(maxlen=MAX_NOTES)
         self._lengths = Lengths()
         self._stop = threading.Event()
@@ -215,6 +219,17 @@ class Sampler(Collector):
         self._saved = min(self._saved + SHARE * max(seconds - waiting, 0.0), SAVED)
         if places:
             self._tally.hold((phase, long, leaf, places), seconds, waiting)
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:
+        """Record which functions of the script run the first steps."""
+        if mode is ModeKeys.TRAIN and 0 < step <= LOOP_STEPS and self._is_recording():
+            places, _ = self.reader.read(outwards(sys._getframe(1)))
+            functions = tuple((file, function) for file, _, function in places)
+            if functions not in self._loops:
+                self._loops.add(functions)
+                now_ns = self._clock()
+                self._append(Loop(frames=places).span(functions[-1][1], now_ns, now_ns, step))
+        return step >= LOOP_STEPS
 
     def _follow_step(self, now_ns: int) -> bool:
         """Return whether the running step is long already; settle the samples of the one before."""

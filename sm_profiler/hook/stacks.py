@@ -19,9 +19,9 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from sm_profiler.descriptors import read_regular
 from sm_profiler.hook.frames import Stack, cell_name, file_of, is_library
 from sm_profiler.hook.secrets import masked
-from sm_profiler.regular import read_regular
 
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
 Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines

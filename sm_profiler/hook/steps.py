@@ -14,7 +14,7 @@ from typing import Any
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.formats.trace_writer import Span
 from sm_profiler.hook.modes import STEP, ModeKeys
-from sm_profiler.hook.rest import FEW, REST_NS, CallRest, Comparison, MarkedRest, Rest
+from sm_profiler.hook.rest import REST_NS, CallRest, Comparison, MarkedRest, Rest
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
@@ -24,6 +24,7 @@ JOINED = 8  # models that run without gradients in one step of a loop without a 
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 # The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
 METER_EVERY = 17
+COMPARE_EVERY = 13  # steps, of which two rest with one between them that is compared, if phases are those of each step
 NEVER = -2  # no training step has this number
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 REGULAR = 8  # steps in a row, each with one step of the same optimizer, after which the hook may rest
@@ -580,10 +581,14 @@ class StepTracker:
         return rest
 
     def _until_observed(self) -> int:
-        """Return the number of steps before the next one whose phases are recorded."""
+        """Return the number of steps of the next rest: those before the next one whose phases are recorded.
+
+        The last of them is a rest by itself, with which the step after it is compared.
+        """
         if self.compares and self.every == 1:
-            return int((self.global_step + 1) % FEW == 0)
-        return self.every - 1 - self.global_step % self.every
+            return int((self.global_step + 1) % COMPARE_EVERY in (0, 2))
+        left = self.every - 1 - self.global_step % self.every
+        return left - 1 if left > 1 else left
 
     def end_rest(self, *, regular: bool = False) -> None:
         """Record the steps of the rest, if there is one; from here on, all is reported again.

@@ -10,7 +10,7 @@ import attrs
 from botocore.exceptions import ClientError
 
 from sm_profiler.errors import SourceError
-from sm_profiler.jobs.listing import Place, find_places
+from sm_profiler.jobs.listing import JobPlace, find_places
 from sm_profiler.printable import printable
 from sm_profiler.source.job import output_of, refused
 from sm_profiler.storage import Storage, open_storage
@@ -26,7 +26,7 @@ MAX_JOBS = 200_000
 
 
 @attrs.frozen
-class TrainingJob:
+class AccountJob:
     """A training job of an account.
 
     Attributes:
@@ -42,7 +42,7 @@ class TrainingJob:
     created: float
 
     @classmethod
-    def of(cls, summary: dict[str, Any]) -> TrainingJob:
+    def of(cls, summary: dict[str, Any]) -> AccountJob:
         """Return a job of the service's list."""
         status = str(summary.get("TrainingJobStatus", ""))
         created, modified, ended = (
@@ -85,13 +85,13 @@ class Account:
         client = create_client("sagemaker", region_name=region or None, attempts=ATTEMPTS)
         return cls(client, create_client("s3", region_name=region or None), client.meta.region_name)
 
-    def jobs(self, since: float | None = None) -> Iterator[TrainingJob]:
+    def jobs(self, since: float | None = None) -> Iterator[AccountJob]:
         """Yield the jobs, the newest first."""
         request: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
         if since is not None:
             request["CreationTimeAfter"] = datetime.fromtimestamp(since, timezone.utc)
         summaries = self._items("list_training_jobs", "TrainingJobSummaries", MAX_JOBS, PAGE, **request)
-        yield from map(TrainingJob.of, summaries)
+        yield from map(AccountJob.of, summaries)
 
     def describe(self, name: str) -> dict[str, Any]:
         try:
@@ -102,7 +102,7 @@ class Account:
             raise self._explained(error) from error
         return {key: value for key, value in described.items() if key != "ResponseMetadata"}
 
-    def place(self, description: dict[str, Any], name: str) -> tuple[Storage, Place] | None:
+    def place(self, description: dict[str, Any], name: str) -> tuple[Storage, JobPlace] | None:
         """Return where a job's profile and report are; None if it has neither."""
         try:
             output = output_of(description, name)

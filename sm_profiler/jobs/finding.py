@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,11 +16,11 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
+from sm_profiler.jobs.listing import MAX_REPORT_BYTES, JobPlace, find_places
 from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.run_state import STATE_FILE, read_state
 from sm_profiler.source.open_files import profile_folder
-from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
+from sm_profiler.source.opening import ACCOUNT, OUTPUTS, is_account, is_job_name, job_name, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import DATA, FILES
 from sm_profiler.storage import LocalStorage, Storage, open_storage
 
@@ -35,7 +34,6 @@ MAX_DEPTH = 5  # of folders in which profiles are searched
 MAX_FOLDERS = 5000  # inspected; a whole disk is not searched
 REPORTS = ("report.json", "profiler-report/report.json", "rule-output/ProfilerReport/profiler-output/report.json")
 State = Literal["running", "ended", ""]
-_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _PARTITION = "job="
 
 
@@ -100,11 +98,6 @@ def local_folder(where: str) -> Path | None:
     return folder if "://" not in where and folder.is_dir() else None
 
 
-def is_job_name(text: str) -> bool:
-    """Return whether a training job may have this name."""
-    return _JOB_NAME.fullmatch(text) is not None
-
-
 def training_job_of(where: str) -> tuple[str, str]:
     """Return name and region of the training job of a location, by its name or the prefix of its profile; "" for others."""
     if is_account(where):
@@ -132,7 +125,7 @@ def _below_prefix(storage: Storage) -> Iterator[Job]:
         yield Job(job_name(storage.uri), storage.uri)
 
 
-def _location(root: str, place: Place) -> str:
+def _location(root: str, place: JobPlace) -> str:
     """Return what `open_source` takes: the job's folder, if it looks for the profile there."""
     profile = place.profile or ""
     usual = {place.folder, f"{place.folder}/{OUTPUTS[0]}".lstrip("/")}
@@ -167,7 +160,7 @@ def _report_in_account(account: Account, name: str) -> bytes | None:
     return _uploaded_report(*found) if found else None
 
 
-def _uploaded_report(storage: Storage, place: Place) -> bytes | None:
+def _uploaded_report(storage: Storage, place: JobPlace) -> bytes | None:
     if place.report is None:
         return None
     return storage.read(place.report.key, 0, MAX_REPORT_BYTES + 1)

@@ -11,8 +11,8 @@ import attrs
 
 from sm_profiler.formats.layout import END_MARKERS, hour_folder
 from sm_profiler.printable import printable
-from sm_profiler.source.opening import OUTPUTS
-from sm_profiler.source.parquet.paths import Part
+from sm_profiler.source.opening import LAST_KEY, OUTPUTS
+from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.storage import FileInfo, Storage
 
 REPORT, PAGE, DESCRIPTION = "report.json", "profiler-report.html", "job.json"
@@ -23,7 +23,6 @@ MAX_REPORT_BYTES = 16 << 20
 SKIP_AFTER = 1000  # files of a finished profile: a page of S3's listing
 RECENT_S = 3600.0
 NESTED = 3  # folders between a job and its report
-_LAST = "\U0010ffff"
 _PROFILE = re.compile(
     r"(?:(?P<root>.*?)/)??(?P<kind>system|framework)/(?:incremental/|(?:[^/]+/)*pevents/|[^/]+/detailed_profiling/|training_job_end\.ts$)"
 )
@@ -32,7 +31,7 @@ _PARQUET = re.compile(r"(?:(?P<root>.*)/)?(?P<rest>(?:system|events|steps|sample
 
 
 @attrs.define
-class Place:
+class JobPlace:
     """A job of a source.
 
     Attributes:
@@ -92,21 +91,21 @@ class Place:
 
 
 @attrs.frozen
-class Found:
+class Listing:
     """The jobs of a source, and sentences about what was left out."""
 
-    places: tuple[Place, ...]
+    places: tuple[JobPlace, ...]
     notes: tuple[str, ...] = ()
 
 
-def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
+def find_places(storage: Storage, *, recent_only: bool = False) -> Listing:
     """Return the jobs under a storage's root, in the order of their folders.
 
     Args:
         storage: the folder or prefix.
         recent_only: list only the first files of a long profile and those of the last two hours, which show that it runs.
     """
-    profiles: dict[tuple[str, str], Place] = {}
+    profiles: dict[tuple[str, str], JobPlace] = {}
     reports: list[FileInfo] = []
     descriptions: list[FileInfo] = []
     notes = []
@@ -121,10 +120,10 @@ def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
             reports.append(info)
         elif base == DESCRIPTION:
             descriptions.append(info)
-    return Found(tuple(_joined(list(profiles.values()), reports, descriptions)), tuple(notes))
+    return Listing(tuple(_joined(list(profiles.values()), reports, descriptions)), tuple(notes))
 
 
-def _listed(storage: Storage, profiles: dict[tuple[str, str], Place], *, recent_only: bool) -> Iterator[FileInfo]:
+def _listed(storage: Storage, profiles: dict[tuple[str, str], JobPlace], *, recent_only: bool) -> Iterator[FileInfo]:
     """Yield the files outside profiles, and add those in profiles to `profiles`."""
     after: str | None = None
     recent = hour_folder(round((time.time() - RECENT_S) * 1e6))
@@ -147,7 +146,7 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], Place], *, recent_
             if top in ended or _has_ended(storage, place):
                 ended.add(top)
                 place.ended = True
-                skip = f"{top}/{_LAST}"
+                skip = f"{top}/{LAST_KEY}"
                 break
             if recent_only and (hour := _HOUR.fullmatch(info.key)) and hour["hour"] < recent:
                 skip = f"{hour['above']}/{recent}"
@@ -157,22 +156,22 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], Place], *, recent_
         after = skip
 
 
-def _has_ended(storage: Storage, place: Place) -> bool:
+def _has_ended(storage: Storage, place: JobPlace) -> bool:
     """Return whether a profile has ended, so that its other files need not be listed: none of them will change."""
     if storage.parallel_reads <= 1:  # a folder of this machine, which is listed faster than it is searched
         return False
     return any(storage.exists(_join(place.profile or "", marker)) for marker in END_MARKERS)
 
 
-def _place_of(key: str, profiles: dict[tuple[str, str], Place]) -> tuple[Place | None, str | None]:
+def _place_of(key: str, profiles: dict[tuple[str, str], JobPlace]) -> tuple[JobPlace | None, str | None]:
     """Return the profile that a file belongs to, and its top folder there."""
     if key.endswith(".parquet"):
         found = _PARQUET.fullmatch(key)
-        part = Part.parse(found["rest"]) if found else None
+        part = PartKey.parse(found["rest"]) if found else None
         if found is None or part is None:
             return None, None
         root = found["root"] or ""
-        return profiles.setdefault((root, part.job), Place(_join(root, f"job={part.job}"), root, part.job)), None
+        return profiles.setdefault((root, part.job), JobPlace(_join(root, f"job={part.job}"), root, part.job)), None
     found = _PROFILE.match(key)
     if found is None:
         return None, None
@@ -183,24 +182,26 @@ def _place_of(key: str, profiles: dict[tuple[str, str], Place]) -> tuple[Place |
         while len(parts) > 1 and parts[-1] in OUTPUTS:
             parts.pop()
         folder = "" if len(parts) == 1 and parts[0] in OUTPUTS else "/".join(parts)
-        place = profiles[root, ""] = Place(folder, root)
+        place = profiles[root, ""] = JobPlace(folder, root)
     return place, found["kind"]
 
 
-def _joined(places: list[Place], reports: Iterable[FileInfo], descriptions: Iterable[FileInfo]) -> Iterator[Place]:
+def _joined(
+    places: list[JobPlace], reports: Iterable[FileInfo], descriptions: Iterable[FileInfo]
+) -> Iterator[JobPlace]:
     """Yield the profiles with their reports and descriptions, then the reports without a profile."""
     by_folder = {place.folder: place for place in places if not place.dataset}
-    names: dict[str, list[Place]] = {}
+    names: dict[str, list[JobPlace]] = {}
     for place in places:
         names.setdefault(place.name, []).append(place)
-    alone: dict[str, Place] = {}
+    alone: dict[str, JobPlace] = {}
     for info in reports:
         above = info.key.rpartition("/")[0]
         same = names.get(above.rpartition("/")[2], ())
         owner = _above(above, by_folder) or (same[0] if len(same) == 1 else None)
         if owner is None:
             folder = _job_of_rules(above)
-            owner = alone.setdefault(folder, Place(folder))
+            owner = alone.setdefault(folder, JobPlace(folder))
         if owner.report is None or info.mtime > owner.report.mtime:
             owner.report = info
     by_folder |= alone
@@ -210,7 +211,7 @@ def _joined(places: list[Place], reports: Iterable[FileInfo], descriptions: Iter
         under = below.get(folder, ())
         owner = _above(folder, by_folder) or (under[0] if len(under) == 1 else None)
         if owner is None:  # a job that was described and left no data, as many failed jobs
-            owner = by_folder[folder] = alone[folder] = Place(folder)
+            owner = by_folder[folder] = alone[folder] = JobPlace(folder)
         if owner.description is None or info.mtime > owner.description.mtime:
             owner.description = info
     yield from places
@@ -223,9 +224,9 @@ def _job_of_rules(folder: str) -> str:
     return "/".join(parts[: parts.index(RULES, 1)]) if RULES in parts[1:] else folder
 
 
-def _by_ancestors(places: dict[str, Place]) -> dict[str, list[Place]]:
+def _by_ancestors(places: dict[str, JobPlace]) -> dict[str, list[JobPlace]]:
     """Return the places under each folder, at most three levels deep."""
-    found: dict[str, list[Place]] = {}
+    found: dict[str, list[JobPlace]] = {}
     for start, place in places.items():
         folder = start
         for _ in range(NESTED):
@@ -236,7 +237,7 @@ def _by_ancestors(places: dict[str, Place]) -> dict[str, list[Place]]:
     return found
 
 
-def _above(folder: str, places: dict[str, Place]) -> Place | None:
+def _above(folder: str, places: dict[str, JobPlace]) -> JobPlace | None:
     """Return the place at a folder or the nearest above it."""
     while True:
         if folder in places:

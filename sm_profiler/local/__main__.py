@@ -13,7 +13,7 @@ import threading
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.processes import wait_for_starter
-from sm_profiler.signals import SignalEvent
+from sm_profiler.threads import SignalEvent
 
 
 def main(port: str, folder: str) -> int:

@@ -45,7 +45,8 @@ PIP_VARIABLES = (
 )
 # Line of the wheel's .pth file, for installations without it, such as editable installs.
 AUTO_START = (
-    "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
+    "import os; os.environ.get('SM_PROFILER_AUTO', '').strip().lower() not in ('', 'off', 'no', 'none', 'false', '0') "
+    "and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )
 MAX_COMMAND = 65536  # bytes of a console script; they are small
 

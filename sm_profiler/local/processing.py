@@ -40,7 +40,7 @@ from sm_profiler.local.records import (
 from sm_profiler.local.services import Services, download, open_uploader
 from sm_profiler.local.supervisor import GRACE_S, JobProcess, describe_exit
 from sm_profiler.monitor.uploader import Uploader
-from sm_profiler.rules.settings import STATUS_FILE
+from sm_profiler.rules.rule_job import STATUS_FILE
 from sm_profiler.settings import POLL_S as RULE_POLL
 from sm_profiler.settings import ROOT, SCHEDULER
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.rules.settings import Status
+from sm_profiler.rules.rule_job import Status
 from sm_profiler.settings import AUTO
 
 JsonDict = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Mask
+from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.step_fold import TRAIN, StepRows, StepSummary, column
 from sm_profiler.metrics.step_sample import joined_judged, judged_all
@@ -23,6 +23,8 @@ from sm_profiler.metrics.system_fold import SystemSeries
 
 MIN_SECONDS, MAX_SECONDS = 1e9, 1e11  # since the epoch; times before 2001 and after 5138 are damage
 TRAINING = "Training"
+_SILENCE_S = 10.0  # less than that may pass between two signs of life
+_SAMPLES = 3  # so many samples of the monitor may be missing
 TAKEN_AWAY = frozenset({"Interrupted", "Restarting"})  # what ends an attempt; another may follow
 
 
@@ -162,6 +164,33 @@ def join_successors(
             declared[first] = {one: both.get(one, 0.0) + more.get(one, 0.0) for one in {**both, **more}}
     found = attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared, judged=judged)
     return found, records
+
+
+def between_attempts(spans: Sequence[tuple[float, float]], system: SystemSeries, start: float, end: float) -> float:
+    """Return the seconds of a job without a sign of life of any process or monitor: a requeued job holds no machine then.
+
+    Args:
+        spans: when processes are known to have run, seconds since the epoch.
+        system: system metrics, whose samples are signs of life, too.
+        start, end: the job's.
+    """
+    known = sorted((max(first, start), min(last, end)) for first, last in spans if last >= start and first <= end)
+    begins, ends = np.asarray(known, np.float64).reshape(-1, 2).T
+    silence, more = _SILENCE_S, list[Floats]()
+    for data in (system.of("cpu") or system.of("memory")).values():
+        at = (data.first + np.flatnonzero(data.count)) * float(data.width)
+        if len(at) > 1:
+            silence = max(silence, _SAMPLES * float(np.median(np.diff(at))) - data.width)
+        more.append(np.stack([at, at + data.width]))
+    if more:
+        samples = np.concatenate(more, axis=1)
+        if known:  # a bucket of a long job is coarse, and the processes in it are exact
+            last = np.maximum.accumulate(ends)[np.searchsorted(begins, samples[1], side="right") - 1]
+            samples = samples[:, (begins[0] > samples[1]) | (last < samples[0])]
+        begins, ends = np.concatenate([begins, samples[0]]), np.concatenate([ends, samples[1]])
+    order = np.argsort(begins, kind="stable")
+    gaps = begins[order][1:] - np.maximum.accumulate(ends[order])[:-1]
+    return float(gaps[gaps > silence].sum())
 
 
 def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:

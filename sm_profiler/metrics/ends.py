@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -297,6 +298,30 @@ def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[i
             )
         )
     return tuple(found)
+
+
+def of_last_attempt(ranks: Sequence[RankEnd], metadata: Sequence[Mapping[str, Any]]) -> tuple[RankEnd, ...]:
+    """Return the ends without those of earlier attempts: how these ended does not matter once the job was started again.
+
+    A process of a later attempt may have another name: another pid, or fewer ranks. An attempt is over when all processes
+    have ended; one that begins after that, on a node that had one, belongs to the next. A node whose processes just
+    begin late belongs to the same attempt as the others.
+    """
+    begins: dict[str, float] = {}
+    nodes: dict[str, str] = {}
+    for one in metadata:
+        name, start = process_name(one), one.get("process_us")
+        nodes[name] = str(one.get("node"))
+        if isinstance(start, (int, float)):
+            begins[name] = max(begins.get(name, 0.0), start / 1e6)
+    over, latest, seen = 0.0, 0.0, set[str]()
+    for rank in sorted(ranks, key=lambda rank: begins.get(rank.name, rank.at if rank.state else 0.0)):
+        begin, node = begins.get(rank.name), nodes.get(rank.name, "")
+        if begin is not None and begin >= latest and node in seen:
+            over = begin
+        latest = max(latest, rank.at if rank.state else math.inf)
+        seen.add(node)
+    return tuple(one for one in ranks if not (one.state and one.at <= over))
 
 
 def with_hangs(ranks: Sequence[RankEnd], hangs: Sequence[Record[Hang]]) -> tuple[RankEnd, ...]:

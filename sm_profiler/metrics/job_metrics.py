@@ -8,13 +8,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formats.recorded import Callback, EvalMode, Hang, Log, Profiling, Save, TrainMode
 from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.attempts import (
     Attempts,
+    between_attempts,
     described_interruptions,
     ended_attempts,
     evaluation_seconds,
@@ -23,8 +24,8 @@ from sm_profiler.metrics.attempts import (
     join_successors,
     process_name,
 )
-from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, rank_ends, unrecorded_ranks, with_hangs
-from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, disturbed_spans, keep_undisturbed
+from sm_profiler.metrics.ends import EndFacts, JobEnd, end_of, of_last_attempt, rank_ends, unrecorded_ranks, with_hangs
+from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, Kept, disturbed_spans, keep_undisturbed
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
@@ -32,9 +33,7 @@ from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, fin
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
-    GC,
     LOADER,
-    OWN,
     OWN_IN_STEP,
     RESULTS,
     TRAIN,
@@ -44,7 +43,7 @@ from sm_profiler.metrics.step_fold import (
     column,
     each_process,
 )
-from sm_profiler.metrics.step_sample import Judged, time_between
+from sm_profiler.metrics.step_sample import Judged, Totals, time_between
 from sm_profiler.metrics.system_fold import SystemSeries, Usage
 from sm_profiler.settings import ROTATE_SECONDS
 from sm_profiler.source.job import BEGINNING_S, Launched, next_file
@@ -58,9 +57,9 @@ class Rank:
         name: `algo-1-0`.
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
-        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        seconds: key of each of `parts.PARTS` → time; they add up to the length of the loop.
         gc, gc_in_wait: garbage collection, and that in waits.
-        communication: recorded collectives, included in the slices.
+        communication: recorded collectives, included in the parts.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps with a recorded wait.
@@ -80,7 +79,7 @@ class Rank:
     steps: StepRows
     start: float
     end: float
-    slices: dict[str, float]
+    seconds: dict[str, float]
     gc: float
     gc_in_wait: float
     communication: float
@@ -129,8 +128,8 @@ class Rank:
         return np.equal(self.steps.mode, TRAIN)
 
     def share(self, key: str) -> float:
-        """Return a slice as a share of the loop."""
-        return self.slices[key] / self.loop if self.loop > 0 else 0.0
+        """Return a part as a share of the loop."""
+        return self.seconds[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
@@ -197,6 +196,7 @@ class JobMetrics:
         types_by_node: node → type of its instance, if they were recorded and none was given.
         others_gpus: GPUs that only other programs use, which are in no other attribute.
         ending: how it ended.
+        between_attempts: seconds between attempts without a sign of life of any process or monitor; no machine time.
     """
 
     name: str
@@ -222,6 +222,7 @@ class JobMetrics:
     others_gpus: tuple[tuple[str, str], ...] = ()
     samples_per_step: float | None = None
     ending: JobEnd = attrs.field(factory=JobEnd)
+    between_attempts: float = 0.0
 
     def recorded(self, kind: type[Kind]) -> Records[Kind]:
         """Return the occurrences of a kind; none if it was not recorded."""
@@ -266,7 +267,7 @@ class JobMetrics:
         if not self.ranks:
             return None
         rank = self.ranks[0]
-        span = rank.loop - rank.slices["evaluation"]
+        span = rank.loop - rank.seconds["evaluation"]
         return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
@@ -311,7 +312,7 @@ class JobMetrics:
         return shared
 
     def average_share(self, key: str) -> float:
-        """Return a slice as a share of the loop, averaged over ranks."""
+        """Return a part as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
         return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
@@ -325,7 +326,7 @@ class JobMetrics:
 
 def measure_rank(  # each argument is a source of times
     name: str,
-    rows: StepRows,
+    steps: StepRows | Judged,
     span_us: tuple[float, float],
     attempts: Attempts,
     disturbed: Disturbed = UNDISTURBED,
@@ -336,7 +337,8 @@ def measure_rank(  # each argument is a source of times
 
     Args:
         name: name of the process.
-        rows: its steps.
+        steps: its steps, or a sample of them: sums are those of all its steps. Of a sample, steps that the profiler slowed
+            are not judged, but counted: among so many they make no difference.
         span_us: start and end of its loop.
         attempts: its attempts.
         disturbed: spans in which the profiler slowed the steps.
@@ -344,100 +346,56 @@ def measure_rank(  # each argument is a source of times
         collected_us: garbage collections, part of the loop → time.
     """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 and not attempts.breaks else UNDISTURBED, span_us)
-    judged, breaks = kept.rows, kept.breaks or attempts.breaks
-    train = judged.mode == TRAIN
-    waits = judged.seconds("wait")
-    has_waits = bool(waits.sum() > 0)
-    waits_seen = float((waits[train] > 0).mean()) if train.any() else 0.0
-    if not has_waits and train.any():  # the old hook recorded waiting in its dataloader window only
-        loading = judged.seconds(LOADER)
-        waits_seen = float(((loading > 0) & train).sum() / train.sum())
-        gaps = np.maximum(judged.start - np.concatenate([[judged.start[0]], judged.end[:-1]]), 0) / 1e6
-        waits = np.minimum(loading, gaps)
-    device = as_run_on_device(judged)
-    if device is not None:
-        waits = device.seconds("wait")
-    iterations = iterations_of(device or judged, waits, breaks, on_device=device is not None, index=kept.index)
-    own = float(judged.seconds(OWN).sum())
-    loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
-    evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
-    slices = _with_rest(slices, loop, evaluation)
-    collected = min(float(judged.seconds(GC).sum()), loop)
-    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
-    return Rank(
-        name=name,
-        steps=rows,
-        start=start,
-        end=end,
-        slices=slices,
-        gc=collected,
-        gc_in_wait=min(float(judged.gc_in_wait.sum() / 1e6), collected),
-        communication=float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()),
-        attempts=attempts,
-        has_waits=has_waits,
-        waits_seen=waits_seen,
-        on_device=device is not None,
-        iterations=iterations,
-        stalls=find_stalls(iterations),
-        left_out=kept.left_out,
-        excluded=kept.seconds + own,
-        declared=_named(slices, declared_us or {}),
-        stretches=kept.stretches,
-    )
-
-
-def measure_sampled_rank(  # each argument is a source of times
-    name: str,
-    found: Judged,
-    span_us: tuple[float, float],
-    attempts: Attempts,
-    disturbed: Disturbed = UNDISTURBED,
-    declared_us: Mapping[str, float] | None = None,
-    collected_us: Mapping[str, float] | None = None,
-) -> Rank:
-    """Divide the loop of a process of which a sample of the steps was kept: sums are those of all its steps.
-
-    Steps that the profiler slowed are not judged, but counted: among so many they make no difference.
-    """
-    found = found.without([*disturbed.windows, *disturbed.calls])
-    rows, totals, start, end = found.rows, found.totals, span_us[0] / 1e6, span_us[1] / 1e6
-    train, waits = rows.mode == TRAIN, rows.seconds("wait")
-    has_waits = bool(totals.parts[column("wait")] > 0)
-    if not has_waits:
+    if isinstance(steps, Judged):
+        found = steps.without([*disturbed.windows, *disturbed.calls])
+        kept, count, totals = Kept(found.rows, found.index, found.breaks), found.train, found.totals
+        attempts, steps = attrs.evolve(attempts, breaks=found.breaks), found.rows
+    else:
+        found, again = None, attempts.count > 1 or attempts.breaks
+        kept = keep_undisturbed(steps, UNDISTURBED if again else disturbed, span_us)
+        kept = attrs.evolve(kept, breaks=kept.breaks or attempts.breaks)
+        count, totals = int((kept.rows.mode == TRAIN).sum()), Totals.of(kept.rows)
+        totals.evaluation = evaluation_seconds(kept.rows, kept.breaks) * 1e6
+    rows, has_waits = kept.rows, totals.waits > 0
+    waits = rows.seconds("wait")
+    if not has_waits:  # the old hook recorded waiting in its dataloader window only
         gaps = np.maximum(rows.start - np.concatenate([rows.start[:1], rows.end[:-1]]), 0) / 1e6
         waits = np.minimum(rows.seconds(LOADER), gaps)
     device = as_run_on_device(rows)
-    waits = waits if device is None else device.seconds("wait")
-    iterations = iterations_of(device or rows, waits, found.breaks, on_device=device is not None, index=found.index)
-    iterations = attrs.evolve(iterations, place=np.searchsorted(found.index[train], iterations.index))
-    own = totals.own / 1e6
-    loop = max(end - start - attempts.unseen_s - own, 0.0)
-    evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
-    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
-    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
+    if device is not None:
+        waits = device.seconds("wait")
+    iterations = iterations_of(device or rows, waits, kept.breaks, on_device=device is not None, index=kept.index)
+    if found is not None:
+        place = np.searchsorted(kept.index[rows.mode == TRAIN], iterations.index)
+        iterations = attrs.evolve(iterations, place=place)
+    own, stalls = totals.own / 1e6, find_stalls(iterations)
+    loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
+    slices = _slices(device or rows, waits, kept.index, iterations, stalls, on_device=device is not None)
+    if found is not None:
+        slices = _of_all(slices, found, on_device=device is not None)
+    slices = _with_rest(slices, loop, max(totals.evaluation - totals.own_in_evaluation, 0.0) / 1e6)
     collected = min(totals.gc / 1e6, loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
-    seen = totals.waits if has_waits else totals.loads
     return Rank(
         name=name,
-        steps=rows,
+        steps=steps,
         start=start,
         end=end,
-        slices=slices,
+        seconds=slices,
         gc=collected,
         gc_in_wait=min(totals.gc_in_wait / 1e6, collected),
         communication=float(totals.parts[column(COMMUNICATION)] / 1e6),
-        attempts=attrs.evolve(attempts, breaks=found.breaks),
+        attempts=attempts,
         has_waits=has_waits,
-        waits_seen=seen / max(found.train, 1),
+        waits_seen=(totals.waits or totals.loads) / max(count, 1),
         on_device=device is not None,
         iterations=iterations,
-        stalls=of_all(find_stalls(iterations), iterations, found),
-        excluded=own,
+        stalls=stalls if found is None else of_all(stalls, iterations, found),
+        left_out=kept.left_out,
+        excluded=kept.seconds + own,
         declared=_named(slices, declared_us or {}),
         judged=found,
+        stretches=kept.stretches,
     )
 
 
@@ -478,25 +436,24 @@ def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dic
     return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+def _slices(
+    rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, stalls: Stalls, *, on_device: bool
+) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
     in_phases = np.sum(list(phases.values()), axis=0)
-    # steps with recorded phases represent all, by their length without collections, which are rare and long
-    length = np.maximum(iterations.length - iterations.gc, 0.0)
-    recorded = float(length[iterations.known].sum())
-    scale = float(length.sum()) / recorded if recorded > 0 else 1.0
+    scale = _represented(iterations, stalls, train, index)
     slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
-    slices["wait"] = float(waits[train].sum()) * scale
-    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    slices["wait"] = float((waits * scale)[train].sum())
+    slices |= {key: float((seconds * scale)[train].sum()) for key, seconds in phases.items()}
     results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
-    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
+    slices["compiled"] -= min(float((results * (scale - 1))[train].sum()), slices["compiled"])
     if not on_device:  # what a GPU did between its phases is not recorded
         between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
         called = train & (in_phases - results > 0)
-        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        slices["between"] = float((between * scale)[called if called.any() else train & (in_phases > 0)].sum())
         if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
             found = sum(slices[key] for key in (*phases, "between"))
             fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
@@ -506,6 +463,24 @@ def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device:
         undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
         slices["between"] = float(undeclared[train].sum())
     return slices
+
+
+def _represented(iterations: Iterations, stalls: Stalls, train: Mask, index: Ints) -> Floats:
+    """Return how many steps each row represents, as the phases of some are recorded: long ones represent long ones.
+
+    They count by their length without collections, which are rare and long.
+    """
+    length, known = np.maximum(iterations.length - iterations.gc, 0.0), iterations.known
+
+    def scale(alike: Mask) -> float:
+        recorded = float(length[alike & known].sum())
+        return float(length[alike].sum()) / recorded if recorded > 0 else 1.0
+
+    found = np.full(len(train), scale(np.ones(len(known), np.bool_)))
+    if (known & stalls.long).any() and (known & ~stalls.long).any():
+        at = np.flatnonzero(train)[np.searchsorted(index[train], iterations.index)]
+        found[at] = np.where(stalls.long, scale(stalls.long), scale(~stalls.long))
+    return found
 
 
 def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
@@ -590,6 +565,7 @@ def measure_job(  # most are optional parts
     facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
     facts = attrs.evolve(facts, unrecorded=unrecorded_ranks(processes))
     ends = rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps})
+    ends = of_last_attempt(ends, processes)
     hangs: Records[Hang] = records.get(Hang.phase, Records())
     ending = end_of(facts, with_hangs(ends, hangs.longest))
     if ending.aftermath_s is not None:
@@ -606,9 +582,7 @@ def measure_job(  # most are optional parts
             "declared_us": summary.declared_us.get(process),
             "collected_us": summary.collected_us.get(process),
         }
-        if (sampled := summary.judged.get(process)) is not None:
-            return measure_sampled_rank(process, sampled, summary.loop[process], attempts, **further)
-        return measure_rank(process, rows, summary.loop[process], attempts, **further)
+        return measure_rank(process, summary.judged.get(process, rows), summary.loop[process], attempts, **further)
 
     ranks = tuple(
         attrs.evolve(
@@ -669,7 +643,25 @@ def measure_job(  # most are optional parts
         others_gpus=others,
         samples_per_step=_samples_per_step(metadata),
         ending=ending,
+        between_attempts=between_attempts(_lifetimes(ranks, processes), system, start, end) if edges else 0.0,
     )
+
+
+def _lifetimes(ranks: Sequence[Rank], metadata: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return spans in which processes are known to have run, seconds since the epoch."""
+    found = []
+    for one in metadata:
+        times = [
+            one[key] / 1e6 for key in ("process_us", "start_us", "end_us") if isinstance(one.get(key), (int, float))
+        ]
+        if times:
+            found.append((min(times), max(times)))
+    for rank in ranks:
+        breaks = sorted(set(rank.attempts.breaks))
+        begins = [rank.start, *(rank.steps.start[breaks] / 1e6).tolist()]
+        ends = [*(rank.steps.end[np.asarray(breaks, np.int64) - 1] / 1e6).tolist(), rank.end]
+        found += zip(begins, ends, strict=True)
+    return found
 
 
 def why_no_steps(metrics: JobMetrics) -> tuple[str, str]:

@@ -427,6 +427,7 @@ def spread_results(rows: StepRows) -> StepRows:
 
     JAX returns from a compiled function before it has run, so that a script which reads its loss every 20 steps waits for
     20 steps at once.  If too many computations wait to run, a call waits for earlier ones before it returns.
+    Keras's predict() reads its results after its last step, which then ends with them.
     """
     table = PartTable.of(rows.parts)
     waited = table[:, column(RESULTS)] + table[:, column(QUEUED)]
@@ -446,4 +447,5 @@ def spread_results(rows: StepRows) -> StepRows:
             column(QUEUED): np.zeros(len(rows)),
         }
     )
-    return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)
+    left = np.maximum(rows.duration - waited, 0.0)
+    return attrs.evolve(rows, start=rows.start + before, duration=left + each, parts=table)

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, Floats, SystemColumns, Table
+from sm_profiler.formats.columns import Category, Columns, Floats, SystemColumns
 from sm_profiler.formatting import natural_key
 from sm_profiler.identity import (
     INSTANCE_TYPE,
@@ -388,7 +388,7 @@ class SystemSeries:
 
 
 @attrs.frozen(eq=False)
-class _Metrics(Table):
+class _Metrics(Columns):
     """The columns of system metrics that this fold selects from."""
 
     timestamp: Floats

@@ -47,9 +47,8 @@ from sm_profiler.monitor.uploader import Uploader, open_destination
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.processes import Detached
 from sm_profiler.settings import DELETE_UPLOADED, LOCAL_MAX, METRICS_ADDRESS, METRICS_PORT, METRICS_TARGETS
-from sm_profiler.signals import SignalEvent, StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage
-from sm_profiler.threads import unblock_signals
+from sm_profiler.threads import SignalEvent, StopEvent, unblock_signals
 
 if TYPE_CHECKING:
     from sm_profiler.storage.s3 import S3Storage

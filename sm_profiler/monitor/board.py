@@ -41,7 +41,8 @@ _BATCH = re.compile(
 )
 _WAITS = re.compile(rb'"name": "process_name", "ph": "M", "pid": (\d{1,6}), "args": \{"name": "' + re.escape(DATALOADER_WAIT.encode()) + rb'"\}')  # fmt: skip
 _SPAN = rb'"pid": %d, "ph": "X", "ts": (-?\d{1,18}), "dur": (\d{1,18})'
-_HANG = re.compile(rb'"name": "hang", "pid": \d{1,6}, [^\n]{0,300}?"state": "(\w{1,20})"')
+_HANG = re.compile(rb'"name": "hang", "pid": \d{1,6}, [^\n]{0,300}?"state": "(\w{1,20})"([^\n]*)')
+_COMPLETE = re.compile(rb'.*"steps": (\d{1,12})', re.DOTALL)  # the last: names of threads come before it
 
 
 @attrs.define
@@ -75,6 +76,7 @@ class _Process:
     waits: dict[int, int] = attrs.field(factory=dict)  # second → microseconds
     has_waits: bool = False
     hanging: bool = False
+    complete: int = 0  # training steps when it stopped, of which the latest may not be written before the next
     off: bool = False  # an internal error has switched the hook off: it counts no more steps
 
     def step(self, start_us: int) -> None:
@@ -211,6 +213,8 @@ def _read_steps(data: bytes, base: int, process: _Process) -> None:
     hangs = list(_HANG.finditer(data))
     if hangs:
         process.hanging = hangs[-1][1] == b"hanging" and hangs[-1].start() > last
+        if found_steps := _COMPLETE.match(hangs[-1][2]):
+            process.complete = max(process.complete, int(found_steps[1]))
     elif last >= 0:
         process.hanging = False
 
@@ -218,7 +222,7 @@ def _read_steps(data: bytes, base: int, process: _Process) -> None:
 def _add(found: Progress, process: _Process, now: float) -> None:
     """Add a process to the progress of its rank."""
     for mode, count in process.steps.items():
-        found.steps[mode] += count
+        found.steps[mode] += max(count, process.complete) if mode == "train" else count
     found.hanging = found.hanging or process.hanging
     recent = process.recent(now)
     if recent is not None and (found.step_s is None or recent[0] > found.step_s):

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
 MAX_REQUESTS = 32  # at the same time; further requests are refused
+MAX_REASON = 300  # characters
 PORTS = 16  # from the given one on: jobs of one machine that are served
 RENEW_S, LOST_S = (
     60.0,
@@ -262,12 +264,28 @@ class _Once(logging.Filter):
         if record.levelno < logging.WARNING or self._reported:
             return False
         self._reported = True
-        error = record.exc_info[1] if record.exc_info else None
-        reason = one_line(error) if error is not None else " ".join(printable(record.getMessage()).split())
+        given = record.args if isinstance(record.args, tuple) else ()
+        errors = [record.exc_info[1] if record.exc_info else None, *given]
+        error = next((one for one in errors if isinstance(one, BaseException)), None)
+        reason = _reason_of(error) if error is not None else " ".join(record.getMessage().split())
         record.msg = "sm-profiler: the OpenTelemetry collector cannot be reached; metrics are dropped until it can: %s"
-        record.args = (reason[:300],)
+        record.args = (textwrap.shorten(printable(reason), MAX_REASON, placeholder=" …"),)
         record.exc_info = record.exc_text = None
         return True
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the reason of an error of urllib3 and requests, whose text has each error that led to it."""
+    seen: list[BaseException] = []
+    found: object = error
+    while isinstance(found, BaseException) and found not in seen:
+        seen.append(found)
+        inner = (getattr(found, "reason", None), *found.args, found.__cause__, found.__context__)
+        found = next((one for one in inner if isinstance(one, BaseException)), None)
+    last = seen[-1]
+    if isinstance(last, TimeoutError):
+        return "no answer in time"
+    return (isinstance(last, OSError) and last.strerror) or one_line(last)
 
 
 def _reader_of(board: Board, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[Any]]:

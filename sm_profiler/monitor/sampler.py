@@ -29,7 +29,7 @@ from sm_profiler.monitor.procfs import (
     real_cards,
 )
 from sm_profiler.printable import logger_for
-from sm_profiler.signals import StopEvent
+from sm_profiler.threads import StopEvent
 
 PROC = Path("/proc")
 NETWORK = Path("/sys/class/net")

@@ -66,7 +66,7 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
         service_config: the managed service's configuration file. If it has the same S3 path, the service already samples
             and uploads.
     """
-    if not AUTO.read(environment) or profile.disabled:
+    if not AUTO.usable(environment) or profile.disabled:
         return False
     if JOB.text(environment) and not profile.s3_output_path:
         return False  # `sm-profiler run` samples

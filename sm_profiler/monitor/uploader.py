@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
+from sm_profiler.descriptors import NotRegularError, open_regular
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
 from sm_profiler.printable import logger_for, one_line, printable
-from sm_profiler.regular import NotRegularError, open_regular
 from sm_profiler.settings import KMS_KEY
-from sm_profiler.signals import StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
 from sm_profiler.storage.base import AccessDeniedError, UnavailableError, jittered_pause
+from sm_profiler.threads import StopEvent
 
 if TYPE_CHECKING:
     from sm_profiler.storage.s3 import S3Storage  # needs boto3, which sampling does without

@@ -19,7 +19,7 @@ Object = Mapping[str, Any]
 
 
 @attrs.frozen
-class Table:
+class PageTable:
     """Head, rows, and the number of rows left out."""
 
     head: tuple[str, ...]
@@ -50,7 +50,7 @@ class Section:
     key: str
     title: str
     sentences: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[PageTable, ...] = ()
     pictures: tuple[Picture, ...] = ()
     advice: str = ""
     fired: bool = False
@@ -149,9 +149,9 @@ def box_plots(rows: Mapping[str, Any], caption: str) -> list[Picture]:
     return [Picture(charts.boxes(boxes[:MAX_ROWS], shorten(caption, 80)), shorten(caption, 80) + note)]
 
 
-def cut_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> Table:
+def cut_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> PageTable:
     """Return a table of the first rows; the others are counted."""
-    return Table(head, tuple(rows)[:limit], max(len(rows) - limit, 0))
+    return PageTable(head, tuple(rows)[:limit], max(len(rows) - limit, 0))
 
 
 def numbers(found: Any) -> list[float]:

@@ -37,16 +37,16 @@ _ORDER = (
 
 
 @attrs.define(eq=False)
-class Node:
+class FlameNode:
     """A frame with the frames that it calls."""
 
     place: Place | None
     name: str
     seconds: float = 0.0
-    calls: dict[Any, Node] = attrs.field(factory=dict)
+    calls: dict[Any, FlameNode] = attrs.field(factory=dict)
 
-    def called(self, key: Any, place: Place | None, name: str) -> Node:
-        return self.calls.setdefault(key, Node(place, name))
+    def called(self, key: Any, place: Place | None, name: str) -> FlameNode:
+        return self.calls.setdefault(key, FlameNode(place, name))
 
 
 @attrs.frozen
@@ -142,9 +142,9 @@ def _title(phase: str) -> str:
     return _TITLES.get(phase) or known.get(phase) or shorten(phase, 40)
 
 
-def tree(stacks: Iterable[Sampled]) -> Node:
+def tree(stacks: Iterable[Sampled]) -> FlameNode:
     """Merge stacks from the outermost frame on; the innermost function of a library is the last."""
-    root = Node(None, "")
+    root = FlameNode(None, "")
     for stack in stacks:
         root.seconds += stack.seconds
         node = root
@@ -157,11 +157,11 @@ def tree(stacks: Iterable[Sampled]) -> Node:
     return root
 
 
-def _count(node: Node) -> int:
+def _count(node: FlameNode) -> int:
     return sum(1 + _count(inner) for inner in node.calls.values())
 
 
-def _layout(root: Node) -> Iterator[tuple[Node, int, float]]:
+def _layout(root: FlameNode) -> Iterator[tuple[FlameNode, int, float]]:
     """Yield frames that can be seen with their level and start, level by level."""
     level, row = 0, [(root, 0.0)]
     while row:
@@ -175,7 +175,7 @@ def _layout(root: Node) -> Iterator[tuple[Node, int, float]]:
         level, row = level + 1, below
 
 
-def _frame(node: Node, level: int, start: float, whole: float) -> Markup:
+def _frame(node: FlameNode, level: int, start: float, whole: float) -> Markup:
     left, width = start / whole, node.seconds / whole
     where = f"{at_line(node.place)} " if node.place else ""
     name = f"{where}{shorten(node.name, 80)}"

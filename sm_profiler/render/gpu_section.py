@@ -13,7 +13,7 @@ from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.gpu_traces.kernels import KINDS
 from sm_profiler.gpu_traces.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
 from sm_profiler.render import charts
-from sm_profiler.render.blocks import Picture, Section, Table
+from sm_profiler.render.blocks import PageTable, Picture, Section
 from sm_profiler.render.charts import ChartPart
 
 MAX_RANKS = 12  # with bars and tables
@@ -138,13 +138,13 @@ def _time_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
     return (f"Critical path, the chain of work that sets the length: {named}.",)
 
 
-def _time_table(traces: Sequence[Trace]) -> Table:
+def _time_table(traces: Sequence[Trace]) -> PageTable:
     shown = [part for part in PARTS if any(trace[part.key] for trace in traces)]
     rows = tuple(
         (str(trace["rank"]), _us(trace["total_us"]), *(percent(_share(trace, part.key)) for part in shown))
         for trace in traces
     )  # fmt: skip
-    return Table(("Rank", "Recorded", *(part.label for part in shown)), rows)
+    return PageTable(("Rank", "Recorded", *(part.label for part in shown)), rows)
 
 
 def _longest_steps(traces: Sequence[Trace]) -> Section:
@@ -212,7 +212,7 @@ def _kernel_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
     )
 
 
-def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
+def _kernel_tables(traces: Sequence[Trace]) -> tuple[PageTable, ...]:
     kernels = tuple(
         (
             shorten(str(row["name"]), _LONGEST), str(trace["rank"]), str(row["kind"]), f"{row['count']:,}", _us(row["sum_us"]),
@@ -228,8 +228,8 @@ def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
         for trace in traces for row in trace["operators"]
     )  # fmt: skip
     return (
-        Table(("Kernel", "Rank", "Kind", "Count", "Time", "Mean", "Share"), kernels),
-        Table(("Operator that launches", "Rank", "Where", "Kernels", "GPU time", "Share"), operators),
+        PageTable(("Kernel", "Rank", "Kind", "Count", "Time", "Mean", "Share"), kernels),
+        PageTable(("Operator that launches", "Rank", "Where", "Kernels", "GPU time", "Share"), operators),
     )
 
 
@@ -240,7 +240,7 @@ def _phases(traces: Sequence[Trace]) -> list[Section]:
         for trace in traces for row in trace.get("phases", ())
     )  # fmt: skip
     head = ("Launched in", "Rank", "Kernels", "GPU time", "Share")
-    return [Section("gpu-phases", "Phases on the GPU", tables=(Table(head, rows),))] if rows else []
+    return [Section("gpu-phases", "Phases on the GPU", tables=(PageTable(head, rows),))] if rows else []
 
 
 def _limits(traces: Sequence[Trace]) -> list[Section]:
@@ -257,7 +257,7 @@ def _limits(traces: Sequence[Trace]) -> list[Section]:
         "The peak is the device's by its data sheet. An operator that reaches little of it, though nothing else limits it, "
         "has inputs that are too small, or of unfortunate sizes."
     )
-    return [Section("gpu-limits", "What limits the operators", (sentence,), (Table(head, rows),))] if rows else []
+    return [Section("gpu-limits", "What limits the operators", (sentence,), (PageTable(head, rows),))] if rows else []
 
 
 def _sizes(shapes: str) -> str:
@@ -296,7 +296,7 @@ def _waits(traces: Sequence[Trace]) -> Section:
     if not rows:
         return Section("gpu-waits", title, missing="The host never waited for the GPU for more than 5 µs.")
     head = ("Call", "Rank", "Operator", "Where", "Count", "Host waits", "GPU idle afterwards")
-    return Section("gpu-waits", title, tables=(Table(head, rows),))
+    return Section("gpu-waits", title, tables=(PageTable(head, rows),))
 
 
 def _communication(traces: Sequence[Trace]) -> Section:
@@ -317,7 +317,7 @@ def _communication(traces: Sequence[Trace]) -> Section:
         if trace["share_hidden"] is not None and np.isfinite(trace["share_hidden"])
     ]
     sentence = (f"Computation hides {percent(float(np.mean(hidden)))} of the communication's time.",) if hidden else ()
-    return Section("gpu-communication", title, sentence, tables=(Table(head, rows),))
+    return Section("gpu-communication", title, sentence, tables=(PageTable(head, rows),))
 
 
 def _hidden(share: Any) -> str:
@@ -336,7 +336,7 @@ def _copies(traces: Sequence[Trace]) -> Section:
     if not rows:
         return Section("gpu-copies", title, missing="No copies were recorded.")
     return Section(
-        "gpu-copies", title, tables=(Table(("Direction", "Rank", "Count", "Size", "Time", "Bandwidth"), rows),)
+        "gpu-copies", title, tables=(PageTable(("Direction", "Rank", "Count", "Size", "Time", "Bandwidth"), rows),)
     )
 
 

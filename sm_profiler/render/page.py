@@ -22,12 +22,12 @@ from sm_profiler.formatting import clean, shorten, unbroken
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.step_fold import TRAIN
 from sm_profiler.metrics.system_fold import Buckets
-from sm_profiler.render import gpu_section, ledger_view
+from sm_profiler.render import gpu_section
 from sm_profiler.render.blocks import Section
 from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
 from sm_profiler.render.sections import build_sections, folded
-from sm_profiler.render.view import finding_view, glance, heat_section, pictures, stacks_view
+from sm_profiler.render.view import finding_view, glance, heat_section, ledger_section, pictures, stacks_view
 from sm_profiler.render.words import readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
@@ -106,7 +106,7 @@ def _sections(report: Report) -> list[Section]:
     of_traces = gpu_section.sections(report.gpu_traces)
     if of_traces and not report.rules and not report.metrics.ranks:
         return of_traces
-    ledger = [ledger_view.section(report.ledger, report.left_out_alarm)] if report.ledger else []
+    ledger = [ledger_section(report.ledger, report.left_out_alarm)] if report.ledger else []
     if ledger and not report.rules and not report.metrics.ranks:
         return ledger
     sections = build_sections(report.metrics, report.rules, report.broken, report.verdict, report.ledger)

@@ -15,9 +15,9 @@ from sm_profiler.render import charts
 from sm_profiler.render.blocks import (
     MAX_ROWS,
     Object,
+    PageTable,
     Picture,
     Section,
-    Table,
     box_plots,
     by_node,
     cut_table,
@@ -31,7 +31,7 @@ from sm_profiler.render.blocks import (
     times_fired,
     what_ran,
 )
-from sm_profiler.render.ledger_view import shares
+from sm_profiler.render.view import shares
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
@@ -197,7 +197,7 @@ def summary(metrics: JobMetrics, answers: Answers) -> Section:
         first, last = metrics.loop
     if not first or last < first:
         note = "Initialization and training loop cannot be separated: no training steps were recorded."
-        return Section(key, title, (note,), (Table(("", ""), tuple(rows)),))
+        return Section(key, title, (note,), (PageTable(("", ""), tuple(rows)),))
     before, loop, after = max(first - start, 0.0), last - first, max(end - last, 0.0)
     rows += [
         ("Training loop start", utc(first)), ("Training loop end", utc(last)),
@@ -211,7 +211,7 @@ def summary(metrics: JobMetrics, answers: Answers) -> Section:
     fired = answers.fired(rule)
     sentences = (answers.sentence(rule, "Initialization took longer than the rule allows."),) if fired else ()
     return Section(
-        key, title, sentences, (Table(("", ""), tuple(rows)),), (picture,) if picture else (),
+        key, title, sentences, (PageTable(("", ""), tuple(rows)),), (picture,) if picture else (),
         answers.advice(rule), fired,
     )  # fmt: skip
 

@@ -13,11 +13,11 @@ from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.formatting import clean, duration, in_unit, percent, plural, shorten
 from sm_profiler.metrics.ends import JobEnd
 from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attempts
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.gpu_section import parts_of as gpu_parts
-from sm_profiler.render.ledger_view import shares
+from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, readable_processes
 
 MAX_LINES = 15
@@ -50,7 +50,7 @@ def terminal_summary(
     gain = _wrap(gain_of_finding(main), width)
     advice = [*gain, *_wrap(f"Next: {main.next_step}", width)]
     rest = [*_stacks(report, width), *_bar(report, width, colour=colour)]
-    facts = [shorten(printable(f"  {_evidence(fact)}"), width) for fact in main.evidence[:3]]
+    facts = [_whole(_evidence(fact), width) for fact in main.evidence[:3]]
     last = []
     count, downtime = report.metrics.interruptions
     if count:
@@ -70,7 +70,9 @@ def terminal_summary(
         rest = []  # the place and the advice come first, and a bar is nothing without its legend
     text = max(room - len(rest), len(verdict))
     places = places[: max(text - len(verdict) - len(advice), 1)]  # the first line names the place
-    lines = [*_cut([*verdict, *places, *advice], text, width), *rest, *facts]
+    lines = [*_cut([*verdict, *places, *advice], text, width), *rest]
+    for fact in facts:
+        lines += fact if len(lines) + len(fact) <= room else []
     return readable_processes(report.metrics)("\n".join([*lines[:room], *last]))
 
 
@@ -108,7 +110,7 @@ def _stacks(report: Report, width: int) -> list[str]:
     for stack in stacks[:MAX_STACKS]:
         frames = " < ".join(f"{file.rpartition('/')[2]}:{line} {name}" for file, line, name in stack.frames)
         text = clean(printable(f"    {stack.rank} {stack.thread}: {frames}"))
-        lines.append(text if len(text) <= width else f"{text[: width - 1]}…")
+        lines.append(cut(text, width))
     more = f" ({len(stacks) - MAX_STACKS} more are on the page)" if len(stacks) > MAX_STACKS else ""
     return [f"  Stacks, the innermost frame first{more}:", *lines] if lines else []
 
@@ -148,6 +150,18 @@ def _broken(broken: Mapping[str, str]) -> str:
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
         shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+    )
+
+
+def _whole(text: str, width: int) -> list[str]:
+    """Return a fact in two lines at most: the words at its end are what its number is compared with."""
+    return textwrap.wrap(
+        shorten(printable(text), 600),
+        width,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=2,
+        placeholder=" …",
     )
 
 

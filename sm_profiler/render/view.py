@@ -1,4 +1,4 @@
-"""The first screen of the page: verdict card, charts of the evidence, job at a glance; and the heat map."""
+"""The first screen of the page: the ledger of all ranks, verdict card, charts of the evidence, job at a glance; the heat map."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from markupsafe import Markup
 
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.ledger import Totals
+from sm_profiler.diagnosis.ledger import UNKNOWN, Totals
 from sm_profiler.diagnosis.model import Finding, Report
 from sm_profiler.diagnosis.profile.case import mean_or_none
+from sm_profiler.diagnosis.profile.ledger import PHASE
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
@@ -23,27 +24,166 @@ from sm_profiler.metrics.hang import Hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.metrics.system_fold import Use
-from sm_profiler.render import charts, gpu_section, ledger_view
-from sm_profiler.render.blocks import Picture, Section
+from sm_profiler.printable import printable
+from sm_profiler.render import charts, gpu_section
+from sm_profiler.render.blocks import Picture, Section, cut_table
 from sm_profiler.render.charts import ChartPart, drawing, element, text
 from sm_profiler.render.flame import at_line, part_of, short_file
 from sm_profiler.render.words import gain_of_finding
+
+MAX_ACTIVITIES = 8  # columns of the table, parts of the bar; the others are summed
+MIN_NAMED = 0.0005  # smaller shares are drawn but not in the legend
+MAX_NAME = 40
+# Activity → key of `COLOURS`, and its letter in a terminal without colours; in the order of a step, as bars show them.
+_SHOWN = {
+    "waiting for data": ("amber", "W"), "data wait": ("amber", "W"), "making batches": ("bronze", "M"),
+    "copies to the device": ("navy", "D"), "forward": ("blue", "F"), "backward": ("sky", "B"), "optimizer": ("teal", "O"),
+    "compiled": ("blue", "C"), "compute": ("blue", "C"), "waiting for results": ("pine", "R"),
+    "communication": ("teal", "X"), "waiting for other ranks": ("slate", "N"),
+}  # fmt: skip
+_SHOWN_LAST = {
+    "logging": ("sand", "L"), "callbacks": ("olive", "K"), "saving": ("plum", "S"), "compiling": ("steel", "J"),
+    "compiling again": ("steel", "A"), "garbage collection": ("brick", "G"), "evaluation": ("violet", "E"),
+    "other code": ("rose", "x"), "step": ("grey", "."), "unseen": ("pale", "?"),
+}  # fmt: skip
+_DECLARED = (("moss", "Y"), ("mint", "Z"), ("stone", "V"), ("sand", "U"), ("olive", "T"))  # in turn, for other names
+_ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
 MAX_OPEN_STACKS = 4  # the others are folded
 MAX_STACKS = 64
-
 ENDINGS = {  # state of the job → its words below the duration
     RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
     INTERRUPTED: "interrupted",
 }  # fmt: skip
-
 LEVELS = 5  # of 20 % each
 MAX_LINES = 64  # of a picture; devices of a node share lines beyond that
 LEFT, WIDTH, GAP = 110.0, 890.0, 4.0
 LINE_HEIGHTS = (6.0, 16.0)
 Row = tuple[str, str]  # node and name of a device
+
+
+@attrs.frozen
+class Share:
+    """An activity's share of the time of all ranks.
+
+    Attributes:
+        name: the activity, or the name of the script's phase, printable.
+        share: share of the time, 0 to 1.
+        seconds: seconds a step.
+        colour: a key of `COLOURS`.
+        letter: its letter in a terminal without colours.
+    """
+
+    name: str
+    share: float
+    seconds: float
+    colour: str
+    letter: str
+
+    @property
+    def is_named(self) -> bool:
+        """True if the share belongs in the legend."""
+        return self.share >= MIN_NAMED
+
+    @property
+    def label(self) -> str:
+        """The name at the start of an entry."""
+        return self.name[:1].upper() + self.name[1:]
+
+
+def shares(totals: Totals | None, *, on_device: bool = False) -> list[Share]:
+    """Return the activities of all ranks in the order of a step; of many, the smallest are summed.
+
+    Args:
+        totals: the ledger, or None without one.
+        on_device: a GPU timed the phases of the steps; their names state it.
+    """
+    if totals is None:
+        return []
+    steps = sum(rank.steps for rank in totals.ranks) or 1
+    names, count = totals.activities[:MAX_ACTIVITIES], len(totals.activities)
+    declared = [name for name in names if name not in _SHOWN and name not in _SHOWN_LAST]
+    shown = {**_SHOWN, **{name: _DECLARED[at % len(_DECLARED)] for at, name in enumerate(declared)}, **_SHOWN_LAST}
+
+    def share(name: str, look: tuple[str, str], *activities: str) -> Share:
+        part = totals.share(*activities)
+        return Share(name, part, part * totals.duration / steps, *look)
+
+    found = [
+        share(_name(name) + (" (GPU)" if on_device and name in _ON_DEVICE else ""), look, name)
+        for name, look in shown.items()
+        if name in names
+    ]
+    if count > len(names):
+        found.append(share(f"{count - len(names)} others", ("grey", "-"), *totals.activities[MAX_ACTIVITIES:]))
+    return found
+
+
+def _name(activity: str) -> str:
+    return shorten(printable(activity.removeprefix(PHASE)), MAX_NAME)
+
+
+def ledger_picture(totals: Totals, title: str, *, on_device: bool = False) -> Picture:
+    """Draw the activities of all ranks as a bar."""
+    found = shares(totals, on_device=on_device)
+    drawn = [ChartPart(each.label, each.share, each.colour, f"{duration(each.seconds)} per step") for each in found]
+    legend = tuple(
+        (each.label, each.colour, f"{percent(each.share)}|{duration(each.seconds)} per step")
+        for each in found
+        if each.is_named
+    )
+    return Picture(charts.bar(drawn, title), title, legend, "bar")
+
+
+def ledger_tiles(totals: Totals) -> list[tuple[str, str, str]]:
+    """Return the tiles of a report on nothing but a ledger: label, value, note."""
+    steps = max((rank.steps for rank in totals.ranks), default=0)
+    return [
+        ("Ranks", f"{len(totals.ranks):,}", f"up to {steps:,} steps each"),
+        ("Recorded", duration(totals.duration), "of all ranks together"),
+        ("Known", percent(totals.coverage), "of the time belongs to an activity"),
+        ("Computing", percent(totals.useful), "of the time"),
+    ]
+
+
+def ledger_section(totals: Totals, left_out: str | None = None) -> Section:
+    """Return the section of the page: a row a rank, a column an activity, how much is known, and what is left out."""
+    names = totals.activities[:MAX_ACTIVITIES]
+    rest = totals.activities[MAX_ACTIVITIES:]
+    head = (
+        "Rank",
+        "Steps",
+        "Seconds",
+        *(label[:1].upper() + label[1:] for label in map(_name, names)),
+        *(["Other"] if rest else []),
+    )
+    rows = []
+    for rank in totals.ranks:
+        spent = [rank.seconds.get(name, 0.0) for name in names] + (
+            [sum(rank.seconds.get(name, 0.0) for name in rest)] if rest else []
+        )
+        rows.append(
+            (
+                shorten(rank.name, 40),
+                f"{rank.steps:,}",
+                duration(sum(rank.seconds.values())),
+                *(duration(share) if share else "" for share in spent),
+            )
+        )
+    unknown = [name for name in names if name in UNKNOWN]
+    sentences = [
+        "Every second of every rank belongs to exactly one activity; each row adds up to the rank's time.",
+        f"Known: {percent(totals.coverage)} of the time. report.json has the seconds, under ledger.",
+    ]
+    if left_out:
+        sentences.append(left_out)
+    if unknown:
+        sentences.append(
+            "Unseen is time for which nothing was recorded; a step is one of which only the length is known."
+        )
+    return Section("ledger", "Where every second went", tuple(sentences), (cut_table(head, rows),))
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
@@ -123,7 +263,7 @@ def pictures(report: Report) -> list[Picture]:
     if report.ledger is None:
         return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
     title = "Where the training loop's time goes" if metrics.loop else "Where the time of all ranks goes"
-    loop = ledger_view.picture(report.ledger, title, on_device=metrics.on_device)
+    loop = ledger_picture(report.ledger, title, on_device=metrics.on_device)
     if not metrics.loop:
         return [loop]
     draw = _EVIDENCE.get(kind)
@@ -137,7 +277,7 @@ def pictures(report: Report) -> list[Picture]:
 def _rank_bars(report: Report) -> list[Picture]:
     drawn = []
     for rank in report.ledger.ranks[:MAX_BARS] if report.ledger else ():
-        bar = ledger_view.picture(Totals((rank,)), f"Where the time of {rank.name} goes")
+        bar = ledger_picture(Totals((rank,)), f"Where the time of {rank.name} goes")
         drawn.append(Picture(bar.drawing, shorten(rank.name, 40), (), "bar thin"))
     return drawn
 
@@ -231,7 +371,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
     if not metrics.ranks and report.gpu_traces:
         return gpu_section.tiles(report.gpu_traces)
     if not metrics.ranks and report.ledger:
-        return ledger_view.tiles(report.ledger)
+        return ledger_tiles(report.ledger)
     length = duration(metrics.duration) if metrics.duration else "unknown"
     tiles = [("Duration", length, ENDINGS.get(metrics.ending.state, ""))]
     speed = metrics.steps_per_second
@@ -281,7 +421,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
 
 
 @attrs.frozen(eq=False)
-class Line:
+class MapLine:
     """A line of a map: the busiest core, or the idlest GPU, of some devices of a node."""
 
     node: str
@@ -308,7 +448,7 @@ def heat_section(use: Mapping[str, Use], start: float) -> Section | None:
     return Section("heat", "Cores and GPUs over time", tuple(sentences), pictures=tuple(pictures)) if pictures else None
 
 
-def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[Line]:
+def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[MapLine]:
     """Return at most MAX_LINES lines; none has devices of two nodes, unless there are more nodes than lines."""
     numbered = list(enumerate(rows))
     nodes = [list(group) for _, group in groupby(numbered, key=lambda pair: pair[1][0])]
@@ -328,7 +468,7 @@ def lines_of(rows: list[Row], means: Floats, *, busiest: bool) -> list[Line]:
         chosen = filled.max(axis=0) if busiest else filled.min(axis=0)
         name = first[1] if len(group) == 1 else f"{first[1]} to {last[1]}"
         node = first[0] if first[0] == last[0] else f"{first[0]} to {last[0]}"
-        found.append(Line(node, name, np.where(np.isfinite(chosen), chosen, np.nan)))
+        found.append(MapLine(node, name, np.where(np.isfinite(chosen), chosen, np.nan)))
     return found
 
 
@@ -354,7 +494,7 @@ def legend(colour: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{20 * level} to {20 * level + 20} %", f"{colour} l{level}", "") for level in range(LEVELS))
 
 
-def draw(heat: Use, lines: list[Line], colour: str, title: str, start: float) -> Markup:
+def draw(heat: Use, lines: list[MapLine], colour: str, title: str, start: float) -> Markup:
     """Draw lines as runs of equal level, a path for each level: the size is bounded by lines and columns."""
     height = min(max(320.0 / len(lines), LINE_HEIGHTS[0]), LINE_HEIGHTS[1])
     columns = lines[0].values.shape[0]

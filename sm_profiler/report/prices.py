@@ -159,14 +159,16 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] 
 def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
     """Return the billed seconds of a job that are lost, and all that are billed."""
     bill = billed_time(metrics.description)
-    billed = bill.billable_s if bill is not None else metrics.duration
+    gap = 0.0 if bill is not None else metrics.between_attempts
+    ran = metrics.duration - gap
+    billed = bill.billable_s if bill is not None else ran
     if metrics.ending.failed:
         return billed, billed
-    wanted = [("", metrics.interruptions[1])]
+    wanted = [("", max(metrics.interruptions[1] - gap, 0.0))]
     for finding in (verdict.main, *verdict.also):
         if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE:
             continue
-        whole = metrics.loop[1] - metrics.loop[0] if finding.of == "loop" and metrics.loop else metrics.duration
+        whole = max(metrics.loop[1] - metrics.loop[0] - gap, 0.0) if finding.of == "loop" and metrics.loop else ran
         seconds = loss_of(
             finding.gain.seconds.value if finding.gain else None,
             finding.share_of_time,
@@ -174,7 +176,7 @@ def lost_time(metrics: JobMetrics, verdict: Verdict) -> tuple[float, float]:
             leads=finding is verdict.main,
         )
         wanted.append(("", seconds))
-    ran = max(bill.training_s if bill is not None else 0.0, metrics.duration, billed)
+    ran = max(bill.training_s if bill is not None else 0.0, ran, billed)
     return sum(seconds for _, seconds in billed_losses(wanted, billed, ran)), billed
 
 

@@ -16,7 +16,7 @@ from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.gpu import decide_traces
-from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Gain, Interval, Report, Verdict
+from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Report, Verdict
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, is_kineto, unpacked_head
@@ -154,9 +154,6 @@ def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
     )
 
 
-NOTHING_FOUND = "No cause found"
-
-
 def report_table(
     source: str | os.PathLike[str], job: JobInfo | None = None, columns: Mapping[str, str] | None = None
 ) -> Report:
@@ -172,12 +169,8 @@ def report_table(
     """
     where = os.fspath(source)
     table = diagnosis.read_table(where, columns)
-    found = diagnosis.diagnose(table.ledger)
-    ended = _ended_early(table.ledger)
-    others = tuple(finding_of(finding, found) for finding in found.findings[1:])
-    verdict = Verdict(_main(found, table), (*others, *ended))
-    if ended and not found.findings:
-        verdict = Verdict(replace(ended[0], evidence=(*ended[0].evidence, *verdict.main.evidence)), ended[1:])
+    verdict = diagnosis.diagnose(table.ledger)
+    ended = next((one for one in verdict.findings if one.kind is Class.UNEQUAL_STEPS), None)
     name, files = where.rstrip("/").rpartition("/")[2], [FileQuality(where, "read", table.lost, table.why)]
     report = report_without_profile(name, verdict, files, job or JobInfo(), where, ledger=table.ledger.totals)
     missing = []
@@ -189,7 +182,7 @@ def report_table(
             f"{plural(table.filled, 'step')} of single ranks {'is' if table.filled == 1 else 'are'} missing, and taken as usual."
         )
     if ended:
-        missing.append(f"{ended[0].headline} Only {_judged(table.ledger)}.")
+        missing.append(f"{ended.headline} Only {_judged(table.ledger)}.")
     if not missing:
         return report
     doubt = f"{plural(table.lost, 'row')} could not be used" if table.lost else "the ranks have different steps"
@@ -199,91 +192,3 @@ def report_table(
 def _judged(ledger: diagnosis.Ledger) -> str:
     furthest = max(len(rank.steps) for rank in ledger.ranks)
     return f"the {plural(len(ledger.common_steps), 'step')} that all ranks have were judged, of {furthest:,}"
-
-
-def _ended_early(ledger: diagnosis.Ledger) -> tuple[Finding, ...]:
-    """Return that ranks have no step where the others go on; rows of the last few steps may just be unwritten."""
-    if len(ledger.ranks) < 2:
-        return ()
-    furthest = max((rank for rank in ledger.ranks), key=lambda rank: int(rank.steps[-1]))
-    last = {rank.name: int(rank.steps[-1]) for rank in ledger.ranks}
-    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.MIN_STEPS]
-    if not early:
-        return ()
-    first = min(early, key=lambda name: last[name])
-    named = [name for name in early if last[name] == last[first]]
-    ranks = f"Rank {first} has" if len(named) == 1 else f"{plural(len(named), 'rank')} ({', '.join(named[:4])} …) have"
-    return (
-        Finding(
-            Class.UNEQUAL_STEPS,
-            f"{ranks} no step after {last[first]:,}, while rank {furthest.name} goes on to step {last[furthest.name]:,}.",
-            (Evidence("ranks that end before the others", len(early)),),
-            f"See how rank {first} ended (its log, its exit code), or whether its rows are missing.",
-            ranks=tuple(named),
-        ),
-    )
-
-
-def finding_of(found: diagnosis.Finding, verdict: diagnosis.Verdict) -> Finding:
-    """Return a finding of the diagnosis as reports show it."""
-    saved = found.gain
-    evidence = tuple(
-        Evidence(fact.metric, round(fact.value, 4) if isinstance(fact.value, float) else fact.value, fact.usual, fact.where and _rank(fact.where), fact.unit, "usually")
-        for fact in found.facts
-    )  # fmt: skip
-    total = verdict.step_s * verdict.steps
-    scale = found.seconds / (saved.value * total) if saved.value * total > 0 else 0.0  # below 1 for a part of the steps
-
-    def times(amount: float) -> Interval:
-        return Interval(*(share * scale * amount for share in (saved.low, saved.value, saved.high)))
-
-    gain = Gain(
-        times(verdict.step_s), times(1.0), Interval(*(1 / (1 - share) for share in (saved.low, saved.value, saved.high))),
-        seconds=times(total), of="loop" if found.steps is None else "steps",
-    )  # fmt: skip
-    return Finding(
-        Class[found.kind], found.headline, evidence, found.advice, saved.value * scale,
-        confidence=found.confidence, gain=gain, ranks=found.ranks, stage=found.stage,
-    )  # fmt: skip
-
-
-def _rank(where: str) -> str:
-    return f"rank {where}" if where.isdigit() else where
-
-
-def _main(found: diagnosis.Verdict, table: diagnosis.Table) -> Finding:
-    ledger = table.ledger
-    evidence = [Evidence("steps that all ranks have", found.steps, limits.MIN_STEPS, held="judged from")]
-    if found.step_s:
-        evidence.append(Evidence("mean step of the job", round(found.step_s, 6), unit="s"))
-    if len(ledger.ranks) > 1 and found.even > 1:
-        evidence.insert(
-            0,
-            Evidence("speedup if all ranks, stages and microbatches took the average time", f"{found.even:.2f} times"),
-        )
-    if found.start:
-        evidence.insert(0, Evidence("the first steps, which are long in every job", round(found.start, 3), unit="s"))
-    if ledger.before:
-        evidence.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
-    if found.findings:
-        main = finding_of(found.findings[0], found)
-        return replace(main, evidence=(*main.evidence, *evidence))
-    if found.steps < limits.MIN_STEPS:
-        return Finding(
-            Class.INCONCLUSIVE,
-            found.reason,
-            tuple(evidence),
-            "Record more steps, the same ones on every rank.",
-            0.0,
-            confidence="low",
-        )
-    advice = "Nothing needs repair. To go faster, try lower precision, a larger batch, or faster hardware."
-    if not found.healthy:
-        add = "Add a column operation, with a row for each part of the step, to see where its time goes"
-        if ledger.totals.coverage >= limits.SEEN:
-            add = "Add columns with the work of each rank, such as tokens or samples, to see whether its time goes with them"
-        advice = f"{add}; or profile the training with 'sm-profiler run'."
-    return Finding(
-        Class.BALANCED, found.reason, tuple(evidence), advice, 0.0, confidence="medium" if found.healthy else "low",
-        label=Class.BALANCED.label if found.healthy else NOTHING_FOUND,
-    )  # fmt: skip

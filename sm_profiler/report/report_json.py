@@ -116,7 +116,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
         judged_steps: of a long job: number of steps from which medians, percentiles and periods come; sums are those of all.
         loop_s: length of its loop.
         phases: source of the times of forward, backward and optimizer: `device`, the GPU, or `host`.
-        seconds: slices of the loop; they add up to loop_s.
+        seconds: parts of the loop; they add up to loop_s.
         own_phases: phases that the script declared with hook.phase(name), in seconds; together `declared`.
         excluded_s: time that the profiler caused, with the steps that it slowed down; not part of loop_s.
         gc_s: garbage collections.
@@ -152,6 +152,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         name: its name.
         start, end: seconds since the epoch.
         duration_s: its length.
+        between_attempts_s: seconds of it without a sign of life, as of a requeued job; no machine time.
         running: it has not ended yet.
         nodes: its nodes.
         instance_type: null if unknown.
@@ -177,6 +178,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     start: float | None
     end: float | None
     duration_s: float | None
+    between_attempts_s: float = 0.0
     running: bool
     nodes: tuple[str, ...]
     instance_type: str | None
@@ -502,6 +504,7 @@ def _job(report: Report) -> Job:
         start=_number(metrics.start),
         end=_number(metrics.end),
         duration_s=_number(metrics.duration),
+        between_attempts_s=round(metrics.between_attempts, 3),
         running=metrics.running,
         nodes=tuple(metrics.nodes),
         instance_type=metrics.instance_type,
@@ -552,7 +555,7 @@ def _rank(rank: RankMetrics, label: str, host: str, end: End | None) -> Rank:
         judged_steps=len(rank.steps) if rank.judged else UNSET,
         loop_s=_number(rank.loop),
         phases="device" if rank.on_device else "host",
-        seconds={name: _number(value) for name, value in rank.slices.items()},
+        seconds={name: _number(value) for name, value in rank.seconds.items()},
         own_phases={name: _number(value) for name, value in rank.declared.items()},
         excluded_s=_number(rank.excluded),
         gc_s=_number(rank.gc),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any
 
 import attrs
@@ -11,18 +12,40 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.kineto_reader import KinetoTrace
 from sm_profiler.formatting import decimal, duration, percent, plural, shorten
-from sm_profiler.gpu_traces import differences
+from sm_profiler.gpu_traces.callers import launch_rows, operators_alone, step_rows
+from sm_profiler.gpu_traces.kernels import (
+    COMMUNICATION,
+    COMPUTATION,
+    KINDS,
+    MEMORY,
+    avoids_tensor_cores,
+    copy_direction,
+    is_elementwise,
+    is_matmul,
+    is_pageable,
+    kind_of,
+    kinds,
+    uses_tensor_cores,
+)
 from sm_profiler.gpu_traces.measure import RankTime, measure
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.printable import printable
-from sm_profiler.render.blocks import Table
+from sm_profiler.render.blocks import PageTable
 from sm_profiler.render.gpu_section import PARTS
 from sm_profiler.render.page import render_page
 from sm_profiler.render.words import Summary, runs_of
 from sm_profiler.report.build import job_name
 from sm_profiler.report.compare import Change
 from sm_profiler.report.recordings import verdict_on
+
+APPEARED, VANISHED, SLOWER, FASTER, MORE, FEWER, SAME = (
+    "appeared", "vanished", "slower", "faster", "more often", "less often", "unchanged",
+)  # fmt: skip
+MARGIN = 0.05  # smaller relative changes of a count or of a mean time count as none
+DEVIATIONS = 2.0  # standard errors that a difference of means has to exceed
+_BASE = re.compile(r"^(?:void )?([^<(]+)")
 
 STEP = "step"
 MIN_STEPS = 3  # of each side; two have no spread to speak of
@@ -37,6 +60,200 @@ _T = (
 )  # fmt: skip
 
 
+def shared_unit(before: GpuTraces, after: GpuTraces) -> str:
+    """Return what counts and times of a comparison refer to: `step` if all traces mark steps, else `recording`."""
+    marked = all(len(step_rows(trace.events)) for gpu in (before, after) for trace in gpu.ranks.values())
+    return "step" if marked else "recording"
+
+
+def kernel_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
+    """Return the kernels and copies of two recordings, the largest difference first.
+
+    Counts and times are those of a step, or of the whole recording if a trace marks no steps; averaged over ranks. If one
+    kernel vanished and one of the same function with other template arguments appeared, they share a row.
+
+    Returns:
+        Columns kind, name, name_before (another one, else empty), change (`appeared`, `vanished`, `slower`, `faster`, `more often`,
+        `less often`, `unchanged`), count_before, count_after, us_before, us_after, mean_us_before, mean_us_after, difference_us.
+    """
+    unit = shared_unit(before, after)
+    old, new = (_kernels(gpu, unit) for gpu in (before, after))
+    renamed = _renamed(old.index.difference(new.index), new.index.difference(old.index))
+    old = old.rename(index=dict(renamed))
+    old = old[~old.index.duplicated()]
+    table = _joined(old, new)
+    former = {now: name for name, now in renamed}
+    table.insert(1, "name_before", [former.get(name, "") for name in table["name"]])
+    table.insert(0, "kind", [_kind(old, new, name) for name in table["name"]])
+    return table
+
+
+def operator_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
+    """Return the operators of two recordings, the largest difference first.
+
+    Counts and times are those of a step, or of the whole recording if a trace marks no steps; averaged over ranks. Time on the
+    device is that of the kernels which the operator launches itself. If nothing ran on a device, changes are those of the host.
+
+    Returns:
+        Columns name, change, count_before, count_after (calls), us_before, us_after (on the device), mean_us_before, mean_us_after,
+        difference_us, host_us_before, host_us_after (on the host, without inner operators).
+    """
+    unit = shared_unit(before, after)
+    on_host = not any(trace.events.on_device.any() for gpu in (before, after) for trace in gpu.ranks.values())
+    old, new = (_operators(gpu, unit, on_host=on_host) for gpu in (before, after))
+    table = _joined(old, new)
+    for label, frame in (("before", old), ("after", new)):
+        table[f"host_us_{label}"] = frame["host_us"].reindex(table["name"]).fillna(0.0).to_numpy()
+    if on_host:
+        table[["us_before", "us_after"]] = 0.0
+    return table
+
+
+def group_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
+    """Return the time on the device by what a kernel is for, which compares devices whose kernels have other names, too.
+
+    Returns:
+        Columns group (`matrix products, tensor cores`, `elementwise`, `Memcpy HtoD`, …), count_before, count_after, us_before,
+        us_after, difference_us; the largest difference first.
+    """
+    unit = shared_unit(before, after)
+    frames = []
+    for gpu in (before, after):
+        frame = _kernels(gpu, unit).reset_index()
+        frame["group"] = [
+            group_of(str(name), str(kind)) for name, kind in zip(frame["name"], frame["kind"], strict=True)
+        ]
+        frames.append(frame.groupby("group")[["count", "us"]].sum())
+    table = _beside(*frames).reset_index()
+    return _ordered(table[["group", "count_before", "count_after", "us_before", "us_after"]])
+
+
+def group_of(name: str, kind: str | None = None) -> str:
+    """Return what a kernel is for."""
+    kind = kind or kind_of(name)
+    if kind == MEMORY:
+        return copy_direction(name) + (" (pageable)" if is_pageable(name) else "")
+    if kind == COMMUNICATION:
+        return "communication"
+    if is_matmul(name):
+        if uses_tensor_cores(name):
+            return "matrix products, tensor cores"
+        return "matrix products, no tensor cores" if avoids_tensor_cores(name) else "matrix products"
+    return "elementwise" if is_elementwise(name) else "other computation"
+
+
+def _divisor(gpu: GpuTraces, unit: str) -> float:
+    """Return by what sums over all ranks are divided."""
+    if unit == "step":
+        return float(sum(len(step_rows(trace.events)) for trace in gpu.ranks.values()))
+    return float(len(gpu.ranks))
+
+
+def _kernels(gpu: GpuTraces, unit: str) -> pd.DataFrame:
+    parts = []
+    for trace in gpu.ranks.values():
+        device = trace.events[trace.events.on_device]
+        frame = pd.DataFrame({"code": device.name.codes, "us": device.duration_us, "kind": kinds(device)})
+        frame["square"] = frame["us"] ** 2
+        sums = frame.groupby("code").agg(
+            calls=("us", "size"), us=("us", "sum"), square=("square", "sum"), kind=("kind", "first")
+        )
+        sums["name"] = [device.name.values[int(code)] for code in sums.index]
+        parts.append(sums)
+    whole = pd.concat(parts).groupby("name").agg({"calls": "sum", "us": "sum", "square": "sum", "kind": "first"})
+    whole["kind"] = [KINDS[int(kind)] for kind in whole["kind"]]
+    return _per_part(whole, _divisor(gpu, unit))
+
+
+def _operators(gpu: GpuTraces, unit: str, *, on_host: bool) -> pd.DataFrame:
+    parts = [_operators_of(gpu, rank, trace, on_host=on_host) for rank, trace in gpu.ranks.items()]
+    return _per_part(pd.concat(parts).groupby("name").sum(), _divisor(gpu, unit))
+
+
+def _operators_of(gpu: GpuTraces, rank: int, trace: KinetoTrace, *, on_host: bool) -> pd.DataFrame:
+    events = trace.events
+    on_device = np.zeros(len(events))
+    device = events.device_events
+    around = gpu.callers(rank).operators(launch_rows(events, device))
+    known = around >= 0
+    np.add.at(on_device, around[known], device.duration_us[known])
+    rows, alone = operators_alone(events)
+    time = (alone if on_host else on_device)[rows]
+    frame = pd.DataFrame({
+        "code": events.name.codes[rows], "us": time, "square": time ** 2, "host_us": alone[rows],
+    })  # fmt: skip
+    sums = frame.groupby("code").agg(
+        calls=("us", "size"), us=("us", "sum"), square=("square", "sum"), host_us=("host_us", "sum")
+    )
+    sums["name"] = [events.name.values[int(code)] for code in sums.index]
+    return sums
+
+
+def _per_part(sums: pd.DataFrame, parts: float) -> pd.DataFrame:
+    """Return counts and times of a part, and the mean and its standard error of a single call."""
+    sums["mean"] = sums["us"] / sums["calls"]
+    spread = (sums["square"] / sums["calls"] - sums["mean"] ** 2).clip(lower=0) ** 0.5
+    sums["error"] = spread / sums["calls"] ** 0.5
+    sums["count"] = sums["calls"] / parts
+    for column in ("us", "host_us"):
+        if column in sums:
+            sums[column] /= parts
+    return sums
+
+
+def _renamed(gone: pd.Index[str], new: pd.Index[str]) -> list[tuple[str, str]]:
+    """Pair kernels of the same function if only one of each side has it."""
+    sides = []
+    for names in (gone, new):
+        by_base: dict[str, list[str]] = {}
+        for name in names:
+            found = _BASE.match(name)
+            by_base.setdefault(found[1].strip() if found else name, []).append(name)
+        sides.append({base: same[0] for base, same in by_base.items() if len(same) == 1})
+    return [(name, sides[1][base]) for base, name in sides[0].items() if base in sides[1]]
+
+
+def _kind(old: pd.DataFrame, new: pd.DataFrame, name: str) -> str:
+    return str((new if name in new.index else old).loc[name, "kind"] or COMPUTATION)
+
+
+def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    columns = ["count", "us", "mean", "error"]
+    both = _beside(old[columns], new[columns])
+    both["change"] = _changes(both)
+    both = both.rename(columns={"mean_before": "mean_us_before", "mean_after": "mean_us_after"})
+    both.index.name = "name"
+    order = ["change", "count_before", "count_after", "us_before", "us_after", "mean_us_before", "mean_us_after"]
+    return _ordered(both[order].reset_index())
+
+
+def _beside(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    both = old.merge(new, how="outer", left_index=True, right_index=True, suffixes=("_before", "_after"))
+    return both.fillna(0.0)
+
+
+def _changes(both: pd.DataFrame) -> list[str]:
+    first, second = both["count_before"].to_numpy(), both["count_after"].to_numpy()
+    mean, later = both["mean_before"].to_numpy(), both["mean_after"].to_numpy()
+    error = np.hypot(both["error_before"].to_numpy(), both["error_after"].to_numpy())
+    clear = (np.abs(later - mean) > MARGIN * mean) & (np.abs(later - mean) > DEVIATIONS * error)
+    often = np.abs(second - first) > MARGIN * first
+    by_count, by_time = np.abs(second - first) * mean, np.abs(later - mean) * second
+    chosen = np.select(
+        [first == 0, second == 0, clear & (~often | (by_time >= by_count)), often],
+        [0, 1, np.where(later > mean, 2, 3), np.where(second > first, 4, 5)],
+        6,
+    )
+    names = (APPEARED, VANISHED, SLOWER, FASTER, MORE, FEWER, SAME)
+    return [names[int(each)] for each in chosen]
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    table["difference_us"] = table["us_after"] - table["us_before"]
+    order = table["difference_us"].abs().sort_values(ascending=False, kind="stable").index
+    return table.loc[order].reset_index(drop=True)
+
+
 @attrs.frozen(eq=False)
 class TraceComparison:
     """Changes from one recording to another; times in microseconds, of a step or of the whole recording.
@@ -49,7 +266,7 @@ class TraceComparison:
         sentence: the summary.
         verdicts: classes of both.
         steps: marked steps of a rank, mean over ranks.
-        groups, operators, kernels: the tables of `gpu_traces.differences`.
+        groups, operators, kernels: the tables of `report.trace_compare`.
     """
 
     before: str
@@ -91,15 +308,15 @@ def compare_traces(before: str | os.PathLike[str], after: str | os.PathLike[str]
         SourceError: there are no traces, or they cannot be read.
     """
     sides = GpuTraces(before), GpuTraces(after)
-    unit = differences.per(*sides)
+    unit = shared_unit(*sides)
     ranks = tuple(measure(gpu) for gpu in sides)
     times = tuple(_step_times(gpu) for gpu in sides)
     counts = tuple(round(len(gpu.steps()) / len(gpu.ranks)) if unit == STEP else 0 for gpu in sides)
     changes = _step_changes(*times) if unit == STEP else ()
     changes += _part_changes(*(_parts(found, count or 1) for found, count in zip(ranks, counts, strict=True)))
     verdicts = tuple(verdict_on(gpu, found).main.kind.value for gpu, found in zip(sides, ranks, strict=True))
-    groups, operators = differences.group_differences(*sides), differences.operator_differences(*sides)
-    kernels = differences.kernel_differences(*sides)
+    groups, operators = group_differences(*sides), operator_differences(*sides)
+    kernels = kernel_differences(*sides)
     return TraceComparison(
         job_name(os.fspath(before)), job_name(os.fspath(after)), unit, changes, _notes(sides, ranks, groups),
         _sentence(changes, groups, unit), (verdicts[0], verdicts[1]), (counts[0], counts[1]), groups, operators, kernels,
@@ -113,16 +330,16 @@ def _step_times(gpu: GpuTraces) -> Floats:
     return np.asarray(lengths, np.float64)
 
 
-def _step_changes(one: Floats, two: Floats) -> tuple[Change, ...]:
+def _step_changes(earlier: Floats, later: Floats) -> tuple[Change, ...]:
     """Return the change of the mean step, with an interval of Welch's kind on the logarithms."""
-    before, after = float(one.mean()), float(two.mean())
+    before, after = float(earlier.mean()), float(later.mean())
     if not before > 0:
         return ()
     low = high = None
-    if min(len(one), len(two)) >= MIN_STEPS and one.min() > 0 and two.min() > 0:
-        logs = np.log(one), np.log(two)
+    if min(len(earlier), len(later)) >= MIN_STEPS and earlier.min() > 0 and later.min() > 0:
+        logs = np.log(earlier), np.log(later)
         error = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in logs))
-        quantile = _T[min(min(len(one), len(two)) - 1, len(_T)) - 1]
+        quantile = _T[min(min(len(earlier), len(later)) - 1, len(_T)) - 1]
         middle = float(logs[1].mean() - logs[0].mean())
         low, high = math.expm1(middle - quantile * error), math.expm1(middle + quantile * error)
     return (Change(STEP, before, after, after / before - 1, low, high),)
@@ -136,9 +353,9 @@ def _parts(ranks: tuple[RankTime, ...], count: int) -> dict[str, float]:
     return {part.key: float(np.mean([row[part.key] for row in found])) / count for part in PARTS}
 
 
-def _part_changes(one: dict[str, float], two: dict[str, float]) -> tuple[Change, ...]:
-    whole = max(sum(one.values()), sum(two.values()))
-    pairs = {part.key: (one.get(part.key, 0.0), two.get(part.key, 0.0)) for part in PARTS}
+def _part_changes(before: dict[str, float], after: dict[str, float]) -> tuple[Change, ...]:
+    whole = max(sum(before.values()), sum(after.values()))
+    pairs = {part.key: (before.get(part.key, 0.0), after.get(part.key, 0.0)) for part in PARTS}
     return tuple(
         Change(key, a, b, b / a - 1 if a > 0 else None, None, None)
         for key, (a, b) in pairs.items() if max(a, b) > _NEGLIGIBLE * whole
@@ -164,7 +381,7 @@ def _notes(
         float(with_cores[key].sum() / products[key].sum()) if products[key].sum() else None
         for key in ("us_before", "us_after")
     ]  # fmt: skip
-    if shares[0] is not None and shares[1] is not None and abs(shares[0] - shares[1]) > differences.MARGIN:
+    if shares[0] is not None and shares[1] is not None and abs(shares[0] - shares[1]) > MARGIN:
         notes.append(
             f"Tensor cores run {percent(shares[0])} of the matrix products' time before, {percent(shares[1])} after."
         )
@@ -215,7 +432,7 @@ def terminal_trace_comparison(found: TraceComparison) -> str:
     return "\n".join(lines)
 
 
-def _aligned(table: Table) -> list[str]:
+def _aligned(table: PageTable) -> list[str]:
     if not table.rows:
         return []
     rows = [table.head, *table.rows]
@@ -230,7 +447,7 @@ def _aligned(table: Table) -> list[str]:
     return [*lines, f"  … and {table.more:,} more"] if table.more else lines
 
 
-def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tuple[Table, ...]:
+def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tuple[PageTable, ...]:
     """Return the tables of a comparison: parts of the time, purposes of kernels, operators, kernels.
 
     Args:
@@ -247,13 +464,13 @@ def tables(found: TraceComparison, most: int = _SHOWN, longest: int = 100) -> tu
         if max(row["us_before"], row["us_after"]) > _NEGLIGIBLE * whole
     )  # fmt: skip
     return (
-        Table((f"Time {a}", *times), parts), Table((f"Kernels by purpose, {a}", *times), groups),
+        PageTable((f"Time {a}", *times), parts), PageTable((f"Kernels by purpose, {a}", *times), groups),
         _table(found.operators, f"Operator, {a}", most, longest), _table(found.kernels, f"Kernel, {a}", most, longest),
     )  # fmt: skip
 
 
-def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> Table:
-    changed = frame[frame["change"] != differences.SAME]
+def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> PageTable:
+    changed = frame[frame["change"] != SAME]
     kind = "us" if frame[["us_before", "us_after"]].to_numpy().any() else "host_us"
     rows = tuple(
         (
@@ -264,15 +481,15 @@ def _table(frame: pd.DataFrame, title: str, most: int, longest: int) -> Table:
     )  # fmt: skip
     clock = "GPU time" if kind == "us" else "Host time"
     head = (title, "What", "Count before", "after", f"{clock} before", "after", "Change")
-    return Table(head, rows, max(len(changed) - most, 0))
+    return PageTable(head, rows, max(len(changed) - most, 0))
 
 
 def _times(before: float, after: float) -> tuple[str, str, str]:
     change = ""
     if before and after:
         change = f"{100 * (after / before - 1):+.0f} %" if after < _FACTOR_FROM * before else f"x {after / before:.3g}"
-    one, two = (duration(us / 1e6) if us else "-" for us in (before, after))
-    return one, two, change
+    first, second = (duration(us / 1e6) if us else "-" for us in (before, after))
+    return first, second, change
 
 
 def summarize_trace_comparison(found: TraceComparison) -> Summary:

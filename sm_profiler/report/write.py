@@ -1,16 +1,24 @@
-"""A report's files: the page, the notebook that redraws it, report.json, and one for each rule."""
+"""A report's files: the page, the notebook that redraws it, report.json, one for each rule; a timeline of the whole job."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
 import attrs
 from markupsafe import escape
 
 from sm_profiler.diagnosis.model import Finding, Report
+from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.event_names import HANG
 from sm_profiler.formatting import clean, shorten
+from sm_profiler.gpu_traces.timeline import add_windows, outside
+from sm_profiler.metrics.hang import hang_arguments
+from sm_profiler.metrics.scaling.folding import reading_with
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
@@ -20,6 +28,7 @@ from sm_profiler.report.report_json import to_json
 from sm_profiler.rules import write_rule_reports
 from sm_profiler.source import open_source
 from sm_profiler.storage import Storage, open_storage
+from sm_profiler.timeline import Export, timeline_file
 
 
 def render_notebook(report: Report) -> str:
@@ -70,7 +79,7 @@ def _cells(report: Report) -> list[tuple[str, str]]:
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),
-        ("code", "pd.DataFrame({rank.name: rank.slices for rank in metrics.ranks}).round(3)"),
+        ("code", "pd.DataFrame({rank.name: rank.seconds for rank in metrics.ranks}).round(3)"),
         ("markdown", "## System and framework metrics as DataFrames"),
         ("code", "from sm_profiler.analysis import PandasFrame\n\nframe = PandasFrame(SOURCE)\nsystem = frame.get_all_system_metrics()\nframework = frame.get_all_framework_metrics()\nsystem.head()"),
         ("code", "framework.head()"),
@@ -177,3 +186,34 @@ def write_report(report: Report, where: str | os.PathLike[str] | Storage) -> lis
     storage.write(HTML, render_html(report).encode())
     storage.write(NOTEBOOK, render_notebook(report).encode())
     return [HTML, NOTEBOOK, JSON, *write_rule_reports(report.rules, storage)]
+
+
+def export_timeline(source: Any, where: str | Path, *, executor: str | Executor | None = None) -> Export:
+    """Write the whole job of a source as one trace; a file named .gz is compressed.
+
+    Args:
+        source: the profile.
+        where: the file.
+        executor: fetch and parse the files in other processes, as in `build_report`; the trace has the same bytes.
+
+    Raises:
+        SourceError: the file cannot be written, or the data cannot be read.
+    """
+    with (
+        reading_with(source, executor),
+        timeline_file(where, float(source.first_timestamp_us or 0), describe_hangs) as writer,
+    ):
+        windows = add_windows(writer, source.storage)
+        for batch in source.batches(unsettled=True):
+            writer.add_events(outside(windows, batch.events))
+            writer.add_system(batch.system)
+        return writer.finish(list(source.metadata()), source.origin)
+
+
+def describe_hangs(events: EventColumns) -> list[Mapping[str, Any]] | None:
+    """Return the stacks of hangs among events, which nothing else shows; None without any."""
+    hangs = events.phase.mask(HANG)
+    if not hangs.any():
+        return None
+    texts = zip(events.args.decode().tolist(), hangs.tolist(), strict=True)
+    return [hang_arguments(text) if is_hang else {} for text, is_hang in texts]

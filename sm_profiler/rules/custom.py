@@ -30,15 +30,15 @@ import attrs
 import sm_profiler
 from sm_profiler.container import JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
-from sm_profiler.folding import MINUTE_US, Following, windows
+from sm_profiler.folding import Following, windows
+from sm_profiler.formats.layout import IGNORED_FOLDER, MINUTE_US
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.base import interval
 from sm_profiler.rules.results import REPORTS
-from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
-from sm_profiler.rules.settings import (
+from sm_profiler.rules.rule import INTERVAL, SCAN_INTERVAL_US, Rule, RuleEvaluationConditionMet, invoke_rule
+from sm_profiler.rules.rule_job import (
     GRACE,
-    IGNORED_FOLDER,
     MAX_DETAILS,
     RUNNER_PARAMETERS,
     Settings,
@@ -48,9 +48,9 @@ from sm_profiler.rules.settings import (
 )
 from sm_profiler.rules.trial import ProfilerTrial
 from sm_profiler.settings import ALLOW_STOP, POLL_S
-from sm_profiler.signals import StopEvent
 from sm_profiler.source import open_source
 from sm_profiler.storage import open_storage
+from sm_profiler.threads import StopEvent
 
 MAX_CODE_BYTES = 10_000_000
 MAX_OUTPUT_CHARACTERS = 1_000_000  # kept of what a rule prints
@@ -59,7 +59,6 @@ MAX_OUTCOME_BYTES = 65_536
 LAST_OUTPUT_S = 5.0  # wait for output after the end of the process
 log = logger_for("sm_profiler.rules")
 
-INTERVAL = "scan_interval_us"
 MAX_REPORT_BYTES = 50_000_000
 UNRELATED_VARIABLES = re.compile(r"\w+_proxy|npm_\w+")  # lower-case variables that are not meant for a rule
 

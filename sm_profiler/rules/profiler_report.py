@@ -13,7 +13,6 @@ import attrs
 from sm_profiler import plugins
 from sm_profiler.errors import ConfigError
 from sm_profiler.folding import (
-    MINUTE_US,
     EvaluationWindow,
     Fold,
     Following,
@@ -24,6 +23,7 @@ from sm_profiler.folding import (
     merge_part,
     run_folds,
 )
+from sm_profiler.formats.layout import MINUTE_US
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.base import BuiltinRule, Compat, interval
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
@@ -31,6 +31,7 @@ from sm_profiler.rules.dataloader import Dataloader
 from sm_profiler.rules.gpu_rules import BatchSize, GPUMemoryIncrease, LoadBalancing, LowGPUUtilization
 from sm_profiler.rules.overall import OverallFrameworkMetrics, OverallSystemUsage
 from sm_profiler.rules.results import RuleResult, RuleResults
+from sm_profiler.rules.rule import INTERVAL
 from sm_profiler.rules.step_rules import MaxInitializationTime, StepOutlier
 
 # In the order in which ProfilerReport runs them.
@@ -51,7 +52,6 @@ RULES: tuple[type[BuiltinRule], ...] = (
 _NUMBERS = ("RuleTriggered", "Violations", "Datapoints")
 
 IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
-INTERVAL = "scan_interval_us"
 
 
 class PluginRule(BuiltinRule):

@@ -38,6 +38,7 @@ class RuleResult:
         details: the evidence, as a report shows it under `Details`.
         parameters: name → value, in the order of the report.
         not_evaluated: why the rule could not be evaluated; None if it could.
+        written: the report as a user's rule wrote it; None for a built-in rule.
     """
 
     triggered: int
@@ -46,6 +47,7 @@ class RuleResult:
     details: Mapping[str, Any]
     parameters: Mapping[str, object]
     not_evaluated: str | None = None
+    written: Mapping[str, Any] | None = None
 
     @property
     def fired(self) -> bool:
@@ -54,6 +56,8 @@ class RuleResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report object, as `profiler-reports/<Rule>.json` holds it."""
+        if self.written is not None:
+            return dict(self.written)
         details = dict(self.details)
         if self.not_evaluated is not None:
             details["not_evaluated"] = self.not_evaluated
@@ -88,18 +92,7 @@ class RuleResults:
         return {name: result.as_dict() for name, result in self.results.items()}
 
 
-@attrs.frozen
-class OwnResult(RuleResult):
-    """Result of a user's rule, with the report as the rule wrote it."""
-
-    report: Mapping[str, Any] = attrs.field(factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the rule's report."""
-        return dict(self.report)
-
-
-def read_own_result(folder: Path, rule: str) -> OwnResult | None:
+def read_own_result(folder: Path, rule: str) -> RuleResult | None:
     """Return the result that a user's rule wrote; None if it has not the form of a report, or is too large for a page."""
     try:
         with (folder / REPORTS / f"{rule}.json").open("rb") as opened:
@@ -111,7 +104,7 @@ def read_own_result(folder: Path, rule: str) -> OwnResult | None:
         return None
     triggered, violations, datapoints = map(int, counts)
     report = {**found, "RuleParameters": str(found.get("RuleParameters", ""))}
-    return OwnResult(triggered, violations, datapoints, {}, {}, report=report)
+    return RuleResult(triggered, violations, datapoints, {}, {}, written=report)
 
 
 def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:

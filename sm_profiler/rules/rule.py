@@ -18,6 +18,7 @@ TOPIC = "SMDebugRules"
 # Protocol → attribute of a message that the filter of its subscription names, so that it reaches one address only.
 PROTOCOLS = {"email": "email", "sms": "phone_num"}
 
+INTERVAL = "scan_interval_us"  # a parameter of every rule
 SCAN_INTERVAL_US = 60_000_000
 
 

@@ -30,15 +30,14 @@ from sm_profiler.folding import (
     run_folds,
     run_sliced,
 )
-from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.formats.layout import END_MARKERS, OUTPUT
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom import CustomOutcome, CustomProcess
 from sm_profiler.rules.profiler_report import ProfilerReport, of_report
 from sm_profiler.rules.results import RuleResults, read_own_result, write_plain_report, write_rule_reports
 from sm_profiler.rules.rule import RuleEvaluationConditionMet
-from sm_profiler.rules.settings import (
+from sm_profiler.rules.rule_job import (
     DEFAULT_RULE,
-    PROFILER_OUTPUT,
     Settings,
     Status,
     log_to_stdout,
@@ -46,9 +45,9 @@ from sm_profiler.rules.settings import (
     write_status,
 )
 from sm_profiler.settings import POLL_S
-from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.storage import open_storage
+from sm_profiler.threads import SignalEvent
 
 OK, FAILED = 0, 1
 log = logger_for("sm_profiler.rules")
@@ -355,7 +354,7 @@ def main(
         settings = read_settings(os.environ)
     except ConfigError as error:
         log.error("%s", error)  # one line is enough
-        output = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
+        output = rooted(RULE_OUTPUT) / OUTPUT
         try:
             write_plain_report(output, DEFAULT_RULE, printable(error))
             write_status(output, Status.ERROR, printable(error))

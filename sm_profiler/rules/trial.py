@@ -15,8 +15,9 @@ from sm_profiler.errors import SourceError
 from sm_profiler.folding import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
+from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.rules.rule import NoMoreProfilerData
-from sm_profiler.rules.settings import IGNORED_FOLDER, stop_signalled
+from sm_profiler.rules.rule_job import stop_signalled
 from sm_profiler.settings import POLL_S
 from sm_profiler.source import Batch, ProfileSource, open_source
 

@@ -23,7 +23,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formatting import duration, shorten
-from sm_profiler.jobs.finding import is_job_name, local_folder
+from sm_profiler.jobs.finding import local_folder
 from sm_profiler.printable import printable
 from sm_profiler.render import charts
 from sm_profiler.render.page import Link, page_policy
@@ -35,7 +35,7 @@ from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import FLEET, JOBS, POLICY, links_of, render, render_page, state_line
 from sm_profiler.serve.server import Guard, refuse
 from sm_profiler.serve.snapshot import Snapshot
-from sm_profiler.source.opening import is_account, split_account
+from sm_profiler.source.opening import is_account, is_job_name, split_account
 from sm_profiler.storage import LocalStorage
 
 MAX_WAITING = 100  # requests at a time that wait for news; others are answered at once

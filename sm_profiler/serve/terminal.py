@@ -31,7 +31,7 @@ from sm_profiler.render.terminal import NO_VERDICT, terminal_summary
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.pages import state_line
 from sm_profiler.serve.snapshot import Snapshot
-from sm_profiler.signals import SignalEvent, StopEvent
+from sm_profiler.threads import SignalEvent, StopEvent
 
 POLL_S = 0.25
 LINE_S = 10.0  # between two lines if there is no terminal

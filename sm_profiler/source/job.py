@@ -12,9 +12,9 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment, load_profile
 from sm_profiler.container import ISOLATED_FOLDER
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.formats.layout import FRAMEWORK, SYSTEM
+from sm_profiler.formats.layout import FRAMEWORK, OUTPUT, SYSTEM
 from sm_profiler.formatting import duration
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 from sm_profiler.settings import AUTO, CONFIG, ROTATE_SECONDS
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import AccessDeniedError
@@ -33,7 +33,6 @@ SHOWN_LINES = 2
 BEGINNING_S = 240.0  # of a job's data, in which its framework is loaded and its first step begins
 _CONFIG = "ProfilerConfig(framework_profile_params=FrameworkProfile())"
 
-OUTPUT = "profiler-output"
 _NO_BUCKET = (
     "start the job again with an S3 path of a bucket that exists; what this one recorded is lost with its container"
 )
@@ -49,7 +48,7 @@ class Launched:
     Attributes:
         status: such as `InProgress` or `Failed`; "" if unknown.
         started: its training has started, or that is unknown.
-        hook: SM_PROFILER_AUTO=1 is among its variables.
+        hook: SM_PROFILER_AUTO is on among its variables.
         agent: the configuration in its environment; None if it has none, or only a path of one.
         has_agent: the environment names a configuration.
         service: the configuration in its request; None if it has none.
@@ -84,7 +83,7 @@ class Launched:
         return cls(
             status=status,
             started=not status or status == "Completed" or "TrainingStartTime" in job,
-            hook=AUTO.read(variables),
+            hook=AUTO.usable(variables),
             agent=agent,
             has_agent=text is not None,
             service=load_profile(dict(config)) if isinstance(config, Mapping) and config else None,
@@ -158,7 +157,7 @@ class Launched:
     def _agent_problem(self) -> tuple[str, str]:
         path = self.agent.s3_output_path if self.agent is not None else None
         if not self.hook:
-            return f"the hook was off: {AUTO.name} is not 1 in its environment", f"set {AUTO.name}=1"
+            return f"the hook was off: {AUTO.name} is not on in its environment", f"set {AUTO.name}=1"
         if self.problem:
             return f"the hook was off: {_short(self.problem)}", "launch with agent_environment(…) or attach(…)"
         if self.agent is not None and self.agent.disabled:
@@ -190,7 +189,7 @@ class Launched:
         config = self._config
         if not self.hook:
             return (
-                f"The hook was off: {AUTO.name} is not 1 in the job's environment.",
+                f"The hook was off: {AUTO.name} is not on in the job's environment.",
                 f"Set {AUTO.name}=1 there (attach does), with {_CONFIG}.",
             )
         if config is not None and config.off:
@@ -238,8 +237,7 @@ def lost_in_open_file(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 1] + "…"
+    return cut(printable(" ".join(text.split())), MAX_SHOWN)
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 
+from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, SYSTEM, SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
 from sm_profiler.formats.process_end import KILLED
 from sm_profiler.formats.trace_recovery import MAX_LEFT_BYTES, record_vanished, recover_traces, was_killed_here
 from sm_profiler.identity import host_id
 from sm_profiler.monitor.node_state import ProcessRegistry
-from sm_profiler.regular import open_regular
 from sm_profiler.storage import FileInfo, LocalStorage
 from sm_profiler.storage.base import real_path
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import FRAMEWORK, METADATA_SUFFIX, SYSTEM, parse_path
+from sm_profiler.formats.layout import FRAMEWORK, METADATA_SUFFIX, OUTPUT, SYSTEM, parse_path
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.source.open_files import with_left_files
@@ -23,12 +23,11 @@ ACCOUNT = "account:"  # a source: the training jobs of the account in the region
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _S3_TYPO = re.compile(r"s3[an]?:/*(?=[^/])")
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d*:training-job/(?P<job>[^/]+)")
-OUTPUT = "profiler-output"
 OUTPUTS = (OUTPUT, "profiler", "output")  # folders of a profile in its job's folder
 
 _SHOWN_JOBS = _SHOWN = 5
 _LOOKED_AT = 2000  # files
-_LAST = "\U0010ffff"
+LAST_KEY = "\U0010ffff"  # sorts after all others
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 Listed = tuple[str, int, float, str]  # key, size, mtime, etag
@@ -48,6 +47,11 @@ def given(where: str) -> str:
     if arn := _ARN.fullmatch(text):
         return f"{ACCOUNT}{arn['region']}/{arn['job']}"
     return text
+
+
+def is_job_name(text: str) -> bool:
+    """Return whether a training job may have this name."""
+    return _JOB_NAME.fullmatch(text) is not None
 
 
 def is_account(source: str) -> bool:
@@ -172,7 +176,7 @@ def _named(where: str) -> tuple[str, str] | None:
         if not name:
             raise SourceError(f"{where} is an account: name one of its jobs, as in {where}/my-training-job")
         return name, region
-    return (where, "") if _JOB_NAME.fullmatch(where) and not Path(where).exists() else None
+    return (where, "") if is_job_name(where) and not Path(where).exists() else None
 
 
 def _located(where: str | os.PathLike[str] | Storage, client: Any) -> Storage:
@@ -299,7 +303,7 @@ def profiles_in(storage: Storage) -> list[str]:
         if not root:
             break
         found.append(f"{storage.uri.rstrip('/')}/{root.removesuffix(f'/{OUTPUT}')}")
-        after = f"{root}/{_LAST}"
+        after = f"{root}/{LAST_KEY}"
     return found
 
 

@@ -21,10 +21,9 @@ from sm_profiler.formats.trace_records import Streams
 from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
-from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item_table import Item, OrderedItems
 from sm_profiler.source.open_files import LeftStorage
-from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
+from sm_profiler.source.parse import AHEAD_BYTES, DENIED, ColumnBuilder, FileRows, Parsed, parse_all
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 PATIENCE_S = 1.0

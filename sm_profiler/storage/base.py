@@ -13,8 +13,8 @@ from typing import Protocol
 
 import attrs
 
+from sm_profiler.descriptors import open_regular
 from sm_profiler.errors import SourceError
-from sm_profiler.regular import open_regular
 
 RANGE_BYTES = 16 << 20
 AHEAD_BYTES = 128 << 20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, Resource, StatsBy
 from sm_profiler.analysis.frames import dataloader_frame, first_rows, framework_frame, steps_first, system_frame
-from sm_profiler.analysis.selection import sampling_interval_us, tick_times
+from sm_profiler.analysis.readers import sampling_interval_us, tick_times
 from sm_profiler.analysis.times import (
     TimeUnits,
     convert_utc_timestamp_to_microseconds,

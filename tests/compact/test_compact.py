@@ -19,9 +19,9 @@ from sm_profiler.formats.columns import Category
 from sm_profiler.report import build_report
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source
-from sm_profiler.source.parquet.paths import Part, split_job
+from sm_profiler.source.parquet.paths import PartKey, split_job
 from sm_profiler.source.parquet.schema import SCHEMAS
 from sm_profiler.storage import LocalStorage, open_storage
 from tests.support.jobs import shared_job
@@ -327,8 +327,8 @@ def test_ddl_names_every_column_and_partition():
 
 @pytest.mark.parametrize("job", ["a", "a/b", "..", "käse 1", "x=y", "."])
 def test_part_names_survive(job):
-    for part in (Part("events", job, "algo-1", "2023111422"), Part("files", job)):
-        assert Part.parse(part.key) == part
+    for part in (PartKey("events", job, "algo-1", "2023111422"), PartKey("files", job)):
+        assert PartKey.parse(part.key) == part
         assert ".." not in part.key.split("/")
     assert split_job(f"s3://profiles-here/p/job={job.replace('/', '%2F')}") == ("s3://profiles-here/p", job)
 

@@ -11,7 +11,7 @@ from sm_profiler.report import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import contents
-from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.contents import PartFile
 from sm_profiler.storage import LocalStorage
 
 LIST = "states/job=j/files.state"

@@ -19,7 +19,7 @@ from sm_profiler.report import build_report
 from sm_profiler.report.report_json import to_json
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet import schema
-from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.contents import PartFile
 from sm_profiler.storage import LocalStorage
 
 

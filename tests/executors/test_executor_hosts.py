@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.container import PROCESSING_RESOURCE_CONFIG, Resources, read_resources
 from sm_profiler.errors import SourceError
-from sm_profiler.executors import Pool, hosts
+from sm_profiler.executors import Pool
 from sm_profiler.report import rule_runner
 
 THREE = ("algo-2", "algo-10", "algo-1")
@@ -30,11 +30,11 @@ def test_the_scheduler_is_on_the_host_with_the_lowest_number(container, monkeypa
     container("algo-10")
     found = read_resources(path=PROCESSING_RESOURCE_CONFIG)
     assert (found.first_node, found.is_first_node) == ("algo-1", False)
-    assert hosts.scheduler_address(found, {}) == ("algo-1", 8786)
-    assert hosts.scheduler_address(found, {"SM_PROFILER_SCHEDULER": "127.0.0.1:7"}) == ("127.0.0.1", 7)
-    monkeypatch.setattr(hosts, "processors", lambda: 7)
-    assert hosts.workers_here(found, {}) == 7
-    assert hosts.workers_here(found, {"SM_PROFILER_SCHEDULER": "127.0.0.1:7"}) == 2
+    assert rule_runner.scheduler_address(found, {}) == ("algo-1", 8786)
+    assert rule_runner.scheduler_address(found, {"SM_PROFILER_SCHEDULER": "127.0.0.1:7"}) == ("127.0.0.1", 7)
+    monkeypatch.setattr(rule_runner, "processors", lambda: 7)
+    assert rule_runner.workers_here(found, {}) == 7
+    assert rule_runner.workers_here(found, {"SM_PROFILER_SCHEDULER": "127.0.0.1:7"}) == 2
 
 
 def test_alone_the_rules_run_as_ever(container, monkeypatch):
@@ -46,10 +46,10 @@ def test_alone_the_rules_run_as_ever(container, monkeypatch):
 def test_other_hosts_end_without_an_error(container, monkeypatch):
     container("algo-2")
     served = []
-    monkeypatch.setattr(hosts, "serve", lambda found, **_: served.append(found.node))
+    monkeypatch.setattr(rule_runner, "lend", lambda found, **_: served.append(found.node))
     assert rule_runner.run_rules_job([]) == 0
     assert served == ["algo-2"]
-    monkeypatch.setattr(hosts, "is_possible", lambda: False)
+    monkeypatch.setattr(rule_runner, "is_possible", lambda: False)
     assert rule_runner.run_rules_job([]) == 0
     assert served == ["algo-2"]
 
@@ -59,14 +59,14 @@ def test_host_without_a_scheduler_gives_up(monkeypatch, caplog):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     monkeypatch.setenv("SM_PROFILER_SCHEDULER", f"127.0.0.1:{port}")
-    monkeypatch.setattr(hosts, "JOIN_S", 0.0)
-    hosts.serve(Resources("algo-2", THREE))
+    monkeypatch.setattr(rule_runner, "JOIN_S", 0.0)
+    rule_runner.lend(Resources("algo-2", THREE))
     assert "this host has nothing to do" in caplog.text
 
 
 def test_image_without_dask_uses_the_first_host(container, monkeypatch):
     container("algo-1")
-    monkeypatch.setattr(hosts, "is_possible", lambda: False)
+    monkeypatch.setattr(rule_runner, "is_possible", lambda: False)
     monkeypatch.setattr(rule_runner, "main", lambda _, **options: options["notes"])
     assert rule_runner.run_rules_job([]) == ["Only the first host was used: the image has no Dask."]
 

@@ -62,7 +62,7 @@ def test_few_tasks_are_submitted_ahead_and_none_after_the_caller_stops():
 
 
 def test_caller_is_called_while_nothing_arrives(monkeypatch):
-    monkeypatch.setattr("sm_profiler.executors.tasks.REDRAWN_S", 0.01)
+    monkeypatch.setattr("sm_profiler.executors.pools.REDRAWN_S", 0.01)
     future = Future()
 
     class Slow(Answering):
@@ -118,7 +118,7 @@ def test_compare_uses_the_executor(tmp_path, capsys):
 
 
 def test_part_that_always_kills_its_worker_ends_in_one_line(monkeypatch):
-    from sm_profiler.executors import tasks
+    from sm_profiler.executors import pools as tasks
     from sm_profiler.metrics.scaling import folding
 
     result = TaskResult(0, error="KilledWorker: Attempted to run task on 4 different workers")

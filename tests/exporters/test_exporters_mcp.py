@@ -88,7 +88,11 @@ def test_tools_return_the_content_of_the_report(library, runs):
 
 
 def test_the_fleet_names_what_is_lost(library):
-    (fleet,) = map(data, ask(build_server(library), ("fleet", {"group_by": "instance-type"})))
+    (fleet, same) = map(
+        data,
+        ask(build_server(library), *(("fleet", {"group_by": each}) for each in ("instance-type", ["instance-type"]))),
+    )
+    assert same["groups"] == fleet["groups"]
     assert fleet["jobs"] == 2
     assert fleet["top"][0]["name"] == "slow"
     assert "INPUT_BOUND" in json.dumps(fleet["causes"])

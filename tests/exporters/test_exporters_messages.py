@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -18,14 +19,26 @@ from msgspec.structs import replace
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.exporters import aws as on_aws
-from sm_profiler.exporters import webhook
-from sm_profiler.exporters.destination import KINDS, SentList, message_of, open_destination
+from sm_profiler.exporters.destination import (
+    ATTEMPTS,
+    KINDS,
+    SentList,
+    Webhook,
+    message_of,
+    open_destination,
+    sent_folder,
+)
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
 from tests.support.jobs import make_job
 from tests.support.reports import report_from, training
 
 HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +101,13 @@ def test_a_message_has_the_names_of_processes_that_the_page_has(report):
 
 
 def test_a_webhook_gets_text_in_slacks_format(report, hook):
-    webhook.Webhook(hook.url).send(report)
+    Webhook(hook.url).send(report)
     (sent,) = hook.got
     assert sent["text"].startswith("*my-job: ")
 
 
 def test_hostile_names_cannot_mention_or_link(hook):
-    webhook.Webhook(hook.url).send(report_from(training(50), name=HOSTILE))
+    Webhook(hook.url).send(report_from(training(50), name=HOSTILE))
     text = hook.got[0]["text"]
     assert "<" not in text
     assert "\x1b" not in text
@@ -102,7 +115,7 @@ def test_hostile_names_cannot_mention_or_link(hook):
 
 
 def test_names_in_a_message_neither_call_people_nor_hide_an_address(report, hook):
-    webhook.Webhook(hook.url).send(report_from(training(50), name="@everyone @channel [report](https://evil.example)"))
+    Webhook(hook.url).send(report_from(training(50), name="@everyone @channel [report](https://evil.example)"))
     text = hook.got[0]["text"]
     assert "everyone" in text
     assert not re.search(r"@\w|\]\(", text)
@@ -111,7 +124,7 @@ def test_names_in_a_message_neither_call_people_nor_hide_an_address(report, hook
 def test_a_webhook_is_tried_again_when_that_may_help(report, hook):
     slept = []
     hook.answers = [(503, {}), (429, {"Retry-After": "7"}), (200, {})]
-    webhook.Webhook(hook.url, sleep=slept.append).send(report)
+    Webhook(hook.url, sleep=slept.append).send(report)
     assert len(hook.got) == 3
     assert slept[0] > 0
     assert slept[1] == 7
@@ -121,7 +134,7 @@ def test_a_webhook_is_tried_again_when_that_may_help(report, hook):
 def test_a_webhook_that_refuses_is_one_line(report, hook, answer):
     hook.answers = [answer]
     with pytest.raises(SourceError, match=f"webhook at 127.0.0.1: HTTP status {answer[0]}"):
-        webhook.Webhook(hook.url, sleep=pytest.fail).send(report)
+        Webhook(hook.url, sleep=pytest.fail).send(report)
     assert len(hook.got) == 1
 
 
@@ -129,10 +142,10 @@ def test_a_webhook_that_is_gone_is_one_line(report, hook):
     slept = []
     hook.answers = [(500, {})] * 10
     with pytest.raises(SourceError, match="HTTP status 500"):
-        webhook.Webhook(hook.url, sleep=slept.append).send(report)
+        Webhook(hook.url, sleep=slept.append).send(report)
     with pytest.raises(SourceError, match="webhook at localhost"):
-        webhook.Webhook("http://localhost:1/", sleep=slept.append).send(report)
-    assert len(slept) == 2 * (webhook.ATTEMPTS - 1)
+        Webhook("http://localhost:1/", sleep=slept.append).send(report)
+    assert len(slept) == 2 * (ATTEMPTS - 1)
 
 
 def test_a_server_that_trickles_does_not_hold_an_attempt(report):
@@ -153,12 +166,12 @@ def test_a_server_that_trickles_does_not_hold_an_attempt(report):
     slept = []
     try:
         with pytest.raises(SourceError, match=r"no answer within 0\.2 s"):
-            webhook.Webhook(f"http://127.0.0.1:{server.server_port}/", slept.append, attempt_s=0.2).send(report)
+            Webhook(f"http://127.0.0.1:{server.server_port}/", slept.append, attempt_s=0.2).send(report)
     finally:
         over.set()
         server.shutdown()
         server.server_close()
-    assert len(slept) == webhook.ATTEMPTS - 1
+    assert len(slept) == ATTEMPTS - 1
 
 
 def test_each_request_to_aws_has_a_deadline(monkeypatch):
@@ -299,6 +312,29 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     assert len(hook.got) == 3
     assert main(["export", str(slow)]) == 2
     assert "--to is missing" in capsys.readouterr().err
+
+
+def test_a_finding_is_sent_once_from_all_folders(tmp_path, hook, capsys, monkeypatch):
+    """The list of what was sent was in the working directory; one that is there already counts."""
+    job = make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "1")
+    command = ["export", str(job), "--to", f"webhook:{hook.url}"]
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        assert main(command) == 0
+        assert not list(Path().iterdir())
+    assert "webhook: sent before" in capsys.readouterr().out
+    (found,) = Path(os.environ["XDG_STATE_HOME"]).rglob("sent.json")
+    Path("profiler-report/job").mkdir(parents=True)
+    found.rename("profiler-report/job/sent.json")
+    assert main(command) == 0
+    assert len(hook.got) == 1
+
+
+def test_the_list_of_a_job_has_a_place_without_a_home(monkeypatch):
+    assert sent_folder("../a/b", {"XDG_STATE_HOME": "/state"}) == "/state/sm-profiler/sent/%2Fa%2Fb"
+    monkeypatch.setenv("HOME", "/home/me")
+    assert sent_folder("a", {"XDG_STATE_HOME": "relative"}) == "/home/me/.local/state/sm-profiler/sent/a"
 
 
 def test_one_destination_that_fails_keeps_nothing_from_the_others(tmp_path, hook, aws, capsys, monkeypatch):

@@ -330,3 +330,27 @@ def test_what_is_rented_today_has_a_price():
     table = built_in()
     assert set(table["estimated"]) <= set(table["dollars_per_hour"])
     assert "approximate" in table["as_of"]
+
+
+def test_a_requeued_job_is_not_charged_for_the_queue():
+    """84 s on the wall, of which it held its machine 24 s: 12 s of these are the second start."""
+    report = report_json("a", duration=84.0, between_attempts_s=60.0)
+    report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": 72.0, "loop_s": 5.0}
+    job = priced(report)
+    assert (job.billable_s, job.interrupted_s, job.between_attempts_s) == (24.0, 72.0, 60.0)
+    assert job.bill_usd == pytest.approx(24 * PRICE / 3600)
+    assert [(one.cause, one.seconds) for one in job.losses] == [("INTERRUPTED", 12.0)]
+    assert job.interrupted_usd == pytest.approx(job.bill_usd / 2)
+    assert job.lost_share == pytest.approx(0.5)
+    assert job.stages["training"] == pytest.approx(24.0)
+    found = assemble([job], group_by=("host",))
+    assert [one.sums.instance_hours for one in found.groups] == [pytest.approx(24 / 3600)]
+    assert found.totals.waste == pytest.approx(0.5)
+    assert found.failures[0].instance_hours == pytest.approx(12 / 3600)
+
+
+def test_what_the_service_bills_has_no_gap():
+    report = report_json("a", duration=84.0, between_attempts_s=60.0)
+    report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": 72.0}
+    job = priced(report, description("a", billable=84, training=84))
+    assert (job.billable_s, job.between_attempts_s, job.losses[0].seconds) == (84.0, 0.0, 72.0)

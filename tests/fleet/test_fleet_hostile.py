@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
-from sm_profiler.fleet.building import NAME, Entry, read_index, to_parquet, write_index
+from sm_profiler.fleet.building import NAME, IndexEntry, read_index, to_parquet, write_index
 from sm_profiler.fleet.finding import as_json, read_description
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.rows import read_report, row_of, with_bill
@@ -107,7 +107,7 @@ def test_descriptions_that_are_not_objects(data):
 
 def test_an_index_whose_content_is_not_that_of_an_index_is_not_read(tmp_path):
     storage = LocalStorage(tmp_path)
-    write_index(storage, {str(at): Entry("i", FleetJob(str(at), judged="report")) for at in range(3)})
+    write_index(storage, {str(at): IndexEntry("i", FleetJob(str(at), judged="report")) for at in range(3)})
     assert len(read_index(storage)[0]) == 3
     for content in (
         {"version": __version__, "entries": {"a": {"identity": "i", "row": {"name": 7}}}},
@@ -121,5 +121,5 @@ def test_an_index_whose_content_is_not_that_of_an_index_is_not_read(tmp_path):
 
 
 def test_names_that_are_not_unicode_are_kept(tmp_path):
-    write_index(LocalStorage(tmp_path), {"job \udcff": Entry("file \udcff", FleetJob("a"))})
+    write_index(LocalStorage(tmp_path), {"job \udcff": IndexEntry("file \udcff", FleetJob("a"))})
     assert read_index(LocalStorage(tmp_path))[0].popitem()[1].row == FleetJob("a")

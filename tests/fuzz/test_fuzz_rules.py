@@ -23,7 +23,7 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.rules import run_rules
 from sm_profiler.rules.base import build
 from sm_profiler.rules.profiler_report import RULES, ReportParameters
-from sm_profiler.rules.settings import RUNNER_PARAMETERS, read_settings
+from sm_profiler.rules.rule_job import RUNNER_PARAMETERS, read_settings
 from sm_profiler.settings import POLL_S
 from tests.support import rules as jobs
 from tests.support.jobs import make_job

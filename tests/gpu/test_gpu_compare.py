@@ -8,9 +8,14 @@ import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.cli import main
-from sm_profiler.gpu_traces.differences import kernel_differences, operator_differences
 from sm_profiler.report.compare import RegressionLimit
-from sm_profiler.report.trace_compare import compare_traces, render_trace_comparison, terminal_trace_comparison
+from sm_profiler.report.trace_compare import (
+    compare_traces,
+    kernel_differences,
+    operator_differences,
+    render_trace_comparison,
+    terminal_trace_comparison,
+)
 from tests.support.gpu_events import call, event, kernel
 
 REAL = os.environ.get("SM_PROFILER_GPU_TRACES", "")

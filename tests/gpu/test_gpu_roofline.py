@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
-from sm_profiler.formats.kineto_reader import Inputs
+from sm_profiler.formats.kineto_reader import OperatorInputs
 from sm_profiler.gpu_traces.kernels import peaks_of
 from sm_profiler.gpu_traces.roofline import bytes_of, flops_of
 from tests.support.gpu_events import call, event, kernel
@@ -15,7 +15,9 @@ A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8}
 
 
 def inputs(shapes, kind="float", values=()):
-    return Inputs(json.dumps(shapes), json.dumps([kind] * len(shapes)), json.dumps(list(values)) if values else "")
+    return OperatorInputs(
+        json.dumps(shapes), json.dumps([kind] * len(shapes)), json.dumps(list(values)) if values else ""
+    )
 
 
 def settings(stride, padding, dilation="[1, 1]", transposed="False"):
@@ -43,8 +45,8 @@ def test_arithmetic_of_operators(operator, found, expected):
 @pytest.mark.parametrize("shapes", ["", "{}", "[[], []]", "[[1]]", '[["a"], ["b"]]', "[[1e400, 2], [2, 3]]", "[3, 4]"])
 def test_arithmetic_of_odd_shapes_is_none(shapes):
     for operator in ("aten::mm", "aten::convolution", "aten::_scaled_dot_product_flash_attention"):
-        assert flops_of(operator, Inputs(shapes, "[]", '["", "", "", "[0]", "[0]", "[0]", "False"]')) == 0
-    assert bytes_of("aten::add", Inputs(shapes, "[3]")) >= 0
+        assert flops_of(operator, OperatorInputs(shapes, "[]", '["", "", "", "[0]", "[0]", "[0]", "False"]')) == 0
+    assert bytes_of("aten::add", OperatorInputs(shapes, "[3]")) >= 0
 
 
 def test_bytes_of_operators():

@@ -13,12 +13,11 @@ from sm_profiler.formats.columns import Category, EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.kineto_reader import PHASE, read_kineto
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.gpu_traces.callers import Callers, Frame
-from sm_profiler.gpu_traces.measure import Lines
+from sm_profiler.gpu_traces.callers import Callers, PythonFrame
+from sm_profiler.gpu_traces.measure import CauseLines
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.hook.convert import write_events
-from sm_profiler.report.build import build_report
-from sm_profiler.report.trace_windows import join, read_windows
+from sm_profiler.report.build import build_report, join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
 from tests.support.gpu_events import call, event, kernel
@@ -93,8 +92,8 @@ def test_phases_hold_for_all_threads(joined):
 
 
 def test_sampled_lines_share_the_time_of_their_phase(joined):
-    line = Frame("train.py", 12, "step"), Frame("model.py", 3, "forward")
-    lines = Lines(Callers(joined.events), {"forward": ((line[0], 0.25), (line[1], 0.5))})
+    line = PythonFrame("train.py", 12, "step"), PythonFrame("model.py", 3, "forward")
+    lines = CauseLines(Callers(joined.events), {"forward": ((line[0], 0.25), (line[1], 0.5))})
     rows = np.flatnonzero(joined.events.name.mask("aten::linear"))
     found = {(one.file, one.sampled): one.us for one in lines.of(rows, rows, np.array([100.0]))}
     assert found == {("model.py", True): 50.0, ("train.py", True): 25.0, ("", False): 25.0}
@@ -180,7 +179,7 @@ def test_the_report_of_a_window_with_a_gpu_joins_the_always_on_recording(profile
 
 
 def test_a_broken_window_costs_no_report(profile, monkeypatch):
-    monkeypatch.setattr("sm_profiler.report.trace_windows.read_trace", lambda *_: 1 / 0)
+    monkeypatch.setattr("sm_profiler.report.build.read_trace", lambda *_: 1 / 0)
     report = build_report(open_source(str(profile)))
     assert report.gpu_traces == ()
     assert "division" in report.broken["detailed windows"]

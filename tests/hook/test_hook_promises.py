@@ -11,6 +11,7 @@ import time
 import pytest
 
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.local import command
 from tests.support.hook import LAUNCH, SCRIPT, config, environment, steps, train
 from tests.support.profiles import events
 
@@ -158,6 +159,48 @@ def test_the_pth_file_is_one_line_that_does_nothing_by_default():
     check = f"import sys\n{text}\nassert not any(name.startswith('sm_profiler') for name in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment())
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "armed"),
+    [
+        ("1", True), ("true", True), ("on", True), ("Yes", True), ("ture", True), (" ", False), ("0", False),
+        ("off", False), ("FALSE", False), ("no", False), ("none", False),
+    ],
+)  # fmt: skip
+def test_the_pth_file_takes_all_values_of_a_switch(value, armed):
+    text = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
+    for line in (text, command.AUTO_START):
+        check = f"import sys\n{line}\nprint('sm_profiler.hook.auto' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", check], capture_output=True, text=True, check=True,
+            env=environment(SM_PROFILER_AUTO=value),
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == (f"{armed}\n", "")
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(
+    ("variables", "expected", "files"),
+    [
+        ({"SM_PROFILER_AUTO": "true"}, "", True),
+        ({"SM_PROFILER_AUTO": "ture"}, "SM_PROFILER_AUTO: expected on (1, true, yes) or off (0, false, no), found 'ture'; using the default, off", False),
+        ({"SM_PROFILER_AUTO": "ture", "RANK": "1"}, "", False),
+        ({"SM_PROFILER_AUTO": "on", "SM_PROFILER_SAMPLER": "ture"}, "SM_PROFILER_SAMPLER: expected on (1, true, yes) or off (0, false, no), found 'ture'; using the default, on", True),
+        ({"SM_PROFILER_AUTO": "on", "SM_PROFILER_SAMPLER": "ture", "RANK": "1"}, "", True),
+    ],
+)  # fmt: skip
+def test_a_wrong_switch_is_one_line_of_the_job(tmp_path, variables, expected, files):
+    line = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
+    profile = tmp_path / "profile"
+    check = f"{line}\nimport torch\nfrom sm_profiler.hook import get_hook\nhook = get_hook(create=False)\nprint(hook is not None)"
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    more = {"SM_PROFILER_CONFIG": config, "SM_PROFILER_ROOT": str(tmp_path), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, env=environment(**more)
+    )
+    printed = [line for line in done.stderr.splitlines() if "the profile stays in" not in line]
+    assert (done.stdout, printed) == (f"{files}\n", [f"sm-profiler: {expected}"] if expected else [])
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,28 @@ def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(lo
     assert list(loop.tracker.compared.ns) == [5 * 100] * 6
 
 
+@pytest.mark.parametrize("every", [1, 3, 15])
+@pytest.mark.parametrize("period", [8, 10])
+def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, period, monkeypatch):
+    """A figure at each 8th step lay in each observed stretch and in no rest: 450 ms became the cost of the hook."""
+    cpu, calls = [0], [0]
+    loop.tracker.compared.clock = lambda: cpu[0]
+
+    def spend() -> None:
+        calls[0] += 1
+        if calls[0] % (loop.calls * period) == 1:
+            cpu[0] += 450_000_000
+        cpu[0] += 1_000_000 if loop.tracker.rest is not None else 1_010_000
+
+    monkeypatch.setattr(loop.session.controller, "beat", lambda _written: None)
+    loop.inside, loop.tracker.compares = spend, True
+    loop.run(every, 600)
+    found = sorted(loop.tracker.compared.ns)
+    middle = found[len(found) // 4 : -(len(found) // 4)]
+    assert len(found) >= 20
+    assert sum(middle) / len(middle) == pytest.approx(5 * 10_000, rel=0.01)
+
+
 def test_steps_are_not_compared_if_a_rest_ends_early(loop):
     for _ in range(4):
         loop.rest()
@@ -591,14 +613,18 @@ def test_a_marked_step_that_found_no_batch_does_not_count():
 
 
 def test_a_marked_rest_ends_before_the_next_step_that_is_observed_and_after_a_second():
-    tracker, _ = marked(every=3)
+    tracker, _ = marked(every=4)
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)
     assert rest.begins(20)
     rest.finished.append(25)
     assert not rest.begins(30)
     tracker.end_rest()
-    assert tracker.begin_marked_rest(30, lambda: None, lambda _stack: "") is None
+    rest = tracker.begin_marked_rest(30, lambda: None, lambda _stack: "")  # the step that the next one is compared with
+    rest.finished.append(35)
+    assert not rest.begins(40)
+    tracker.end_rest()
+    assert tracker.begin_marked_rest(40, lambda: None, lambda _stack: "") is None
     tracker, _ = marked()
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)

@@ -15,6 +15,7 @@ import pytest
 
 from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
+from sm_profiler.formats.event_names import LOOP
 from sm_profiler.hook import frames
 from sm_profiler.hook.frames import outwards, stack_and_lines
 from sm_profiler.hook.modes import ModeKeys
@@ -350,6 +351,16 @@ def test_what_follows_the_last_step_is_not_part_of_the_loop():
     train(machine, 20)
     machine.sample(90, 5000, forward_key=0, after_last_phase=True)
     assert machine.result()["end", 1, 90] == 5000
+
+
+def test_the_functions_that_run_the_first_steps_are_recorded_once():
+    machine = Machine()
+    assert [machine.sampler.step_begins(step, ModeKeys.TRAIN) for step in range(4)] == [False, False, False, True]
+    assert machine.sampler.step_begins(4, ModeKeys.EVAL)
+    (record,) = machine.records
+    assert record[0] == LOOP
+    here = ("test_hook_sampler.py", "test_the_functions_that_run_the_first_steps_are_recorded_once")
+    assert here in [(file.rpartition("/")[2], function) for file, _, function in record[5]["frames"]]
 
 
 def test_nothing_is_written_before_recording_starts():

@@ -199,8 +199,8 @@ def step(x, y):
     optimizer.zero_grad(); loss = torch.nn.functional.cross_entropy(model(x), y); loss.backward(); optimizer.step()
     losses.append(loss.item())
 """
-    + "{loop}"
-    + """
+    "{loop}"
+    """
 entry.install()
 path, on = os.environ["SM_PROFILER_CONFIG"], os.environ.get("ON")
 began = None

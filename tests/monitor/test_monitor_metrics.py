@@ -12,12 +12,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread, active_count
 
 import attrs
 import pytest
+import requests
+import urllib3
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -185,11 +188,17 @@ def test_files_of_a_real_writer_are_counted_while_they_are_open(tmp_path):
     assert not progress.hanging
     writer.write([TraceEvent(HANG, "hang", 1_790_000_006_000_000, 1, '{"pid": 7, "state": "hanging", "waited": 60.0}')])
     assert counter.count()["3"].hanging
-    writer.write([TraceEvent(STEP_TRAIN, STEP_TRAIN, 1_790_000_070_000_000, 75_000)])
+    args = '{"pid": 7, "state": "hanging", "waited": 60.0, "threads": [{"name": "steps", "frames": []}], "steps": 60}'
+    writer.write([TraceEvent(HANG, "hang", 1_790_000_007_000_000, 1, args)])
+    assert counter.count()["3"].steps["train"] == 60  # the steps of a rest are written when it ends
+    rest = [TraceEvent(STEP_TRAIN, STEP_TRAIN, 1_790_000_005_000_000 + step, 1) for step in range(9)]
+    writer.write(rest)
+    assert counter.count()["3"].steps["train"] == 60
+    writer.write([TraceEvent(STEP_TRAIN, STEP_TRAIN, 1_790_000_070_000_000, 75_000)] * 2)
     assert not counter.count()["3"].hanging
     counter.now = lambda: 1_790_000_900.0
     assert counter.count()["3"].step_s is None  # too long ago
-    assert counter.count()["3"].steps["train"] == 51
+    assert counter.count()["3"].steps["train"] == 61
 
 
 def test_a_rank_whose_hook_is_off_has_no_series(tmp_path):
@@ -382,6 +391,30 @@ def test_an_unreachable_collector_is_one_line(caplog):
     assert "the OpenTelemetry collector cannot be reached" in caplog.text
     exporter.filters.clear()
     logging.getLogger("urllib3.connectionpool").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "send", [partial(requests.post, timeout=0.2), partial(urllib3.request, "POST", timeout=0.2, retries=False)]
+)
+@pytest.mark.parametrize(("listens", "reason"), [(False, "Connection refused"), (True, "no answer in time")])
+def test_the_reason_of_an_unreachable_collector_is_a_few_words(caplog, send, listens, reason):
+    """The line had the text of three nested errors with their addresses in memory, cut after 300 characters."""
+    silence_retries()
+    exporter = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen(1)
+        with pytest.raises(Exception) as caught:
+            send(url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics")
+    try:
+        exporter.warning("Transient error %s encountered while exporting, retrying in %.2fs.", caught.value, 1.0)
+        assert caplog.messages == [
+            f"sm-profiler: the OpenTelemetry collector cannot be reached; metrics are dropped until it can: {reason}"
+        ]
+    finally:
+        exporter.filters.clear()
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.NOTSET)
 
 
 def test_metrics_arrive_at_a_collector_by_otlp(tmp_path):

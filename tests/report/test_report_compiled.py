@@ -18,7 +18,7 @@ def test_waiting_for_results_is_divided_among_the_steps_that_computed_them():
     lengths = rank.iterations.length
     assert lengths[rank.iterations.known] == pytest.approx(0.0201, rel=1e-3)
     assert rank.steps.end[-1] / 1e6 == pytest.approx(rank.end)
-    assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+    assert rank.seconds["compiled"] == pytest.approx(rank.loop, rel=1e-3)
     assert (np.diff(rank.steps.start) > 0).all()
 
 
@@ -50,7 +50,7 @@ def test_waiting_for_earlier_calls_is_divided_among_the_steps():
         lengths = rank.iterations.length
         assert lengths[rank.iterations.known] == pytest.approx(0.004, rel=1e-3)
         assert (np.diff(rank.steps.start) > 0).all()
-        assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+        assert rank.seconds["compiled"] == pytest.approx(rank.loop, rel=1e-3)
 
 
 def test_a_queue_of_calls_is_healthy():
@@ -219,3 +219,43 @@ def test_what_was_recorded_moves_with_a_sample_of_the_steps(monkeypatch):
     assert held.sum() > 100
     assert (rank.judged.index[at[held]] == steps[held]).all()
     assert (moments[held] <= rank.steps.end[at[held]]).all()
+
+
+def predicting(*, every=5, batches=16, batch=0.0047, steps=400):
+    """Return a loop whose callback predicts every few steps: Keras reads the results after the last step of prediction."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        begin = now
+        rows.append((event_names.COMPILED_STEP, "train_step", now, 0.0005, "algo-1-0", step))
+        rows.append((event_names.RESULTS, "metrics", now + 0.0005, 0.008, "algo-1-0", step))
+        now += 0.0085
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, 0.0085, "algo-1-0", step))
+        if step % every:
+            continue
+        called = now = now + 0.0002
+        for number in range(batches):
+            name = "Step:ModeKeys.PREDICT"
+            rows.append((name, name, now, 0.0001, "algo-1-0", step // every * batches + number))
+            now += 0.0001
+        rows.append(
+            (event_names.RESULTS, "metrics", now, batch * batches, "algo-1-0", step // every * batches + number)
+        )
+        now += batch * batches + 0.002
+        args = {"file": "/x/train.py", "line": 31, "function": "F1.on_train_batch_end", "calls": 1}
+        rows.append((event_names.CALLBACK, "F1.on_train_batch_end", called, now - called, "algo-1-0", step, args))
+        now += 0.0002
+    return rows
+
+
+def test_a_step_whose_results_are_read_after_it_ends_with_them():
+    """It ended before it began, and most of the evaluation was code outside the phases."""
+    (rank,) = metrics_of(predicting(), metadata=({"framework": "keras"},)).ranks
+    assert (rank.steps.duration >= 0).all()
+    assert rank.seconds["evaluation"] == pytest.approx(80 * 16 * 0.0048, rel=0.05)
+
+
+def test_a_callback_that_predicts_leads_and_not_its_period():
+    verdict = verdict_of(predicting(), metadata=({"framework": "keras"},))
+    assert [verdict.kind, *(one.kind for one in verdict.also)] == [Class.SLOW_CALLBACK]
+    assert verdict.main.where[0].line == 31
+    assert verdict.main.gain.speedup.value == pytest.approx(1 / (1 - 0.64), rel=0.15)

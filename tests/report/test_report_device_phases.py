@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.metrics.step_fold import StepFold
-from sm_profiler.render.ledger_view import shares
+from sm_profiler.render.view import shares
 from sm_profiler.report import Class
 from sm_profiler.report.compare import compare
 from sm_profiler.report.report_json import report_json

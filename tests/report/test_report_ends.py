@@ -379,3 +379,36 @@ def test_the_end_comes_from_the_report_beside_the_profile(tmp_path):
     assert build_report(open_source(source, cache=False)).metrics.ending.state == "unknown"  # it went on
     (source / "report.json").write_text("{")
     assert build_report(open_source(source, cache=False)).metrics.ending.state == "unknown"
+
+
+def test_the_end_is_that_of_the_last_attempt():
+    """The requeued job completed, and the mark of a process that was stopped as it imported made it a stopped job."""
+    stopped = record(7, "stopped", 5.0, 0) | {"rank": None, "start_us": None}
+    second = record(0, "completed", 65.0, 100, process_us=(START_S + 50) * 1e6, start=60.0)
+    for first in (stopped, stopped | {"process_us": (START_S + 1) * 1e6}, record(3, "killed", 5.0, 9)):
+        for records in ((first, second), (second, first)):
+            report = report_from(training(100, at=60.0), metadata=records, facts=EndFacts(finished=True))
+            assert json.loads(to_json(report))["end"]["state"] == "completed"
+            assert report.metrics.ending.sentence == ""
+            assert message_of(report).detail["end"]["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        record(1, "stopped", 65.0, 3, process_us=(START_S + 50) * 1e6, node="algo-2"),  # its node began late
+        record(1, "stopped", 65.0, 3, process_us=(START_S + 1) * 1e6),
+        record(1, "stopped", 65.0, 3),  # of a version that did not record when a process began
+    ],
+)
+def test_a_process_that_ends_before_others_is_of_the_same_attempt(second):
+    first = record(0, "crashed", 5.0, 0, "ValueError: x", process_us=(START_S + 1) * 1e6)
+    report = report_from(training(100, at=60.0), metadata=(first, second), facts=EndFacts())
+    assert report.metrics.ending.error == "ValueError: x"
+
+
+def test_a_process_that_goes_on_keeps_an_attempt_open():
+    first = record(0, "crashed", 5.0, 0, "ValueError: x", process_us=(START_S + 1) * 1e6)
+    going, third = (record(rank, process_us=(START_S + at) * 1e6) for rank, at in ((1, 1.0), (2, 50.0)))
+    report = report_from(training(100, at=60.0), metadata=(first, going, third), facts=EndFacts())
+    assert report.metrics.ending.error == "ValueError: x"

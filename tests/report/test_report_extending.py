@@ -8,7 +8,7 @@ import pytest
 
 from sm_profiler.diagnosis import limits, words
 from sm_profiler.metrics import parts, step_fold, step_rows, thresholds
-from sm_profiler.render import charts, ledger_view
+from sm_profiler.render import charts, view
 from sm_profiler.render.page import render_html
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.compare import compare
@@ -54,8 +54,8 @@ def with_checkpoints(length, *, every=1, steps=200):
 def test_a_new_part_appears_in_metrics_files_page_and_terminal():
     report = report_from(with_checkpoints(0.004))
     (rank,) = report.metrics.ranks
-    assert rank.slices["checkpoint"] == pytest.approx(200 * 0.004, rel=0.01)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.seconds["checkpoint"] == pytest.approx(200 * 0.004, rel=0.01)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
     assert rank.mean("checkpoint") == pytest.approx(0.004, rel=0.01)
     assert json.loads(to_json(report))["job"]["ranks"][0]["seconds"]["checkpoint"] == pytest.approx(0.8, rel=0.01)
     page = render_html(report)
@@ -76,14 +76,14 @@ def test_a_new_part_is_judged_and_compared():
 
 def test_unknown_phases_are_no_part():
     (rank,) = metrics_of(with_checkpoints(0.004)).ranks
-    assert set(rank.slices) == {part.key for part in parts.PARTS}
-    assert rank.slices["between"] == pytest.approx(0.8, rel=0.01)
+    assert set(rank.seconds) == {part.key for part in parts.PARTS}
+    assert rank.seconds["between"] == pytest.approx(0.8, rel=0.01)
 
 
 def test_every_activity_of_a_step_has_a_letter_and_a_defined_colour():
-    looks = [*ledger_view._SHOWN.values(), *ledger_view._DECLARED, *ledger_view._SHOWN_LAST.values()]
+    looks = [*view._SHOWN.values(), *view._DECLARED, *view._SHOWN_LAST.values()]
     assert {colour for colour, _ in looks} <= set(charts.COLOURS)
-    assert {part.key for part in parts.PARTS if part.kind is parts.Kind.PHASE} <= set(ledger_view._SHOWN)
+    assert {part.key for part in parts.PARTS if part.kind is parts.Kind.PHASE} <= set(view._SHOWN)
 
 
 def test_each_number_that_decides_has_one_definition_a_reason_and_a_use():

@@ -12,7 +12,7 @@ from sm_profiler.diagnosis.model import Location
 from sm_profiler.formats.trace_records import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.rules import RULES
 from sm_profiler.source import open_source
 from tests.support.jobs import make_job

@@ -25,10 +25,10 @@ from tests.support.reports import START_S, FakeWindow, events, gpu_samples, metr
 def test_slices_add_up_to_the_loop_for_any_window(window_s):
     metrics = metrics_of(training(900, wait=0.004), window_s=window_s)
     (rank,) = metrics.ranks
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
-    assert rank.slices["wait"] == pytest.approx(900 * 0.004, rel=1e-3)
-    assert rank.slices["forward"] == pytest.approx(900 * 0.003, rel=1e-3)
-    assert rank.slices["outside"] == pytest.approx(900 * 0.0002, rel=0.01)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.seconds["wait"] == pytest.approx(900 * 0.004, rel=1e-3)
+    assert rank.seconds["forward"] == pytest.approx(900 * 0.003, rel=1e-3)
+    assert rank.seconds["outside"] == pytest.approx(900 * 0.0002, rel=0.01)
 
 
 def test_merged_folds_equal_the_whole():
@@ -52,7 +52,7 @@ def test_sampled_phases_represent_all_steps():
     (rank,) = metrics_of(rows).ranks
     assert rank.share_of_iterations("wait") == pytest.approx(0.01 / 0.0192, abs=0.01)
     assert rank.share("wait") == pytest.approx(0.01 / 0.0192, abs=0.02)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
 
 
 def test_late_files_keep_the_order():

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from sm_profiler.cli import main
-from sm_profiler.cli.command import newest_run
+from sm_profiler.cli.main import newest_run
 from sm_profiler.cli.report import follow
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS

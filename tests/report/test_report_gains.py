@@ -18,8 +18,9 @@ from sm_profiler.diagnosis.profile.causes import CAUSES
 from sm_profiler.diagnosis.profile.inputs import Workers, left_after
 from sm_profiler.diagnosis.profile.ledger import EVALUATION
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Saving, loop_of_parts
+from sm_profiler.diagnosis.profile.loop import loop_of_parts
 from sm_profiler.diagnosis.profile.verdict import decide, priced
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples

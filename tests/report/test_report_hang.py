@@ -16,7 +16,7 @@ from sm_profiler.metrics.hang import hang_arguments
 from sm_profiler.render.page import render_html
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report.report_json import to_json
-from sm_profiler.report.timeline_export import describe_hangs
+from sm_profiler.report.write import describe_hangs
 from sm_profiler.timeline import timeline_file
 from tests.support.reports import START_S, events, report_from, training, verdict_of
 from tests.support.stored import assert_as_stored, words_of
@@ -156,7 +156,7 @@ def test_a_thread_that_died_is_named_with_its_exception():
     assert main.headline.endswith(
         "In algo-1-0, thread feeder had ended with an exception: ValueError: damaged (feed.py:8)."
     )
-    assert main.next_step.startswith("Repair that exception first")
+    assert main.next_step.startswith("Fix that exception first")
     earlier = judged(stop(QUEUE, dead=[{**DEAD, "ago": 660.0}]))
     assert "had ended with an exception 10 min before that: ValueError" in earlier.headline
     assert "dead" in hang_arguments(json.dumps({"state": "hanging", "threads": [], "dead": [DEAD]}))

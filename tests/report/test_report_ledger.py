@@ -10,8 +10,9 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.ledger import Ledger, RankLedger
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.ledger import SeenCode, ledger_of, rows_of_rank, totals_of
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats import event_names
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from tests.support.reports import metrics_of, training
@@ -334,3 +335,113 @@ def test_the_function_that_runs_the_whole_step_is_no_hook():
     backward = Sampled(NAME, "backward", False, (MAIN, train), "", 2.0, 40)
     samples = hooked(MAIN, train, line="cli()", others=(backward,))
     assert SeenCode(samples).module_hook(samples.stacks[0]) is None
+
+
+def stack(*places, node=NAME, phase="outside", leaf="", seconds=1.0, count=50):
+    """Return samples of a stack of places, outermost first: line and function."""
+    found = tuple(Place("train.py", line, function) for line, function in places)
+    return Sampled(node, phase, False, found, leaf, seconds, count)
+
+
+REDUCE = "torch.distributed.distributed_c10d.all_reduce"
+BUFFERS = "torch.nn.parallel.distributed.DistributedDataParallel._distributed_broadcast_coalesced"
+
+
+def judged(rows, *stacks, sources=()):
+    """Return all findings about a loop with samples."""
+    samples = Samples(stacks, {("train.py", line): text for line, text in sources})
+    verdict = decide(Case(attrs.evolve(metrics_of(rows), samples=samples), {}))
+    return [verdict.main, *verdict.also]
+
+
+def test_collectives_that_a_script_calls_are_communication():
+    """They were other code of each step (SYNC_BOUND)."""
+    rows, stacks = [], []
+    for node in (NAME, "algo-1-1"):
+        rows += training(200, outside=0.03, node=node)
+        stacks.append(stack((9, "average"), node=node, leaf=REDUCE, seconds=5.5))
+    main, *also = judged(rows, *stacks, sources=[(9, "dist.all_reduce(p.grad)")])
+    assert (main.kind, also) == (Class.COMMUNICATION_BOUND, [])
+    assert (main.where[0].line, main.confidence) == (9, "medium")
+    assert "one all_reduce for all gradients" in main.next_step
+
+
+def test_a_rank_that_saves_is_late_and_the_one_in_the_forward_pass_waits():
+    """The rank that waited for the broadcast of buffers was accused, with high confidence."""
+    rows = [*training(200, outside=0.03), *training(200, forward=0.0328, outside=0.0002, node="algo-1-1")]
+    stacks = [
+        stack((9, "show"), leaf="PIL.ImageFile._encode_tile", seconds=5.8),
+        stack((5, "main"), node="algo-1-1", phase="forward", leaf=BUFFERS, seconds=5.8),
+        stack((5, "main"), node="algo-1-1", phase="forward", leaf="torch.nn.modules.conv.Conv2d.forward", seconds=0.6),
+    ]
+    found = [one for one in judged(rows, *stacks) if one.kind is Class.STRAGGLER]
+    assert all(one.ranks == (NAME,) for one in found)
+    assert "saving files" in found[0].headline
+    assert found[0].where[0].line == 9
+
+
+def test_a_forward_pass_in_a_callback_is_the_callbacks():
+    stacks = [
+        stack((5, "main"), phase="forward", leaf="torch.nn.modules.linear.Linear.forward", seconds=1.0),
+        stack((5, "main"), (9, "Poet.on_step_end"), phase="forward", leaf="torch.nn.modules.linear.Linear.forward", seconds=3.0),
+    ]  # fmt: skip
+    main = judged(training(400, forward=0.01), *stacks)[0]
+    assert (main.kind, main.where[0].line) == (Class.SLOW_CALLBACK, 9)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "more", "name"),
+    [
+        ("torch.autograd.graph._engine_run_backward", {}, "backward"),
+        ("torch.nn.functional.pad", {"forward": 0}, "forward"),
+        ("torch.nn.functional.cross_entropy", {}, "other code"),  # a loss, or a metric
+    ],
+)
+def test_phases_that_no_module_runs_are_phases(leaf, more, name):
+    _, ledger, _ = of(training(100, outside=0.02, **more), samples=sampled("f(x)", 2.0, leaf=leaf, phase="between"))
+    assert ledger.seconds[name].sum() == pytest.approx(97 * 0.02 + 97 * 0.005 * (name == "backward"), rel=0.02)
+
+
+def test_evaluation_is_named_where_it_calls_the_model():
+    rows = []
+    for first in range(0, 200, 20):
+        at = 1.0 + first / 20 * 0.6
+        rows += training(20, at=at, number=first)
+        rows += training(20, forward=0.015, backward=0, optimizer=0, mode="EVAL", at=at + 0.205, number=first)
+    stacks = [
+        stack((3, "main"), (21, "forward"), phase="forward"),
+        stack((4, "main"), phase="backward"),
+        stack((7, "main"), (36, "quality"), (21, "forward"), phase="evaluation", seconds=2.0),
+    ]
+    found = next(one for one in judged(rows, *stacks) if one.kind is Class.EVALUATION_BOUND)
+    assert (found.where[0].line, found.where[0].function) == (36, "quality")
+
+
+def test_steps_whose_phases_were_not_recorded_are_as_those_of_their_length():
+    """Long steps were recorded more often, and all of them had the shares of long ones."""
+    rows = training(400, forward=0.009, every=10, stall=0.09)
+    kept = [row for row in rows if row[0].startswith("Step") or row[5] % 10 in (0, 1)]
+    _, ledger, sums = of([row for row in kept if row[0] != "DataLoaderWait"])
+    assert sums["forward"] == pytest.approx(400 * 0.009, rel=0.1)
+    assert ledger.seconds["forward"].sum() == pytest.approx(397 * 0.009, rel=0.1)
+
+
+def test_anomaly_detection_that_was_left_on_is_named():
+    stacks = [
+        stack((5, "main"), phase="forward", leaf="linecache.checkcache", seconds=1.0),
+        stack((5, "main"), phase="forward", leaf="torch.nn.modules.linear.Linear.forward", seconds=1.5),
+    ]
+    main = judged(training(400, forward=0.02), *stacks)[0]
+    assert main.kind is Class.HOST_BOUND
+    assert "anomaly detection is on" in main.headline
+
+
+def test_collections_that_saving_causes_are_saved_with_it():
+    rows = training(200, outside=0.02)
+    rows += [
+        ("GC", "generation 2", 1.0 + step * 0.03 + 0.015, 0.004, NAME, step, {"generation": 2}) for step in range(200)
+    ]
+    png = {"leaf": "PIL.ImageFile._encode_tile"}
+    stacks = [stack((9, "show"), seconds=3.0, **png), stack((9, "show"), phase="gc", seconds=0.8, **png)]
+    found = judged(rows, *stacks)
+    assert [one.kind for one in found] == [Class.CHECKPOINTING]

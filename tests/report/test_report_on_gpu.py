@@ -9,12 +9,12 @@ import pytest
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Gain, Interval, Verdict
 from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.loop import Saving
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
-from sm_profiler.report import trace_windows as windows
-from sm_profiler.report.trace_windows import Windows
+from sm_profiler.report import build
+from sm_profiler.report.build import Windows
 from tests.support.reports import gpu_samples, metrics_of, report_from, training, verdict_of
 
 
@@ -165,11 +165,11 @@ def test_the_kernels_lead_a_loop_that_its_gpu_limits(monkeypatch, used, leads):
     plain = Finding(Class.TENSOR_CORES_UNUSED, "Products …", (), "Use bf16.", 0.97, confidence="medium", gain=gain)
     kernels = SimpleNamespace(events=SimpleNamespace(on_device=np.ones(1000, bool)))
     found = Windows(SimpleNamespace(ranks={0: kernels}), {})
-    monkeypatch.setattr(windows, "read_windows", lambda _: found)
-    monkeypatch.setattr(windows, "measure", lambda *_: ())
-    monkeypatch.setattr(windows, "decide_traces", lambda *_: Verdict(plain))
+    monkeypatch.setattr(build, "read_windows", lambda _: found)
+    monkeypatch.setattr(build, "measure", lambda *_: ())
+    monkeypatch.setattr(build, "decide_traces", lambda *_: Verdict(plain))
     report = report_from(training(400), gpu_samples(used, 5))
-    verdict = windows.add_windows(report, None).verdict
+    verdict = build.add_windows(report, None).verdict
     assert (verdict.kind is Class.TENSOR_CORES_UNUSED) == leads
     (shown,) = [one for one in (verdict.main, *verdict.also) if one.kind is Class.TENSOR_CORES_UNUSED]
     assert (shown.gain is not None) == leads

@@ -29,9 +29,9 @@ def test_a_collection_is_taken_from_the_part_that_it_interrupts(phase, key):
     without = metrics_of(rows).ranks[0]
     rows += [collection(start + 0.001, 0.004) for start, _ in spans(rows, phase)[50:]]
     rank = metrics_of(rows).ranks[0]
-    assert rank.slices["gc"] == pytest.approx(350 * 0.004, rel=0.01)
-    assert rank.slices[key] == pytest.approx(without.slices[key] - 350 * 0.004, rel=0.01)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop)
+    assert rank.seconds["gc"] == pytest.approx(350 * 0.004, rel=0.01)
+    assert rank.seconds[key] == pytest.approx(without.seconds[key] - 350 * 0.004, rel=0.01)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop)
 
 
 def test_what_is_saved_during_an_evaluation_is_no_evaluation():
@@ -52,8 +52,8 @@ def test_a_collection_in_evaluation_is_no_evaluation():
     without = metrics_of(rows).ranks[0]
     rows += [collection(start + 0.001, 0.004) for start, _ in spans(held_out, "Forward")]
     rank = metrics_of(rows).ranks[0]
-    assert rank.slices["gc"] == pytest.approx(0.4, rel=0.01)
-    assert rank.slices["evaluation"] == pytest.approx(without.slices["evaluation"] - 0.4, rel=0.02)
+    assert rank.seconds["gc"] == pytest.approx(0.4, rel=0.01)
+    assert rank.seconds["evaluation"] == pytest.approx(without.seconds["evaluation"] - 0.4, rel=0.02)
 
 
 def test_collections_do_not_explain_an_evaluation_that_costs_more():
@@ -75,7 +75,7 @@ def test_overlapping_phases_count_once():
         rows += [("Forward", "Forward", start, 20 * length, "algo-1-0", 1)] * 3
     rank = metrics_of(rows).ranks[0]
     iterations = rank.iterations
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop)
     whole = sum(iterations.of(key) for key in parts.iteration_keys())
     assert (whole <= iterations.length * 1.000001).all()
     assert all(0 <= rank.share_of_iterations(key) <= 1 for key in parts.iteration_keys())
@@ -118,5 +118,5 @@ def test_collections_in_steps_without_phases_do_not_stretch_the_phases_of_others
             shift += 0.2
     rank = metrics_of(moved).ranks[0]
     assert rank.gc == pytest.approx(8 * 0.2, rel=0.01)
-    assert rank.slices["gc"] == pytest.approx(rank.gc, rel=0.01)
-    assert rank.slices["backward"] == pytest.approx(400 * 0.005, rel=0.02)
+    assert rank.seconds["gc"] == pytest.approx(rank.gc, rel=0.01)
+    assert rank.seconds["backward"] == pytest.approx(400 * 0.005, rel=0.02)

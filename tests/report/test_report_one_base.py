@@ -5,8 +5,8 @@ import re
 import pytest
 
 from sm_profiler.formatting import percent
-from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.page import render_html
+from sm_profiler.render.view import shares
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import gpu_samples, report_from, training
 

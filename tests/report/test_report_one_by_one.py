@@ -15,7 +15,7 @@ STEPS = 400
 
 
 def verdict(  # one argument a part, each with a default
-    call=0.01, outside=0.0, *, fixed_us=0.0, leaf="", sampled=0.0, metadata=JAX, phase="outside"
+    call=0.01, outside=0.0, *, fixed_us=0.0, leaf="", sampled=0.0, metadata=JAX, phase="outside", count=200
 ):
     """Judge a loop: operations in its call, and samples of what runs outside for a share of the time."""
     rows = compiled(STEPS, call=call, outside=outside)
@@ -27,7 +27,7 @@ def verdict(  # one argument a part, each with a default
     if sampled:
         spent = metrics.ranks[0].loop * sampled
         place = Place("train.py", 12, "train")
-        stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=200)
+        stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=count)
         metrics = attrs.evolve(metrics, samples=Samples((stack,), {("train.py", 12): "grads = tx.update(grads)"}))
     context = Case(metrics, {})
     return decide(context).main
@@ -53,6 +53,16 @@ def test_an_update_outside_the_compiled_gradients_is_named_with_its_line():
     assert found.kind is Class.HOST_BOUND
     assert "into the compiled function" in found.next_step
     assert (found.where[0].file, found.where[0].line) == ("train.py", 12)
+
+
+@pytest.mark.parametrize("count", [31, 6])
+def test_an_update_that_takes_most_of_a_long_step_is_no_other_code(count):
+    """Its next step was to let loader workers prepare batches: all that is outside the phases seemed to save more."""
+    leaf = "jax._src.numpy.ufunc_api.ufunc.__call__"
+    found = verdict(call=0.002, outside=0.022, leaf=leaf, sampled=0.85, count=count)
+    assert found.kind is Class.HOST_BOUND
+    assert "Compile these lines with jax.jit" in found.next_step
+    assert found.where[0].line == 12
 
 
 @pytest.mark.parametrize(

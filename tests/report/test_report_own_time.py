@@ -7,8 +7,8 @@ import pytest
 
 from sm_profiler.diagnosis.profile.ledger import totals_of
 from sm_profiler.formats import event_names
-from sm_profiler.render.ledger_view import shares
 from sm_profiler.render.page import render_html
+from sm_profiler.render.view import shares
 from sm_profiler.report import Class, terminal_summary
 from tests.support.reports import metrics_of, report_from, training, verdict_of
 
@@ -54,8 +54,8 @@ def test_stalls_that_the_profiler_caused_are_no_time_of_the_loop(phase):
     (rank,) = metrics_of([*steps_enclosing(rows), *own]).ranks
     assert rank.loop == pytest.approx(plain.loop, rel=0.02)
     assert rank.excluded == pytest.approx(20 * 0.05, rel=0.06)
-    for key, seconds in plain.slices.items():
-        assert rank.slices[key] == pytest.approx(seconds, abs=0.06), key
+    for key, seconds in plain.seconds.items():
+        assert rank.seconds[key] == pytest.approx(seconds, abs=0.06), key
     assert verdict_of([*steps_enclosing(rows), *own]).kind is Class.BALANCED
     assert (
         verdict_of([*steps_enclosing(rows), *((*span, {"kind": "another"}) for span in spans)]).kind
@@ -92,7 +92,7 @@ def test_steps_in_a_window_that_slowed_them_are_left_out(slower):
     (rank,) = metrics_of([*rows, window]).ranks
     assert (len(rank.iterations), rank.left_out, int(rank.train.sum())) == (59, 60, 120)
     assert rank.share("forward") == pytest.approx(0.003 / 0.0102, abs=0.01)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
     assert metrics_of([*rows, window]).steps_per_second == pytest.approx(1 / 0.0102, rel=0.03)
 
 
@@ -254,9 +254,9 @@ def test_a_phase_inside_a_step_is_not_between_its_phases():
             made.append(("loss", "loss", row[2] + row[3] + shift, 0.01, NODE, row[5], {"declared": True}))
             shift += 0.01
     (rank,) = metrics_of(steps_enclosing(made)).ranks
-    assert rank.slices["between"] == pytest.approx(0, abs=1e-6)
-    assert rank.slices["declared"] == pytest.approx(2.0, rel=0.01)
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.seconds["between"] == pytest.approx(0, abs=1e-6)
+    assert rank.seconds["declared"] == pytest.approx(2.0, rel=0.01)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
 
 
 def test_a_rare_phase_of_the_script_has_its_name_in_the_verdict():
@@ -271,7 +271,7 @@ def test_a_phase_counts_without_what_the_hook_recorded_inside_it():
         ("mine", "mine", row[2], row[3] + 0.0001, NODE, -1, {"declared": True}) for row in rows if row[0] == "Forward"
     ]
     (rank,) = metrics_of([*rows, *around_forward]).ranks
-    assert rank.slices["declared"] == pytest.approx(0, abs=0.03)
+    assert rank.seconds["declared"] == pytest.approx(0, abs=0.03)
     whole = [("epoch", "epoch", 0.5, 3.0, NODE, -1, {"declared": True})]
     assert metrics_of([*rows, *whole]).ranks[0].declared == {}
 
@@ -282,7 +282,7 @@ def test_nested_phases_count_once():
     every = [(*span, {"declared": True}) for span in (*spans, *inner)]
     (rank,) = metrics_of([*rows, *every]).ranks
     assert rank.declared == {name: pytest.approx(199 * 0.01, rel=0.01) for name in ("inner", "outer")}
-    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert sum(rank.seconds.values()) == pytest.approx(rank.loop, rel=1e-6)
 
 
 def test_names_of_phases_are_shown_printable_and_few_have_a_slice():

@@ -7,7 +7,7 @@ import pytest
 from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
 from sm_profiler.metrics.scaling import folding as reading
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source, parse
 from tests.support.executors import ShuffledExecutor
 from tests.support.jobs import make_job

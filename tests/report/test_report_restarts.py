@@ -11,7 +11,7 @@ from sm_profiler.metrics.startup import Billed, billed_time, repeated_work
 from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.render.view import glance
 from sm_profiler.report.build import report_of
-from sm_profiler.report.prices import cost_of
+from sm_profiler.report.prices import cost_of, lost_time
 from sm_profiler.report.report_json import report_json, to_json
 from tests.support.reports import START_S, metrics_of, report_from, training
 
@@ -141,3 +141,48 @@ def test_groups_of_instances_have_their_own_prices():
     types = report_json(attrs.evolve(report_from(rows), metrics=mixed)).job.instance_types
     assert types == {"ml.p4d.24xlarge": 1, "ml.c5.18xlarge": 2}
     assert cost_of(mixed, verdict, {"ml.p4d.24xlarge": 30.0}) is None
+
+
+def lived(*spans):
+    """Return the records of the processes of attempts without a rank, each from and to these seconds."""
+    return tuple(
+        {"rank": None, "node": "algo-1", "pid": pid, "process_us": (START_S + begin) * 1e6,
+         "start_us": (START_S + begin + 0.9) * 1e6, "end_us": (START_S + end) * 1e6, "end": "stopped"}
+        for pid, (begin, end) in zip((11, 22), spans, strict=False)
+    )  # fmt: skip
+
+
+def beats(*spans, every=0.5):
+    """Return the samples of a monitor."""
+    return [
+        (begin + tick * every, 50.0, "algo-1", "cpu", "cpu0", "CPUUtilization")
+        for begin, end in spans
+        for tick in range(int((end - begin) / every) + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "samples", "between"),
+    [
+        (lived((0.0, 3.0), (50.0, 62.0)), [], 47.0),
+        (lived((0.0, 3.0), (50.0, 62.0)), beats((1, 5), (54, 61)), 44.0),  # a bucket of the monitor is a second
+        (lived((0.0, 3.0), (50.0, 62.0)), beats((1, 61)), 0.0),  # the job kept its machine
+        (lived((0.0, 3.0), (50.0, 62.0)), beats((1, 61), every=15), 0.0),
+        (lived((0.0, 58.5), (59.0, 62.0)), [], 0.0),
+        (METADATA, [], 57.0),  # of a killed process, the steps are the last sign
+    ],
+)
+def test_a_requeued_job_holds_no_machine_between_its_attempts(metadata, samples, between):
+    report = report_from(interrupted(), samples, metadata=metadata, instance_type="ml.g5.xlarge")
+    job = report_json(report).job
+    assert job.between_attempts_s == pytest.approx(between, abs=1.5)
+    assert job.interruptions.down_s == pytest.approx(58.0, abs=0.5)
+    assert lost_time(report.metrics, report.verdict)[1] == pytest.approx(report.metrics.duration - between, abs=1.5)
+
+
+def test_an_attempt_without_a_step_has_a_gap_behind_it_too():
+    samples = beats((1, 20), (80, 91))
+    metadata = lived((0.0, 1.0), (79.0, 92.0))[1:]
+    metrics = metrics_of(training(100, node=SECOND, at=90.0), samples, metadata=metadata)
+    assert metrics.interruptions[0] == 0
+    assert metrics.between_attempts == pytest.approx(58.0, abs=1.5)

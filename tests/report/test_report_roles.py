@@ -132,8 +132,8 @@ def test_a_sample_of_the_steps_has_the_same_roles(monkeypatch):
     assert found.judged is not None
     assert found.train_steps == 6000
     assert (found.all_steps, found.within_steps) == pytest.approx((6000, 6000), rel=0.01)  # a sample cuts some apart
-    assert {key: found.share(key) for key in found.slices} == pytest.approx(
-        {key: whole.share(key) for key in whole.slices}, abs=0.02
+    assert {key: found.share(key) for key in found.seconds} == pytest.approx(
+        {key: whole.share(key) for key in whole.seconds}, abs=0.02
     )
     assert np.median(found.iterations.length) == pytest.approx(np.median(whole.iterations.length), rel=0.01)
     assert found.median("forward") == pytest.approx(whole.median("forward"), rel=0.01)
@@ -165,7 +165,7 @@ def evaluated(rounds=10, *, learn=40, spent=0.4, back=None, rest=0.0, node="algo
 def test_a_model_in_eval_mode_between_two_training_steps_is_evaluated(back):
     rows = evaluated(back=back)
     (rank,) = metrics_of(rows).ranks
-    assert rank.slices["evaluation"] == pytest.approx(10 * 0.4, rel=0.01)
+    assert rank.seconds["evaluation"] == pytest.approx(10 * 0.4, rel=0.01)
     assert rank.train_steps == 405
     verdict = verdict_of(rows)
     assert (verdict.kind, verdict.also) == (Class.EVALUATION_BOUND, ())
@@ -174,7 +174,7 @@ def test_a_model_in_eval_mode_between_two_training_steps_is_evaluated(back):
 def test_an_evaluation_ends_where_the_model_is_switched_back():
     rows = evaluated(back=0.01, spent=0.01, rest=0.4)
     (rank,) = metrics_of(rows).ranks
-    assert rank.slices["evaluation"] == pytest.approx(10 * 0.01, rel=0.01)
+    assert rank.seconds["evaluation"] == pytest.approx(10 * 0.01, rel=0.01)
     assert verdict_of(rows).kind is Class.PERIODIC_STALL
 
 
@@ -183,7 +183,7 @@ def test_a_model_that_trains_in_eval_mode_is_not_evaluated():
     rows = [*first, (event_names.EVAL_MODE, "Net", 1.0 + 40 * 0.0092, SWITCH, "algo-1-0", -1)]
     rows += training(300, at=1.0 + 40 * 0.0092 + SWITCH, number=40, wait=0)
     (rank,) = metrics_of(rows).ranks
-    assert rank.slices["evaluation"] < 0.01
+    assert rank.seconds["evaluation"] < 0.01
     assert len(rank.iterations) >= 338
 
 
@@ -191,4 +191,4 @@ def test_known_evaluations_are_as_long_as_their_forwards():
     """Most scripts call train() before the next epoch, after other code that follows the evaluation."""
     (known,) = metrics_of(turns(100, every=20, each=0.1, between=0.3)).ranks
     (rank,) = metrics_of(turns(100, every=20, each=0.1, between=0.3, switch=True)).ranks
-    assert rank.slices["evaluation"] == pytest.approx(known.slices["evaluation"])
+    assert rank.seconds["evaluation"] == pytest.approx(known.seconds["evaluation"])

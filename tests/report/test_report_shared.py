@@ -77,6 +77,17 @@ def test_batches_of_a_generator_are_input():
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
 
 
+def test_batches_of_a_generator_are_input_though_no_sample_hit_a_phase():
+    """The loop of a short job whose phases take a fiftieth of a step was not known, and its data loading other code."""
+    at = (event_names.LOOP, "<module>", 1.0, 0.0, NAME, 1, {"frames": [["train.py", 20, "<module>"]]})
+    rows = [*training(200, wait=0, forward=1e-4, backward=1e-4, optimizer=1e-4, outside=0.012), at]
+    making = attrs.evolve(stack("outside", 2.4, 20, (8, "batches")), count=4)
+    main = decide(judged(rows, making)).main
+    assert main.kind is Class.INPUT_BOUND
+    assert main.where[0].function == "batches"
+    assert decide(judged(rows[:-1], making)).main.kind is Class.SYNC_BOUND
+
+
 @pytest.mark.parametrize("phase", ["compiled", "between"])
 def test_batches_of_a_generator_are_input_of_a_compiled_step_too(phase):
     making, call = stack("outside", 6.0, 20, (8, "batches")), stack(phase, 0.2, 21)

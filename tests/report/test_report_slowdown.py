@@ -10,9 +10,10 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.patterns import find_change
 from sm_profiler.diagnosis.profile.verdict import decide
+from sm_profiler.formats import event_names
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report import Class
-from tests.support.reports import START_S, cause_found, metrics_of, sampled, training, verdict_of
+from tests.support.reports import JAX, START_S, cause_found, metrics_of, sampled, training, verdict_of
 
 SEEDS = range(20)
 
@@ -197,3 +198,30 @@ def test_a_part_that_takes_most_of_a_step_grows_most_on_a_slower_machine():
     parts = ("wait", "forward", "backward", "optimizer", "outside")
     assert in_machine(0.0, 3.0, 1.9, parts=parts, backward=0.02) is None
     assert in_machine(0.0, 0.0, 1.9, parts=parts, backward=0.02).kind is Class.FAIL_SLOW
+
+
+def compiling_in_turn(after=0.058, every=4):
+    """Return a loop of JAX that compiles every few steps of its first half: what the steps compute goes on meanwhile."""
+    rows, now = [], 1.0
+    for step in range(300):
+        begin = now
+        compiles = 1 <= step < 150 and step % every == 0
+        now += 1.4 if compiles else 0.009 if step < 150 else after
+        if compiles:
+            args = {"compiler": "jax.jit", "again": step > 1, "file": "/x/train.py", "line": 35}
+            rows.append((event_names.COMPILE, "step", begin, 1.38, "algo-1-0", step, args))
+        rows.append((event_names.COMPILED_STEP, "step", begin, now - begin, "algo-1-0", step))
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+    return rows
+
+
+def test_steps_that_compute_behind_a_compilation_are_no_measure():
+    """An epoch that compiles nothing "became" seven times as slow, with high confidence."""
+    verdict = verdict_of(compiling_in_turn(), metadata=JAX)
+    assert verdict.kind is Class.RECOMPILATION
+    assert Class.FAIL_SLOW not in {one.kind for one in verdict.also}
+
+
+def test_a_compilation_that_is_shorter_than_the_steps_before_it_hides_no_slowdown():
+    found = verdict_of(compiling_in_turn(every=149, after=0.03), metadata=JAX)
+    assert Class.FAIL_SLOW in {one.kind for one in (found.main, *found.also)}

@@ -150,7 +150,7 @@ def test_sums_and_counts_are_those_of_all_steps(small):
         assert other.judged is None
         assert 200 < len(one.steps) < 700
         assert (one.train_steps, one.all_steps) == (3000, 3600)
-        assert one.slices == pytest.approx(other.slices, rel=1e-6, abs=1e-6)
+        assert one.seconds == pytest.approx(other.seconds, rel=1e-6, abs=1e-6)
         assert one.waits_seen == other.waits_seen
         assert one.loop == pytest.approx(other.loop)
         assert np.median(one.iterations.length) == pytest.approx(np.median(other.iterations.length), rel=1e-6)
@@ -191,7 +191,7 @@ def test_an_interruption_is_found_in_the_sample(small):
     found = metrics_of(rows, metadata=metadata)
     assert found.ranks[0].judged is not None
     assert found.interruptions == (1, pytest.approx(exact.interruptions[1]))
-    assert found.ranks[0].slices == pytest.approx(exact.ranks[0].slices, rel=1e-6, abs=1e-6)
+    assert found.ranks[0].seconds == pytest.approx(exact.ranks[0].seconds, rel=1e-6, abs=1e-6)
 
 
 def test_results_that_are_read_rarely_are_divided_within_the_sample(small):

@@ -15,8 +15,8 @@ from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import detailed_folder, source_name
 from sm_profiler.formatting import shorten
-from sm_profiler.gpu_traces.timeline import Window, outside
-from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.gpu_traces.timeline import TracedTime, outside
+from sm_profiler.report.write import export_timeline
 from sm_profiler.source import open_source
 from sm_profiler.timeline import MAX_LANES, TimelineWriter
 from tests.support.jobs import make_job
@@ -268,5 +268,5 @@ def test_operators_of_a_window_are_not_written_twice():
         ("cpu_functions", "other", 1.0, 0.1, "algo-2-0", 0), ("Forward", "phase", 1.0, 0.1, "algo-1-0", 0),
     ])  # fmt: skip
     at = float(made.start_us.min())
-    kept = outside([Window("algo-1-0", at - 5, at + 1e6)], made)
+    kept = outside([TracedTime("algo-1-0", at - 5, at + 1e6)], made)
     assert {kept.name.values[code] for code in kept.name.codes} == {"out", "other", "phase"}

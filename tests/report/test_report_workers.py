@@ -31,6 +31,28 @@ def test_suggests_no_more_workers_than_cores():
     assert "About 3 workers are needed to load a batch in the other 9.2 ms of a step" in advice  # 20 / 9.2
 
 
+def pinned(cores, *, wait=0.02):
+    """Return a job of one process on a machine of 16 cores, of which it may use some."""
+    rows = training(200, wait=wait)
+    args = {"threads": 4, "library_threads": 1, "cores": cores, "waited_ns": 0, "switches": 0}
+    rows.append(("sm_profiler/threads", "threads", 1.0, 5.0, "algo-1-0", -1, args))
+    samples = [(s, 20.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for s in range(1, 5) for core in range(16)]
+    return Case(attrs.evolve(metrics_of(rows, samples), loader=LoaderSettings(0, 0)), {})
+
+
+@pytest.mark.parametrize(("cores", "found"), [(1.0, 1), (2.5, 2), (4.0, 4), (16.0, 16)])
+def test_a_process_has_the_cores_that_it_may_use(cores, found):
+    """With taskset -c 0, the workers that would have had the other cores were advised, and counted in the gain."""
+    assert workers_of(pinned(cores)).cores == found
+
+
+def test_one_core_is_not_shared_with_workers():
+    main = decide(pinned(1.0)).main
+    assert "each training process has 1 core, and worker processes would share it" in main.next_step
+    assert "num_workers=1" not in main.next_step
+    assert main.gain.speedup.value < decide(pinned(16.0)).main.gain.speedup.value
+
+
 def test_advises_less_preprocessing_if_cores_do_not_suffice():
     advice = decide(context_of(16, 4, wait=0.08)).main.next_step
     assert "num_workers=4," in advice

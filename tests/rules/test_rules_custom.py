@@ -27,8 +27,8 @@ from sm_profiler.rules import (
 )
 from sm_profiler.rules.custom import own_parameters
 from sm_profiler.rules.rule import Actions
+from sm_profiler.rules.rule_job import Settings, Status
 from sm_profiler.rules.runner import Runner
-from sm_profiler.rules.settings import Settings, Status
 from tests.support.rules import REPO, make_job, read
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)

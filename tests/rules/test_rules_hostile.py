@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sm_profiler.rules import run_rules
+from sm_profiler.rules.rule_job import Settings, Status
 from sm_profiler.rules.runner import Runner, main
-from sm_profiler.rules.settings import Settings, Status
 from sm_profiler.rules.statistics import histogram
 from tests.support.rules import MemorySource, batches, events, make_job, samples, source_of
 

@@ -17,8 +17,8 @@ from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
 from sm_profiler.rules.custom import met_text
+from sm_profiler.rules.rule_job import Settings, Status, read_settings
 from sm_profiler.rules.runner import Judgement, Runner, main
-from sm_profiler.rules.settings import Settings, Status, read_settings
 from tests.support.rules import make_job
 
 END = "training_job_end.ts"

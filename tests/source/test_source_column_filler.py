@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.formats.columns import Category, SystemColumns
-from sm_profiler.source.column_builder import ColumnFiller
+from sm_profiler.source.parse import ColumnFiller
 
 TEXTS = st.lists(st.sampled_from("abcde"), max_size=6)
 

@@ -47,7 +47,7 @@ def test_looks_where_the_agent_uploads_to_and_in_the_default_place():
             "uploads were off: the configuration in SM_PROFILER_CONFIG has no S3OutputPath",
         ),
         (agent({"S3OutputPath": "bucket/x"}), "uploads were off: 'bucket/x' in SM_PROFILER_CONFIG is not an S3 URI"),
-        (agent(CONFIG, SM_PROFILER_AUTO="0"), "the hook was off: SM_PROFILER_AUTO is not 1"),
+        (agent(CONFIG, SM_PROFILER_AUTO="0"), "the hook was off: SM_PROFILER_AUTO is not on"),
         (agent({"DisableProfiler": True}), "the profiler was off: DisableProfiler is true"),
         (agent(SM_PROFILER_CONFIG="{broken"), "the hook was off: the profiler configuration is not JSON"),
         (agent(SM_PROFILER_CONFIG="s3://some/config.json"), "the agent has stored nothing"),
@@ -118,7 +118,7 @@ def test_a_log_that_cannot_be_read_is_left_out():
 @pytest.mark.parametrize(
     ("job", "why", "advice"),
     [
-        (service(S3OutputPath="s3://b"), "SM_PROFILER_AUTO is not 1", "Set SM_PROFILER_AUTO=1"),
+        (service(S3OutputPath="s3://b"), "SM_PROFILER_AUTO is not on", "Set SM_PROFILER_AUTO=1"),
         ({**agent(), **service(S3OutputPath="s3://b")}, "asks for no framework metrics (ProfilingParameters are empty", "FrameworkProfile()"),
         (
             {**agent(), **service(S3OutputPath="s3://b"), "TrainingJobStatus": "InProgress"},
@@ -137,7 +137,7 @@ def test_names_the_reason_that_there_are_no_steps(job, why, advice):
     found = Launched.of(job).why_no_steps()
     assert why in found[0]
     assert advice in found[1]
-    assert ("Set SM_PROFILER_AUTO=1" in found[1]) == ("not 1" in why)
+    assert ("Set SM_PROFILER_AUTO=1" in found[1]) == ("not on" in why)
 
 
 def test_a_job_that_has_just_begun_is_accused_of_nothing():

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sm_profiler.cli.try_loader import counts, resources, share_of_others, trial_table
-from sm_profiler.trial.loaders import copy_of, own_setting, try_loader
-from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
+from sm_profiler.trial import LoaderSetting, LoaderTrial, LoaderTrials, Plan
+from sm_profiler.trial.__main__ import copy_of, own_setting, try_loader
 
 PLAN = Plan("", 0.05, (0,), (2,))
 
@@ -54,7 +54,7 @@ def test_script_s_own_setting_is_measured_first_and_once():
     outcome = run(DataLoader(TensorDataset(torch.zeros(64, 2)), batch_size=4))
     (trial,) = outcome.trials
     assert trial.current
-    assert trial.setting == Setting(0, None, False)
+    assert trial.setting == LoaderSetting(0, None, False)
     assert trial.per_second > 10
     assert trial.batches > 16  # epochs are repeated until the time is over
     assert (outcome.dataset, outcome.batch_size, outcome.iterable) == ("TensorDataset", 4, False)
@@ -65,7 +65,7 @@ def test_best_number_of_workers_is_tried_with_deeper_queues():
         DataLoader(TensorDataset(torch.zeros(64, 2)), batch_size=4, num_workers=1),
         attrs.evolve(PLAN, workers=(1,), prefetch=(2, 4)),
     )
-    assert [trial.setting for trial in outcome.trials] == [Setting(1, 2, False), Setting(1, 4, False)]
+    assert [trial.setting for trial in outcome.trials] == [LoaderSetting(1, 2, False), LoaderSetting(1, 4, False)]
     assert all(trial.per_second for trial in outcome.trials)
 
 
@@ -92,7 +92,7 @@ def test_iterable_datasets_are_recognized(size):
     outcome = run(DataLoader(Numbers(), batch_size=size))
     assert outcome.iterable
     assert outcome.trials[0].per_second
-    two = Trial(Setting(2, 2, False), per_second=1e9)
+    two = LoaderTrial(2, 2, False, per_second=1e9)
     assert "each worker must load its own part" in trial_table(attrs.evolve(outcome, trials=(*outcome.trials, two)))
 
 
@@ -104,46 +104,46 @@ def test_loader_without_batches_has_no_throughput():
 def test_copy_keeps_what_is_not_tried():
     sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(10)), 3, True)
     loader = DataLoader(list(range(10)), batch_sampler=sampler, collate_fn=sum)
-    made = copy_of(loader, Setting(2, 4, False))
+    made = copy_of(loader, LoaderSetting(2, 4, False))
     assert made.batch_sampler is sampler
     assert made.collate_fn is sum
     assert (made.num_workers, made.prefetch_factor) == (2, 4)
     assert list(copy_of(loader, own_setting(loader))) == [3, 12, 21]
-    assert copy_of(DataLoader(list(range(10)), batch_size=None), Setting(0, None, False)).batch_size is None
+    assert copy_of(DataLoader(list(range(10)), batch_size=None), LoaderSetting(0, None, False)).batch_size is None
 
 
 def test_workers_that_need_too_much_memory_are_left_out(monkeypatch):
-    monkeypatch.setattr("sm_profiler.trial.loaders._bytes_of_workers", lambda _: 1_000)
+    monkeypatch.setattr("sm_profiler.trial.__main__._bytes_of_workers", lambda _: 1_000)
     outcome = run(DataLoader(list(range(64))), attrs.evolve(PLAN, workers=(0, 1, 4), memory=2_000))
-    problems = {trial.setting.num_workers: trial.problem for trial in outcome.trials}
+    problems = {trial.num_workers: trial.problem for trial in outcome.trials}
     assert problems[1] == ""
     assert "memory" in problems[4]
 
 
 def outcome_of(*rates, current=0):
     trials = [
-        Trial(Setting(workers, 2 if workers else None, False), workers == current, 100, rate, 0.1)
+        LoaderTrial(workers, 2 if workers else None, False, workers == current, 100, rate, 0.1)
         for workers, rate in rates
     ]
-    return Outcome(tuple(trials), "Images", 32)
+    return LoaderTrials(tuple(trials), "Images", 32)
 
 
 def test_best_is_the_smallest_setting_that_is_about_the_fastest():
     outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0), (8, 58.0), (16, 40.0))
-    assert outcome.best().setting.num_workers == 4
+    assert outcome.best().num_workers == 4
 
 
 def test_best_is_the_smallest_that_suffices_if_the_need_is_known():
     outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0), (8, 58.0))
-    assert outcome.best(20.0).setting.num_workers == 2
-    assert outcome.best(1000.0).setting.num_workers == 4
+    assert outcome.best(20.0).num_workers == 2
+    assert outcome.best(1000.0).num_workers == 4
 
 
 @pytest.mark.parametrize(("needed", "workers"), [(None, 2), (10.0, 1), (1.0, 0), (200.0, 0)])
 def test_without_workers_loading_adds_to_each_step(needed, workers):
     """No workers were enough as soon as they loaded faster than the loop computes, although the loop waits for them."""
     outcome = outcome_of((0, 40.0), (1, 30.0), (2, 41.0))
-    assert outcome.best(needed).setting.num_workers == workers
+    assert outcome.best(needed).num_workers == workers
 
 
 def test_table_shows_what_the_loop_gets_without_workers():
@@ -199,7 +199,7 @@ def test_processor_time_of_others_is_what_the_script_did_not_use(before, after, 
 
 def test_outcome_survives_json():
     outcome = attrs.evolve(outcome_of((0, 10.0), (2, 30.0)), interrupted=True)
-    assert Outcome.of(json.loads(json.dumps(outcome.as_dict()))) == outcome
+    assert LoaderTrials.of(json.loads(json.dumps(attrs.asdict(outcome)))) == outcome
 
 
 def test_counts_are_checked():

@@ -10,11 +10,11 @@ from bench import Run
 from jax_parts import network, rows, update
 
 run = Run(lasts=12.0, steps=120, width=8192, batch=8192)
-data, labels = (jax.device_put(one) for one in rows(run.batch, 512))
+data, labels = (jax.device_put(array) for array in rows(run.batch, 512))
 train_step = jax.jit(update)
 params, state = network(512, run.width, layers=3)
-params = [one.astype(jnp.bfloat16) for one in params]
-state = jax.tree.map(lambda one: one.astype(jnp.bfloat16) if one.ndim else one, state)
+params = [weights.astype(jnp.bfloat16) for weights in params]
+state = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim else leaf, state)
 data = data.astype(jnp.bfloat16)
 losses = []
 with run.training():

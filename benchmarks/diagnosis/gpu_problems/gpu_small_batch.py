@@ -11,10 +11,10 @@ class Residual(nn.Module):
     def __init__(self, channels):
         super().__init__()
         self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.one, self.two = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.norm, self.two = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
 
     def forward(self, x):
-        return torch.relu(x + self.two(self.second(torch.relu(self.one(self.first(x))))))
+        return torch.relu(x + self.two(self.second(torch.relu(self.norm(self.first(x))))))
 
 
 def main():

@@ -40,4 +40,4 @@ with run.training():
         loss = nn.functional.cross_entropy(model(features.get(("epoch", number), x)), y)
         loss.backward()
         optimizer.step()
-run.close(bytes=sum(one[1].nbytes for one in features.store.values()))
+run.close(bytes=sum(entry[1].nbytes for entry in features.store.values()))

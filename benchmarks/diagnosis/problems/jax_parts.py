@@ -15,7 +15,7 @@ def network(inputs, width, layers=2, classes=10):
     sizes = [inputs, *[width] * layers, classes]
     chance = np.random.default_rng(1)
     shapes = pairwise(sizes)
-    params = [jax.device_put((chance.normal(size=one) / one[0] ** 0.5).astype(np.float32)) for one in shapes]
+    params = [jax.device_put((chance.normal(size=shape) / shape[0] ** 0.5).astype(np.float32)) for shape in shapes]
     return params, jax.jit(OPTIMIZER.init)(params)
 
 

@@ -12,14 +12,14 @@ params, state = network(8, run.width)
 
 @jax.jit
 def train_steps(params, state, data, labels):
-    def one(carry, number):
+    def single(carry, number):
         at = number % 8 * run.batch
         x = jax.lax.dynamic_slice_in_dim(data, at, run.batch)
         y = jax.lax.dynamic_slice_in_dim(labels, at, run.batch)
         params, state, loss = update(*carry, x, y)
         return (params, state), loss
 
-    (params, state), losses = jax.lax.scan(one, (params, state), jax.numpy.arange(run.together))
+    (params, state), losses = jax.lax.scan(single, (params, state), jax.numpy.arange(run.together))
     return params, state, losses[-1]
 
 

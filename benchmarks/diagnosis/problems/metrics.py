@@ -19,10 +19,10 @@ class Meter:
 
     def f1(self):
         scores = []
-        for one in range(self.classes):
-            hits = self.table[one, one].item()  # GUILTY
-            found = self.table[:, one].sum().item()
-            wanted = self.table[one].sum().item()
+        for label in range(self.classes):
+            hits = self.table[label, label].item()  # GUILTY
+            found = self.table[:, label].sum().item()
+            wanted = self.table[label].sum().item()
             scores.append(2 * hits / max(found + wanted, 1))
         return sum(scores) / self.classes
 

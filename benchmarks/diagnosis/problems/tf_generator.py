@@ -25,7 +25,7 @@ def epoch(dataset):
         step(x, y)
 
 
-signature = tuple(tf.TensorSpec(one.shape, tf.float32) for one in (data, targets))
+signature = tuple(tf.TensorSpec(array.shape, tf.float32) for array in (data, targets))
 with run.training():
     epoch(iter(tf.data.Dataset.from_generator(records, output_signature=signature)))  # LOOP
 run.close()

@@ -25,7 +25,7 @@ class Slow(Dataset):
 
 
 def norms(model):
-    return {name: one.detach().norm().item() for name, one in model.named_parameters()}  # GUILTY: norms
+    return {name: parameter.detach().norm().item() for name, parameter in model.named_parameters()}  # GUILTY: norms
 
 
 both = run.loading + run.norms

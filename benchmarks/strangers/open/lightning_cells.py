@@ -15,9 +15,9 @@ SIDE = 64
 def pictures(n, seed):
     g = torch.Generator().manual_seed(seed)
     density = torch.zeros(n, 1, SIDE, SIDE)
-    for one in density:
+    for picture in density:
         cells = torch.randint(3, SIDE - 3, (int(torch.randint(4, 30, (), generator=g)), 2), generator=g)
-        one[0, cells[:, 0], cells[:, 1]] = 1.0
+        picture[0, cells[:, 0], cells[:, 1]] = 1.0
     line = torch.exp(-torch.arange(-4.0, 5).pow(2) / 4)
     spot = torch.outer(line, line)[None, None]
     density = F.conv2d(density, spot / spot.sum(), padding=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import (
     AGAIN,
+    BESIDE_THE_PHASES,
     CALLBACKS,
     COLLECTING,
     COMPILING,
@@ -22,8 +23,8 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     flushes,
 )
-from sm_profiler.diagnosis.profile.lines import MODULE, lines_of_collections, lines_of_phase
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.lines import MODULE, Lines, lines_of_collections, lines_of_phase
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,
     Seen,
@@ -34,6 +35,7 @@ from sm_profiler.diagnosis.profile.occurrences import (
     lines_of_records,
     seen_in_samples,
 )
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS
 from sm_profiler.formats.recorded import Callback, Compile, EvalMode, Log, Save
 from sm_profiler.formatting import duration, percent, plural, size
@@ -47,14 +49,16 @@ _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "opti
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
-def activity(name: str, kept: tuple[float, float, float], loop: Loop) -> Saving | None:
-    """Return what is saved of an activity that happens rarely, or in another thread: at least, usually, at most."""
-    least, value, most = kept
+def activity(case: Case, name: str, loop: Loop) -> Saving | None:
+    """Return what is saved of an activity that happens rarely, or in another thread, with the collections that it causes."""
     spent = loop.of_activity(name)
     if not spent.any():
         return None
-    taken = name, *(other for other in loop.left if other not in NAMED)
-    return Saving((spent + loop.around(spent)) * value, least / value, most / value, taken, strict=True)
+    least, value, most = limits.SAVED
+    collected = loop.of_activity(COLLECTING) * case.seen.collected_in(name)
+    taken = name, COLLECTING, *(other for other in loop.left if other not in NAMED)
+    seconds = (spent + collected + loop.around(spent)) * value
+    return Saving(seconds, least / value, most / value, taken, strict=True)
 
 
 def saving(case: Case) -> Found | None:
@@ -64,7 +68,7 @@ def saving(case: Case) -> Found | None:
     spent = calls_of(case, Save, lambda one: not one.args.imported and not flushes(one, writers))
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, SAVING, timed)
-    saves = partial(activity, SAVING, limits.SAVED)
+    saves = partial(activity, case, SAVING)
     if spent is None or share < 2 * seen.share:
         return _seen("saving_seen", seen, share, saves)
     rank = spent.rank
@@ -109,7 +113,7 @@ def logging(case: Case) -> Found | None:
     spent = calls_of(case, Log)
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, LOGGING, timed)
-    saves = partial(activity, LOGGING, limits.SAVED)
+    saves = partial(activity, case, LOGGING)
     called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
     if spent is None or called < seen.share:
         return _seen("logging_seen", seen, share, saves)
@@ -179,19 +183,33 @@ def callbacks(case: Case) -> Found | None:
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
-        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, inside),
+        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, _inside(own, rank, case)),
         where=lines_of_phase(case.metrics, "callback") or lines_of_records(own.records),
     )  # fmt: skip
 
 
-def _without_callback(inside: float, loop: Loop) -> Saving | None:
-    """Return what is saved with a callback: its own time, and evaluating and compiling in it, a share of the loop."""
-    others = (EVALUATION, COMPILING, AGAIN)
-    own, more = loop.of_activity(CALLBACKS), loop.of_activity(*others)
-    part = min(inside * float(loop.length.sum()) / max(float(more.sum()), 1e-12), 1.0)
+def _without_callback(inside: Mapping[str, float], loop: Loop) -> Saving | None:
+    """Return what is saved with a callback: its own time, and the part of evaluating and compiling that is inside it."""
+    own = loop.of_activity(CALLBACKS)
     least, value, most = limits.SAVED
-    seconds = (own + more * part) * value
-    return Saving(seconds, least / value, most / value, (CALLBACKS, *others), strict=True) if own.any() else None
+    seconds = (own + sum(loop.of_activity(name) * part for name, part in inside.items())) * value
+    return Saving(seconds, least / value, most / value, (CALLBACKS, *inside), strict=True) if own.any() else None
+
+
+def _inside(own: Calls[Callback], rank: Rank, case: Case) -> dict[str, float]:
+    """Return the parts of evaluating and of compiling that happen inside a callback's calls."""
+    calls = Covered.by(np.array([one.start for one in own.single]), np.array([one.end for one in own.single]))
+    rows = rank.steps[rank.steps.mode != TRAIN]
+    found = {EVALUATION: (rows.start / 1e6, rows.end / 1e6)}
+    compiled = case.metrics.recorded(Compile).of(rank.name)
+    for name, again in ((COMPILING, False), (AGAIN, True)):
+        records = [one for one in compiled if bool(one.args.again) is again and rank.start <= one.start <= rank.end]
+        found[name] = np.array([one.start for one in records]), np.array([one.end for one in records])
+    return {
+        name: min(float(calls.within(start, end).sum() / whole), 1.0)
+        for name, (start, end) in found.items()
+        if (whole := float(np.maximum(end - start, 0.0).sum())) > 0
+    }
 
 
 def _seen_callback(case: Case, seen: Seen) -> Found | None:
@@ -212,7 +230,7 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
     )
     return Found(
         "callback_seen", words, evidence, seen.share, "callback",
-        partial(activity, CALLBACKS, limits.SAVED), "inferred from samples", seen.error, seen.lines,
+        partial(activity, case, CALLBACKS), "inferred from samples", seen.error, seen.lines,
         low=seen.low,
     )  # fmt: skip
 
@@ -306,7 +324,7 @@ def collections(case: Case) -> Found | None:
     return Found(
         "collections", {"share": percent(share), "total": duration(share * case.mean(lambda rank: rank.loop))},
         (Evidence("time in collections of 1 ms and more", round(share, 4), unit="share"),), share,
-        "collections_called" if called else "collections", saves=partial(activity, COLLECTING, limits.SAVED),
+        "collections_called" if called else "collections", saves=partial(activity, case, COLLECTING),
         error=case.share_error(COLLECTING), where=where,
     )  # fmt: skip
 
@@ -317,19 +335,18 @@ def evaluation(case: Case) -> Found | None:
     if not ranks:
         return None
     compiling = [_compiling_for_evaluation(rank, case) for rank in ranks]
-    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    spent = [max(rank.seconds["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
     share, once = (
         float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)])),
         float(np.mean(compiling)),
     )
-    if share < limits.USUAL + limits.FLOOR:
+    if share < limits.HEALTHY + limits.FLOOR:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Evaluate less often: half as often is the least that this means, and never the most."""
+        """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        parts = limits.MAJORITY, (1 + limits.MAJORITY) / 2, 1.0
-        return Saving.of_scenarios([seconds * part for part in parts], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}
@@ -337,8 +354,18 @@ def evaluation(case: Case) -> Found | None:
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
         saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
-        where=lines_of_phase(case.metrics, "evaluation"),
+        where=_lines_of_evaluation(case),
     )  # fmt: skip
+
+
+def _lines_of_evaluation(case: Case) -> tuple[Location, ...]:
+    """Return the lines that evaluate; samples of an evaluation that only model.eval() shows lie outside the phases."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
+    found = [one for one in stacks if one.phase == "evaluation"] or [
+        one for one in stacks if not case.seen.activity(one)
+    ]
+    lines = Lines.of(map(case.seen.before_model, found))
+    return lines.locations(lines.weights(), case.metrics, least=1)
 
 
 def _is_evaluation(rank: Rank, case: Case) -> bool:

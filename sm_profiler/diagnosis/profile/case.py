@@ -10,31 +10,35 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, Totals
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
+    AFTER,
     CALLBACKS,
     COLLECTING,
     COPYING,
+    EVALUATION,
     LOGGING,
     MAKING,
     OTHER,
-    RUNNING,
     SAVING,
+    TRAINS,
     SeenCode,
     ledger_of,
     totals_of,
 )
 from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.stack import Stack, stack_of
-from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.recorded import Threads
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
 
+_TRAINERS = {"transformers": ("transformers.",), "lightning": ("lightning.", "pytorch_lightning.")}  # → their modules
 NO_LOADER = "no loader to watch in this loop"
 
 
@@ -137,13 +141,38 @@ class Case:
         """Meaning of the samples outside the phases."""
         return SeenCode.of(self.metrics)
 
-    def unnamed(self) -> float:
-        """Return the part of the time outside the phases of a usual step that no other activity accounts for."""
+    @cached_property
+    def long_rows(self) -> Mask:
+        """Rows of the loop that are rare long steps, which the repairs of other causes leave as they are."""
         if self.loop is None:
-            return 1.0
-        other = float(np.median(self.loop.of_activity(OTHER, UNSEEN)))
-        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING)))
-        return other / (other + named) if other + named > 0 else 1.0
+            return np.zeros(0, np.bool_)
+        found = np.zeros(len(self.loop.index))
+        for rank in self.ranks:
+            if rank.stalls.is_rare and not input_bursts(rank, self.metrics):
+                found += self.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
+        return found > 0
+
+    def usual(self, *activities: str) -> tuple[float, float]:
+        """Return the share of a usual training step that some activities take, and the seconds of such a step.
+
+        The smaller of mean and median, because what happens in some steps only is not a cost of every step. A thread that
+        waits for a core does so in any activity: medians of the activities are without these waits, that of the step is not.
+        """
+        if self.loop is None:
+            return 0.0, 0.0
+        rows = ~self.long_rows & (self.loop.index != AFTER)
+        length = float(self.loop.training[rows].sum())
+        own = [name for name in self.loop.left if name not in (EVALUATION, COLLECTING)]
+        step = sum(float(np.median(self.loop.left[name][rows])) for name in own) if rows.any() else 0.0
+        if length <= 0 or step <= 0:
+            return 0.0, 0.0
+        spent = self.loop.of_activity(*activities)[rows]
+        return min(float(spent.sum()) / length, float(np.median(spent)) / step), step
+
+    @property
+    def outside(self) -> float:
+        """Share of a usual step outside its phases and waits."""
+        return self.usual(OTHER, UNSEEN, SAVING, LOGGING, CALLBACKS, MAKING, COPYING, TRANSFER)[0]
 
     @property
     def waits_known(self) -> bool:
@@ -165,6 +194,16 @@ class Case:
     def stack(self) -> Stack:
         """Names of repairs in the framework whose steps were recorded."""
         return stack_of(self.metrics.metadata)
+
+    @cached_property
+    def trainer(self) -> str:
+        """Name of the library that runs the loop, which a line of the script calls; "" if it is the script's."""
+        samples = self.metrics.samples
+        learning = [one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer")]
+        called = any(TRAINS.search(samples.source(one.places[-1])) for one in learning)
+        leaves = [one.leaf for one in samples.stacks] if called else []
+        found = (name for name, modules in _TRAINERS.items() if any(leaf.startswith(modules) for leaf in leaves))
+        return next(found, "")
 
     @property
     def core_wait(self) -> float:
@@ -310,9 +349,7 @@ class Case:
         if not sure:
             return Confidence(level, found.doubt)
         if not clear:
-            return Confidence(
-                level, "the steps vary much" if far else "it gains little more than the least worth naming"
-            )
+            return Confidence(level, "the steps vary much" if far else CLOSE_TO_FLOOR)
         return Confidence(level, few_steps(self.steps))
 
 

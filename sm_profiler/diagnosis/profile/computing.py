@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import attrs
@@ -27,18 +27,19 @@ from sm_profiler.diagnosis.profile.ledger import (
 )
 from sm_profiler.diagnosis.profile.lines import (
     BESIDE_THE_LOOP,
-    IMPORT,
     Lines,
+    error_of_part,
     lines_of_phase,
     lines_of_samples,
     other_code,
     short_place,
     window_functions,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving, all_but
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving, all_but
 from sm_profiler.diagnosis.stack import KERAS
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.recorded import Operators
+from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import Rank
@@ -48,47 +49,18 @@ from sm_profiler.printable import printable
 
 MAX_NAME = 40  # of a phase, in a sentence
 REST = (OTHER, UNSEEN)  # what no other activity accounts for
-UPDATES = re.compile(
-    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
-)  # of parameters, by hand
-# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
-GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
+_LOSS = re.compile(r"^torch\.nn\.(modules|functional)\.")  # what the model is for
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
-
-
-def outside_share(case: Case) -> float:
-    """Return the share of the iterations outside phases and waits, without long iterations and collections.
-
-    The smaller of mean and median, because what happens in some steps only is not a cost of every step. A thread that
-    waits for a core does so in any part of a step: medians of the parts are without these waits, that of the step is not.
-    """
-
-    def of(rank: Rank) -> float:
-        length = _usual_length(rank)
-        median = rank.median("outside") / length if length > 0 else 0.0
-        return min(rank.share_of_iterations("outside", without_stalls=True), median)
-
-    collections = case.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
-    return max(case.mean(of) - collections, 0.0)
-
-
-def _usual_length(rank: Rank) -> float:
-    return sum(rank.median(key) for key in parts.iteration_keys())
-
-
-def usual_length(case: Case) -> float:
-    """Return the seconds of a usual step, of which `outside_share` is a share: the sum of the medians of its parts."""
-    return case.mean(_usual_length)
 
 
 def outside(case: Case) -> Found | None:
     """Find metrics, `.item()` and the script's own code at every step."""
-    update = _update_by_hand(case)
-    kept, own = _models_own(case, update)
-    share, step = outside_share(case) * case.unnamed() * own, usual_length(case)
+    kept, (share, step) = _kept(case), case.usual(*REST)
     if (launches := launches_of(case)) and _launching_share(case, launches) >= limits.NOTICEABLE:
         per_sample = _launched_per_sample(case, launches)
         share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
+    if _one_by_one(case) is not None:  # and so have operations outside compiled functions
+        share -= _dispatched(case).share
     spent = share * step
     if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
@@ -100,11 +72,12 @@ def outside(case: Case) -> Found | None:
         most = (
             kept if step < limits.SMALL_STEP_S else min(kept, limits.SURELY * limits.FLOOR)
         )  # Python takes as long in any step
-        return all_but(loop.usual(*REST) * own, others, (most, limits.REPEAT, 0.0), REST)
+        return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
+    of_loop = case.share_of(*REST)
     words = {
-        "share": percent(share),
-        "optimizer": "its update" if update else "the optimizer",
+        "share": percent(of_loop),
+        "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
         "larger_batch": FRAGMENTS["larger_batch"] if step < limits.SMALL_STEP_S else "",
@@ -113,9 +86,15 @@ def outside(case: Case) -> Found | None:
         Evidence("time of a training step in other code", round(share, 4), unit="share"),
         Evidence("the same in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
-    where = lines_of_samples(case.metrics, lambda one: not one.long and other_code(one))
+
+    def counts(one: Sampled) -> bool:
+        return (
+            not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
+        )
+
+    where = lines_of_samples(case.metrics, counts)
     return Found(
-        "outside", words, evidence, share, saves=saves,
+        "outside", words, evidence, of_loop, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
@@ -171,47 +150,11 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )  # fmt: skip
 
 
-def _models_own(case: Case, update: float | None) -> tuple[float, float]:
-    """Return what a healthy loop spends outside the phases, as a share of the rest, and how much of it is not the model's.
-
-    Without the optimizer's phase, and unless samples show the update, it may be the update of the parameters.
-    """
-    kept = limits.HEALTHY if update is not None else limits.HEALTHY_PHASE + limits.FLOOR
-    return kept, (1 - (update or 0.0)) * (1 - _gradients_by_hand(case))
-
-
-def _update_by_hand(case: Case) -> float | None:
-    """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
-    if any(rank.slices["optimizer"] for rank in case.ranks):
-        return 0.0
-    samples = case.metrics.samples
-    outer = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
-    update = [one for one in outer if UPDATES.search(samples.source(one.places[-1]))]
-    if sum(one.count for one in outer) < limits.SAMPLES:
-        return None
-    if not update:  # a compiled function may hold it
-        return 0.0 if all(rank.slices["compiled"] for rank in case.ranks) else None
-    return sum(one.seconds for one in update) / sum(one.seconds for one in outer)
-
-
-def _gradients_by_hand(case: Case) -> float:
-    """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
-
-    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which a
-    part was timed as backward() is none of them, though samples at its edges may lie outside the phase. Few samples make
-    no such line, and what a line calls counts by itself: line and innermost function may be of different moments.
-    """
-    stacks = [one for one in case.metrics.samples.stacks if one.places]
-    outer = [one for one in stacks if not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT]
-    lines = _frequent_lines(one for one in outer if GRADIENTS.search(one.leaf))
-    lines -= _frequent_lines(one for one in stacks if one.phase == "backward")
-    seconds = sum(one.seconds for one in outer)
-    return sum(one.seconds for one in outer if one.places[-1] in lines) / seconds if seconds > 0 else 0.0
-
-
-def _frequent_lines(stacks: Iterable[Sampled]) -> set[Place]:
-    """Return the innermost lines of some stacks, without those that were seen by chance."""
-    return {place for place, line in Lines.of(stacks).lines.items() if line.count >= limits.REPEATS}
+def _kept(case: Case) -> float:
+    """Return the share of a step that a healthy loop spends outside the phases: more if its optimizer may be there, unseen."""
+    if any(rank.seconds["optimizer"] for rank in case.ranks) or case.seen.updates:
+        return limits.HEALTHY
+    return limits.HEALTHY_PHASE + limits.FLOOR
 
 
 def own_phase(case: Case) -> Found | None:
@@ -322,7 +265,36 @@ def host(case: Case) -> Found | None:
         return None
     idle = _idle_in_phases(case)
     too_small = idle if idle is not None and idle.text in OF_BATCH else None
-    return _never_used(case) or too_small or _one_by_one(case) or _launches(case) or idle
+    return _never_used(case) or too_small or _recorded_stacks(case) or _one_by_one(case) or _launches(case) or idle
+
+
+# Innermost functions while torch.autograd.set_detect_anomaly(True) records where each operator of the forward pass is called.
+_STACKS = re.compile(r"^(torch\.fx\.)?traceback\.|^linecache\.")
+
+
+def _recorded_stacks(case: Case) -> Found | None:
+    """Find anomaly detection that was left on: it records a stack for each operator, and checks each gradient."""
+    stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
+    found = [one for one in stacks if _STACKS.search(one.leaf)]
+    count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
+    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+        return None
+    part = sum(one.seconds for one in found) / whole
+    share = part * case.share_of("forward")
+    evidence = (
+        Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
+        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+    )
+
+    def saves(loop: Loop) -> Saving:
+        """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
+        spent = loop.usual("forward") * part
+        return Saving(spent, limits.PART_SAVED[1], limits.SURELY, ("forward", "backward"), strict=True)
+
+    return Found(
+        "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
+        error=share * ((1 - part) / count) ** 0.5,
+    )  # fmt: skip
 
 
 def _launches(case: Case) -> Found | None:
@@ -426,10 +398,13 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     """Return what the loss takes if it launches operators for each sample; None if nothing speaks for that.
 
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
-    one and its gradient for each of them at least.
+    one and its gradient for each of them at least. Half of the counted operators compute gradients, and the loss has those
+    of the others for which the forward pass is too short; code that launches none may take as long.
     """
     between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
-    if not 0 < forward <= between or between < limits.HEALTHY or not _may_grow(case, launches):
+    if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
+        return None
+    if not _may_grow(case, launches):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
@@ -460,10 +435,10 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     It is a fraction of a millisecond, and so nothing that could be logged or written less often. Steps that are one call
     of a compiled function are judged by their operators alone.
     """
-    step, own = case.typical("length"), _models_own(case, _update_by_hand(case))
-    share, spent = outside_share(case) * own[1], case.typical("outside") * own[1]
+    step, kept, share = case.typical("length"), _kept(case), case.usual(*REST)[0]
+    spent = share * step
     tiny, of_trainer = tiny_step(case), _is_small_for_trainer(case)
-    if tiny < limits.TINY_STEP_S or share < own[0] + limits.FLOOR or step <= 0:
+    if tiny < limits.TINY_STEP_S or share < kept + limits.FLOOR or step <= 0:
         return None
     if not of_trainer and (step > tiny or spent >= limits.HANDOVER_S):
         return None
@@ -489,7 +464,8 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
 def _tiny_steps(case: Case) -> Found | None:
     """Find steps so short that launches dominate them on any machine, if operators were not counted."""
     step, tiny = case.typical("length"), tiny_step(case)
-    spent = case.typical("outside") * (1 - _gradients_by_hand(case))
+    share, length = case.usual(*REST)
+    spent = share * length
     if step > tiny or case.typical("wait") >= limits.COLLATING_S or spent >= limits.HANDOVER_S:
         return None
     if waits_unseen(case) >= limits.USUAL:  # steps end long before they have run
@@ -554,7 +530,7 @@ OF_BATCH = ("batch_too_small", "batch_does_not_fit")
 def _idle_in_phases(case: Case) -> Found | None:
     """Find GPUs that are idle although the loop is nearly always in its phases."""
     gpu, idle = case.gpu_mean, case.gpu_idle
-    if gpu is None or idle is None or case.wait >= limits.HEALTHY or outside_share(case) >= limits.HEALTHY:
+    if gpu is None or idle is None or case.wait >= limits.HEALTHY or case.outside >= limits.HEALTHY:
         return None
     if gpu >= 100 * limits.MAJORITY and idle < limits.USUAL:
         return None
@@ -633,14 +609,14 @@ def _one_by_one(case: Case) -> Found | None:
         return None
     calls = _uncompiled(case)
     compiled = case.mean(lambda rank: rank.share_of_iterations("compiled", without_stalls=True))
-    sampled, count = _dispatched(case)
-    share = min((compiled * calls[2] if calls else 0.0) + sampled, 1.0)
+    dispatched = _dispatched(case)
+    share = min((compiled * calls[2] if calls else 0.0) + dispatched.share, 1.0)
     if share < limits.NOTICEABLE:
         return None
     # compiling fuses what the operations compute, too
-    most = min(compiled + sampled, 1.0) / share if calls else 1.0
+    most = min(compiled + dispatched.share, 1.0) / share if calls else 1.0
     evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
-    cost, error = FRAGMENTS["besides_compiled"], share * (max(1 - share, 0.0) / max(count, 1)) ** 0.5
+    cost, error = FRAGMENTS["besides_compiled"], dispatched.error
     if calls:
         cost = FRAGMENTS["gradients_one_by_one"].format(operations=f"{calls[0]:,.0f}", each=duration(calls[1]))
         evidence += [
@@ -648,8 +624,8 @@ def _one_by_one(case: Case) -> Found | None:
             Evidence("fixed cost of such an operation on this machine", round(calls[1] * 1e3, 5), unit="ms"),
         ]
         error = limits.REPEAT_MOST * share
-    if sampled > 0:
-        evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
+    if dispatched.share > 0:
+        evidence.append(Evidence("samples in JAX's own Python outside compiled functions", dispatched.samples))
 
     def saves(loop: Loop) -> Saving:
         saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
@@ -662,27 +638,38 @@ def _one_by_one(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+_TIMED = ("wait", parts.DECLARED, *(part.key for part in parts.phases()))  # of a step
+
+
 def _dispatches(one: Sampled, *, inside: bool) -> bool:
     in_part = one.phase in BESIDE_THE_PHASES or (inside and one.phase == "compiled")
     return in_part and not one.long and _DISPATCH.match(one.leaf) is not None
 
 
-def _dispatched(case: Case) -> tuple[float, int]:
-    """Return the share of usual steps in which operations are launched outside compiled functions, and the samples of it."""
-    stacks = [
-        one for one in case.metrics.samples.stacks
-        if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING
-    ]  # fmt: skip
-    count = sum(one.count for one in stacks)
-    if count < limits.SAMPLES:
-        return 0.0, count
+@attrs.frozen
+class Dispatched:
+    """Operations that are launched outside compiled functions: their share of usual steps, and its standard error."""
+
+    share: float = 0.0
+    error: float = 0.0
+    samples: int = 0
+
+
+def _dispatched(case: Case) -> Dispatched:
+    """Return what is launched outside compiled functions, by its samples among those outside the phases."""
+    outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and not one.long]
+    found = [one for one in outer if _dispatches(one, inside=False) and case.seen.activity(one) != RUNNING]
+    count, samples = sum(one.count for one in found), sum(one.count for one in outer)
 
     def of(rank: Rank) -> float:
-        spent = sum(one.seconds for one in stacks if one.process == rank.name)
+        spent = sum(one.seconds for one in found if one.process == rank.name)
         usual = float(rank.iterations.length[~rank.stalls.long].sum()) * rank.scale
-        return min(spent / usual, 1.0) if usual > 0 else 0.0
+        timed = sum(rank.share_of_iterations(key, without_stalls=True) for key in _TIMED)
+        return min(spent / usual, max(1 - timed, 0.0)) if usual > 0 else 0.0
 
-    return case.mean(of), count
+    share = case.mean(of)
+    whole = share * sum(one.seconds for one in outer) / max(sum(one.seconds for one in found), 1e-12)
+    return Dispatched(share, min(whole, 1.0) * error_of_part(count, samples), count)
 
 
 # Waits for results that the hook cannot see: numpy reads an array of JAX in C, and on a CPU waits there for it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -14,20 +13,20 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.computing import MAX_NAME, outside_share, part_of_share, usual_length
+from sm_profiler.diagnosis.profile.computing import MAX_NAME, part_of_share
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.recorded import DataStages, Input, place_of
+from sm_profiler.formats.recorded import DataStages, Input, Threads, place_of
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
 
 MAX_MOUNTS = 4
-_TRAINS = re.compile(r"\.train\(")  # a line that runs a whole loop
 
 
 @attrs.frozen
@@ -36,7 +35,7 @@ class Workers:
 
     Attributes:
         now: configured workers, -1 if unknown.
-        cores: cores per process on the node that has the fewest; 0 if unknown.
+        cores: cores that each process may use, of the one that has the fewest; 0 if unknown.
         needed: workers that would deliver a batch in the rest of the step, at the present speed of each.
         wait, rest: seconds of an average step spent waiting, and not waiting.
         idle: loading itself mostly waits, so more workers than cores can run at once; None if that is not known.
@@ -71,14 +70,24 @@ class Workers:
 def workers_of(case: Case) -> Workers:
     """Estimate the workers that the judged ranks need from the time that a batch takes today."""
     metrics = case.metrics
-    ranks = Counter(rank.node for rank in metrics.ranks)
-    cores = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
     wait = _mean_wait(case)
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
     needed = max(math.ceil(load / rest), now + 1, 1)
-    return Workers(now, min(cores, default=0), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
+    return Workers(now, _cores(metrics), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
+
+
+def _cores(metrics: JobMetrics) -> int:
+    """Return the cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
+
+    Workers inherit the affinity of the process that starts them.
+    """
+    ranks = Counter(rank.node for rank in metrics.ranks)
+    shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
+    threads = metrics.recorded(Threads)
+    usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
+    return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
 
 
 def _mean_wait(case: Case) -> float:
@@ -167,7 +176,7 @@ def _by_restarts(case: Case) -> Found | None:
 
     def of(rank: Rank) -> float:
         usual = float(rank.iterations.of("wait").sum()) * rank.scale
-        return max(rank.slices["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
+        return max(rank.seconds["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")
     if not case.metrics.average_share("evaluation"):  # what is left are waits at the start of an attempt
@@ -255,7 +264,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
-    words["loader"] = FRAGMENTS["loader_of_trainer" if _in_trainer(case) else "loader"].format_map(words)
+    words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:
         clause = FRAGMENTS[f"input_{name}"].format_map(words)
@@ -272,6 +281,8 @@ def _cause(case: Case) -> _Cause:
         )
         return cause("network")
     if workers == 0:
+        if pool.cores == 1 and not pool.idle:  # workers would compute in turn with the training process
+            return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
         return cause("cores_busy")
@@ -280,29 +291,19 @@ def _cause(case: Case) -> _Cause:
     return cause("few_workers", pool.advice()) if workers > 0 else cause("unknown")
 
 
-def _in_trainer(case: Case) -> bool:
-    """Return whether the Trainer of transformers runs the loop, which makes its DataLoader itself."""
-    samples = case.metrics.samples
-    learning = (one for one in samples.stacks if one.places and one.phase in ("backward", "optimizer"))
-    return any(one.leaf.startswith("transformers.") for one in samples.stacks) and any(
-        _TRAINS.search(samples.source(one.places[-1])) for one in learning
-    )
-
-
 def _by_own_iterator(case: Case) -> Found | None:
     """Find batches that the script's own generator or iterator makes, in the training process: no loader's waits show it."""
     if any(rank.has_waits for rank in case.ranks):
         return None
-    maker, stacks = case.seen.maker, case.metrics.samples.stacks
-    outer = [one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
-    making = [one for one in outer if maker(one) is not None]
-    if sum(one.count for one in making) < limits.SAMPLES:
+    maker = case.seen.maker
+    making = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and maker(one) is not None]
+    share, step = case.usual(MAKING)
+    count = sum(one.count for one in making)
+    if count == 0 or share * step < limits.HANDOVER_S:
         return None
-    part = sum(one.seconds for one in making) / sum(one.seconds for one in outer)
-    step = usual_length(case)
-    share = outside_share(case) * part
-    if share * step < limits.HANDOVER_S:
-        return None
+    samples = count / share + 2  # by the rule of succession, few samples leave an error even if all of them show it
+    part = (count + 1) / samples
+    error = math.hypot(case.share_error("outside"), math.sqrt(part * (1 - part) / samples))
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
@@ -324,7 +325,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "repair": case.stack.generators.format(function),
     }
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=case.share_error("outside"),
+        "own_iterator", words, evidence, share, saves=saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 

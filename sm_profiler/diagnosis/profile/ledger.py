@@ -8,17 +8,17 @@ innermost wins. Only this module decides which is which.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger, RankTotals, Totals
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Save, TimedCall
+from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
@@ -39,6 +39,10 @@ PHASE = "phase "  # start of the names of the script's own phases
 # Activities that have causes of their own: what is long in some steps is long elsewhere.
 NAMED = (SAVING, LOGGING, CALLBACKS, AGAIN, COLLECTING, EVALUATION, UNMATCHED)
 _NAMES = {"wait": WAIT, BETWEEN: OTHER, OUTSIDE: OTHER}  # key of a part → activity, if it has another name
+_DURING = {
+    WAIT: "waiting for data", SAVING: "saving files", LOGGING: "logging", CALLBACKS: "in callbacks", MAKING: "making batches",
+    COPYING: "copying to the device", RUNNING: "waiting for results", TRANSFER: "in collectives", OTHER: "outside the phases",
+}  # fmt: skip
 
 # Kind of a record → its activity, and the parts that it may have interrupted, the likeliest first.
 _BESIDE = (OUTSIDE, EVALUATION, parts.DECLARED, BETWEEN, "wait", "compiled", "forward", "backward", "optimizer")
@@ -57,9 +61,31 @@ _LEAVES = (
     (LOGGING, re.compile(r"^(logging|json\.(encoder|dumps?|_default)|csv)\b|tensorboard|wandb|mlflow")),
 )  # fmt: skip
 _LINES = (
-    (SAVING, re.compile(r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(""")),
-    (LOGGING, re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")),
+    (
+        SAVING,
+        re.compile(
+            r"""\bopen\(.*["'](?:[wxa]b?\+?|b[wxa]|r\+b?|rb\+)["']|\.tofile\(|\bpickle\.dump\(|\.to_(parquet|pickle|feather|hdf)\("""
+        ),
+    ),
+    (
+        LOGGING,
+        re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(|\.to_(csv|json)\("),
+    ),
 )
+# Innermost functions that exchange data with other ranks, and wait for them.
+COLLECTIVES = re.compile(
+    r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
+    r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
+)
+_MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
+_UPDATES = re.compile(
+    r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
+)  # of parameters, by hand
+# Innermost functions of a phase that is called without a module or backward().
+_COMPUTING = {
+    "backward": re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b"),
+    "forward": re.compile(r"^torch\.nn\.functional\."),
+}
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -73,9 +99,10 @@ _STEPS = ("forward", "backward", "optimizer", "compiled")
 _SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 FLUSHES = ("os.fsync", "os.fdatasync")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
-_TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
+TRAINS = re.compile(r"\.(fit|train)\(")  # a line that runs the training's whole loop
 _CLOCK = 1e-6  # seconds by which the end of a row and what happened in it may differ
-BESIDE_THE_PHASES = ("outside", "between", "evaluation")  # phases of samples
+_BESIDE_STEPS = ("outside", "between")
+BESIDE_THE_PHASES = (*_BESIDE_STEPS, "evaluation")  # phases of samples
 
 
 def ledger_of(metrics: JobMetrics, ranks: Sequence[Rank] | None = None, seen: SeenCode | None = None) -> Ledger:
@@ -113,8 +140,8 @@ def _totals(rank: Rank, metrics: JobMetrics, seen: SeenCode) -> RankTotals:
         whole = sum(found.values())
         shares = {name: spent / whole for name, spent in found.items()} if whole > 0 else _names(rank, metrics, keys[0])
         for name, share in shares.items():
-            seconds[name] += sum(rank.slices[key] for key in keys) * share
-    seconds[COLLECTING] = rank.slices["gc"]
+            seconds[name] += sum(rank.seconds[key] for key in keys) * share
+    seconds[COLLECTING] = rank.seconds["gc"]
     return RankTotals(rank.name, rank.train_steps, {name: spent for name, spent in seconds.items() if spent > 0})
 
 
@@ -330,25 +357,34 @@ class _Rows:
         self._take(UNMATCHED, np.append(best, 0.0), _BESIDE)
 
     def _take_samples(self, seen: SeenCode) -> None:
-        """Take out what samples show, in proportion to the time that the rows have in the part that they lie in."""
+        """Take out what samples show of the part that they lie in.
+
+        What is done now and then lies first in rows that are longer in this part than usual ones.
+        """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
         for keys, inside in (
             ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
             *(((one,), (one,)) for one in calling),
         ):
-            found = dict[str, float]()
+            found, sampled = dict[str, float](), 0.0
             for one in seen.samples.stacks:
                 if one.process == self.rank.name and one.phase in inside:
+                    sampled += one.seconds
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
                     if name and not is_timed(one.places[-1] if one.places else None, timed):
-                        found[name] = found.get(name, 0.0) + one.seconds / max(self.rank.scale, 1.0)
-            held = sum(float(self.left[key].sum()) for key in keys)
-            fits = min(held / max(sum(found.values()), 1e-12), 1.0)
+                        found[name] = found.get(name, 0.0) + one.seconds
+            whole = np.sum([self.left[key] for key in keys], axis=0)
+            total, beyond = float(whole.sum()), np.maximum(whole - np.median(whole), 0.0)
+            inside_phase = min(total / max(sampled, 1e-12), 1.0) if keys[0] in _STEPS else 1.0
+            fits = min(total * max(self.rank.scale, 1.0) / max(sum(found.values()), 1e-12), inside_phase)
             for name, seconds in found.items():
-                whole = sum(float(self.left[key].sum()) for key in keys)
-                for key in keys if whole > 0 else ():
-                    self._take(name, self.left[key] * min(seconds * fits / whole, 1.0), (key,))
+                wanted = seconds * fits / max(self.rank.scale, 1.0)
+                now_and_then = min(wanted / max(float(beyond.sum()), 1e-12), 1.0) if name in NAMED else 0.0
+                first = beyond * now_and_then
+                rest = whole - first
+                more = max(wanted - float(first.sum()), 0.0)
+                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), keys)
 
 
 @attrs.frozen(eq=False)
@@ -363,6 +399,9 @@ class SeenCode:
             longer than hundreds of launches.
         has_callbacks: callbacks are timed, so that samples of them are known already.
         training: file and function of the code that runs the phases of steps.
+        by_hand: no optimizer was recorded, so that the script may update its parameters itself.
+        without_forward: no forward pass was recorded.
+        all_compiled: compiled functions run the steps.
     """
 
     samples: Samples
@@ -371,16 +410,19 @@ class SeenCode:
     blocked: frozenset[Place] = frozenset()
     has_callbacks: bool = False
     training: frozenset[tuple[str, str]] = frozenset()
+    by_hand: bool = False
+    without_forward: bool = False
+    all_compiled: bool = False
 
     @classmethod
     def of(cls, metrics: JobMetrics) -> SeenCode:
         """Return what the samples of a job are read with."""
         stacks, loops = metrics.samples.stacks, frozenset[tuple[str, str]]()
+        in_steps = [one.args for one in metrics.recorded(Loop).longest]
+        recorded = frozenset((file, function) for one in in_steps for file, _, function in one.frames)
         if not any(rank.has_waits for rank in metrics.ranks):
             phases = _STEPS if any(one.phase in _STEPS for one in stacks) else _SHORT_STEPS
-            loops = frozenset(
-                (one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places
-            )
+            loops = _functions(one for one in stacks if one.phase in phases) | recorded
         steps = sum(rank.train_steps for rank in metrics.ranks)
         lines: dict[Place, list[float]] = {}
         for one in stacks:
@@ -391,11 +433,13 @@ class SeenCode:
             place for place, (python, launch) in lines.items()
             if launch >= limits.MOST * (python + launch) and launch > steps * limits.TINY_STEP_S
         )  # fmt: skip
-        training = frozenset(
-            (one.file, one.function) for stack in stacks if stack.phase in _STEPS for one in stack.places
-        )
+        training = _functions(one for one in stacks if one.phase in _STEPS) | recorded
         has_callbacks = bool(metrics.recorded(Callback).longest)
-        return cls(metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training)
+        by_hand, forwards = (not any(rank.seconds[key] for rank in metrics.ranks) for key in ("optimizer", "forward"))
+        compiled = all(rank.seconds["compiled"] for rank in metrics.ranks)
+        return cls(
+            metrics.samples, bool(metrics.gpus), loops, blocked, has_callbacks, training, by_hand, forwards, compiled
+        )
 
     def maker(self, one: Sampled) -> Place | None:
         """Return the function from which the loop's header gets its next batch, if the stack is in one."""
@@ -416,7 +460,7 @@ class SeenCode:
             return None
         texts = [self.samples.source(place) for place in one.places]
         at = next(
-            (n for pattern in (runs, _TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
+            (n for pattern in (runs, TRAINS) for n in reversed(range(len(texts))) if pattern.search(texts[n])), -1
         )
         found = one.places[at + 1] if 0 <= at < len(texts) - 1 else None
         return found if found and found.function.rpartition(".")[2] not in ("step", "backward", "forward") else None
@@ -427,8 +471,7 @@ class SeenCode:
     @cached_property
     def _passes(self) -> frozenset[tuple[str, str]]:
         """Functions that run forward passes: a closure, or the step of a trainer's module."""
-        stacks = (one for one in self.samples.stacks if one.phase == "forward")
-        return frozenset((place.file, place.function) for one in stacks for place in one.places)
+        return _functions(one for one in self.samples.stacks if one.phase == "forward")
 
     def part_called(self, process: str, phase: str) -> float:
         """Return the part of a phase in which libraries call functions of the script."""
@@ -451,15 +494,28 @@ class SeenCode:
 
         What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
+        if COLLECTIVES.search(one.leaf):
+            return TRANSFER
+        if one.phase == "forward":
+            return CALLBACKS if self.callback(one) is not None else ""
         if one.phase not in BESIDE_THE_PHASES:
             called = self.called(one)
-            if called is None or one.phase == "forward":
-                return CALLBACKS if called is not None else ""
-            return self._own_activity(one) or (OTHER if self._runs_forward(called) else CALLBACKS)
+            if called is None:
+                return ""
+            return self._own_activity(one) or ("forward" if self._runs_forward(called) else CALLBACKS)
+        return self._meaning(one)
+
+    def _meaning(self, one: Sampled) -> str:
         found = self._own_activity(one)
-        if found or not self.writing or one.phase == EVALUATION:
+        if found or one.phase == EVALUATION:
             return found
         return next((name for place in one.places if (name := self.writing.get((place.file, place.function)))), "")
+
+    def collected_in(self, activity: str) -> float:
+        """Return the part of the time in garbage collections that an activity causes, in whose lines they were seen."""
+        seen = [one for one in self.samples.stacks if one.phase == "gc"]
+        whole = sum(one.seconds for one in seen)
+        return sum(one.seconds for one in seen if self._meaning(one) == activity) / whole if whole > 0 else 0.0
 
     @cached_property
     def writing(self) -> dict[tuple[str, str], str]:
@@ -487,13 +543,46 @@ class SeenCode:
         for name, pattern in _LEAVES:
             if pattern.search(one.leaf):
                 return name
+        if one.places and one.phase in _BESIDE_STEPS and not one.long and one.places[-1] in self.computing:
+            return self.computing[one.places[-1]]
         source = self.samples.source(one.places[-1]) if one.places else ""
         if LOOPS.search(source):
             return ""
         if self.has_device and COPIES.search(source):
             return COPYING
         name = next((name for name, pattern in _LINES if pattern.search(source)), "")
-        return name or (CALLBACKS if self.callback(one) is not None else "")
+        name = name or (CALLBACKS if self.callback(one) is not None else "")
+        updates = self.by_hand and self.updates and one.phase in _BESIDE_STEPS and _UPDATES.search(source)
+        return name or ("optimizer" if updates else "")
+
+    @cached_property
+    def computing(self) -> Mapping[Place, str]:
+        """Lines outside the phases that compute, as no call that the hook times does, each with its activity.
+
+        They call functions of torch.nn without a module, or gradients as functions of their inputs: torch.func.grad, vmap
+        and torch.autograd.grad are no backward(). A line of which a part was timed as this phase is none of them, though
+        samples at its edges may lie outside the phase. Few samples make no such line, and what a line calls counts by
+        itself: line and innermost function may be of different moments.
+        """
+        beside = [one for one in self.samples.stacks if one.places and one.phase in _BESIDE_STEPS and not one.long]
+        found: dict[Place, str] = {}
+        for phase, pattern in _COMPUTING.items():
+            timed = {one.places[-1] for one in self.samples.stacks if one.places and one.phase == phase}
+            counts = Counter[Place]()
+            for one in beside:
+                if pattern.search(one.leaf) and one.places[-1] not in timed:
+                    counts[one.places[-1]] += one.count
+            if phase == "backward" or self.without_forward:
+                found |= {place: phase for place, count in counts.items() if count >= limits.REPEATS}
+        return found
+
+    @cached_property
+    def updates(self) -> bool:
+        """True if samples would show, and show or a compiled function holds, how a script updates its parameters itself."""
+        outer = [one for one in self.samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+        if sum(one.count for one in outer) < limits.SAMPLES:
+            return False
+        return self.all_compiled or any(_UPDATES.search(self.samples.source(one.places[-1])) for one in outer)
 
     def module_hook(self, one: Sampled) -> Place | None:
         """Return the script's function in a forward pass that no line of the script calls, as hooks of modules are called.
@@ -507,7 +596,11 @@ class SeenCode:
                 self.samples.source(caller),
                 [place.function.rpartition(".")[2] for place in one.places[number:]],
             )
-            if not source or _TRAINS.search(source) or (callee.file, callee.function) in self.learning:
+            if (
+                not source
+                or TRAINS.search(source)
+                or (callee.file, callee.function) in self.learning | self.calling_modules
+            ):
                 continue
             if not _OF_MODULES.match(names[0]) and not any(
                 re.search(rf"\b{re.escape(name)}\b", source) for name in names
@@ -518,20 +611,28 @@ class SeenCode:
     @cached_property
     def learning(self) -> frozenset[tuple[str, str]]:
         """File and function of the code that runs a step, and not only its forward pass."""
-        inner = ("backward", "optimizer")
-        return frozenset(
-            (place.file, place.function) for one in self.samples.stacks if one.phase in inner for place in one.places
-        )
+        return _functions(one for one in self.samples.stacks if one.phase in ("backward", "optimizer"))
+
+    @cached_property
+    def calling_modules(self) -> frozenset[tuple[str, str]]:
+        """File and function of the code that calls modules, as no hook of a module does."""
+        return _functions(one for one in self.samples.stacks if _MODULES.match(one.leaf))
+
+    def before_model(self, one: Sampled) -> Sampled:
+        """Return a stack up to the line that calls the model, whose code runs in each training step, too."""
+        model = self._passes - self.learning
+        inner = next((n for n, place in enumerate(one.places) if (place.file, place.function) in model), 0)
+        return attrs.evolve(one, places=one.places[:inner]) if inner else one
 
     def callback(self, one: Sampled) -> Place | None:
         """Return the function of the script that a library calls in a phase, or the method of a trainer's callback, of a stack.
 
         None if it is in none, or if the callbacks are timed.
         """
-        if one.phase not in BESIDE_THE_PHASES:
-            called = self.called(one)
-            return None if called is None or (one.phase != "forward" and self._runs_forward(called)) else called
-        if self.has_callbacks:
+        called = None if one.phase in BESIDE_THE_PHASES else self.called(one)
+        if called is not None:
+            return None if one.phase != "forward" and self._runs_forward(called) else called
+        if self.has_callbacks or one.phase not in (*BESIDE_THE_PHASES, "forward"):
             return None
         return next((place for place in one.places if _CALLBACK.search(place.function)), None)
 
@@ -539,6 +640,18 @@ class SeenCode:
         """Return the name of the file and the function of lines that write text: to flush it is no checkpoint."""
         places = [one.places[-1] for one in self.samples.stacks if one.places and one.phase in BESIDE_THE_PHASES and self.activity(one) == LOGGING]  # fmt: skip
         return frozenset((one.file.rpartition("/")[2], one.function.rpartition(".")[2]) for one in places)
+
+
+def _functions(stacks: Iterable[Sampled]) -> frozenset[tuple[str, str]]:
+    """Return file and function of the lines of some stacks."""
+    return frozenset((place.file, place.function) for one in stacks for place in one.places)
+
+
+def during(activity: str) -> str:
+    """Return where a step spends its time, for sentences such as “3 ms a step in the forward pass”."""
+    if activity.startswith(PHASE):
+        return f"in the {PHASE}“{activity[len(PHASE) :]}”"
+    return _DURING.get(activity) or parts.during(activity)
 
 
 def flushes(one: Record[AtLine], writers: Collection[tuple[str, str]]) -> bool:
@@ -590,9 +703,16 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     training[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
     length = np.where(evaluated, np.maximum(length, training), training)
     table, measured = _recorded(rank, training)
-    total = float(table.sum())
-    usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-    table[:, ~measured] = usual[:, None] * training[~measured]
+    long = np.zeros(len(length), np.bool_)
+    long[iterations.place - 1] = rank.stalls.long
+    for alike in (
+        long,
+        ~long,
+    ):  # parts that were not recorded are as those of the rows that are long, or usual, like them
+        known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
+        total = float(known.sum())
+        shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
+        table[:, alike & ~measured] = shares[:, None] * training[alike & ~measured]
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
     keep = (
@@ -601,8 +721,8 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
         & (np.arange(1, len(rows)) >= (thresholds.WARM_UP_STEPS if warm else 0))
     )
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
-    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.seconds[EVALUATION] > 0 else 0.0
+    share = min(rank.seconds[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
     waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,6 @@ WAIT, WORKER = "wait", "worker"
 START, FIRST_STEPS = "start", "first_steps"  # before the first step, and in first steps that are long
 BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
-COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 IMPORT = "import"  # as innermost function: happens once, in any step
 SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
 MODULE = "<module>"  # function of lines that are in none
@@ -147,6 +147,15 @@ def other_code(one: Sampled) -> bool:
     return outside_phases(one) and one.leaf != IMPORT
 
 
+def error_of_part(found: float, samples: float) -> float:
+    """Return the standard error of the part of some time that some of its samples show; of none, it is not known at all.
+
+    As if one sample more showed it, and one more did not: few samples that agree are no proof that all others would.
+    """
+    part = (found + 1) / (samples + 2)
+    return math.sqrt(part * (1 - part) / (samples + 2))
+
+
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
     """Return the lines with the most time among some samples."""
     lines = Lines.of(one for one in metrics.samples.stacks if keep(one))
@@ -169,19 +178,12 @@ def lines_of_long_steps(metrics: JobMetrics) -> tuple[Location, ...]:
     in_part = [one for one in stacks if _is_in(one, worst.stalls.where)]
     searched = [in_part, [one for one in stacks if in_loop(one)]]
     if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
-        forward = [one for one in stacks if one.phase == "forward"]
-        grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
-        if grown >= limits.NOTICEABLE * whole:
-            searched.insert(0, forward)
+        searched.insert(0, [one for one in stacks if one.phase == "forward"])
     for chosen in searched:
         lines, found = _excess(chosen, worst)
         if located := lines.locations(found, metrics):
             return located
     return ()
-
-
-def _positive(weights: Weights) -> float:
-    return sum(weight for weight in weights.values() if weight > 0)
 
 
 def _is_in(one: Sampled, part: str) -> bool:
@@ -228,12 +230,6 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     lines = Lines.of(late)
     grown = {place: seconds - early[place] * steps[1] / steps[0] for place, seconds in lines.weights().items()}
     return lines.locations(grown, metrics)
-
-
-def lines_of_collectives(metrics: JobMetrics) -> tuple[Location, ...]:
-    """Return the calls of collectives; without any, the backward pass, which runs them for its gradients."""
-    found = lines_of_samples(metrics, lambda one: in_loop(one) and COLLECTIVES.search(one.leaf) is not None)
-    return found or lines_of_samples(metrics, lambda one: one.phase == "backward")
 
 
 def lines_of_collections(metrics: JobMetrics) -> tuple[Location, ...]:

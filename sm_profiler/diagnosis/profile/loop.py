@@ -5,86 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import NormalDist
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.ledger import UNSEEN, Ledger, RankLedger
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger
 from sm_profiler.diagnosis.model import Interval
 from sm_profiler.diagnosis.profile.ledger import EVALUATION, NAMED, OTHER, row_keys, rows_of_rank
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 
 _WAITS = (
+    TRANSFER,
     "backward",
     "optimizer",
     "forward",
     OTHER,
     UNSEEN,
-)  # in which a rank waits for another one, the likeliest first
-_SIGMAS = NormalDist().inv_cdf((1 + limits.INTERVAL) / 2)
-
-
-@attrs.frozen(eq=False)
-class Saving:
-    """Seconds that a repair saves.
-
-    Attributes:
-        seconds: of each row of the loop.
-        low, high: factors of the saving if the repair works less well, or better, than usual; low <= 1 <= high.
-        taken: activities that the seconds are taken from, in this order; none: from all in proportion.
-        strict: take them from these activities only.
-        certain: factor of what is saved in any case; default: `low`.
-        error: standard error of the seconds, as a share of them; default: that of the finding.
-        evicts: other code runs between the parts of a step, which find their caches empty after it.
-    """
-
-    seconds: Floats
-    low: float = 1.0
-    high: float = 1.0
-    taken: tuple[str, ...] = ()
-    strict: bool = False
-    certain: float | None = None
-    error: float | None = None
-    evicts: bool = False
-
-    def at_most(self, seconds: float) -> Saving:
-        """Return the saving with no more seconds in all than these, in any case."""
-        total = float(self.seconds.sum())
-        if total <= 0 or total * self.high <= seconds:
-            return self
-        part = min(max(seconds, 0.0) / total, 1.0)
-        value = total * part
-        low = min(self.low * total / value, 1.0) if value > 0 else 1.0
-        return attrs.evolve(
-            self, seconds=self.seconds * part, low=low, high=max(seconds / value, 1.0) if value > 0 else 1.0
-        )
-
-    @classmethod
-    def of_scenarios(cls, scenarios: Sequence[Floats], taken: tuple[str, ...]) -> Saving:
-        """Return the saving of a model's scenarios: at least, usually, and at most, from these activities only."""
-        low, value, high = (np.maximum(one, 0.0) for one in scenarios)
-        total = float(value.sum())
-        if total <= 0:
-            return cls(value, taken=taken, strict=True)
-        return cls(value, min(float(low.sum()) / total, 1.0), max(float(high.sum()) / total, 1.0), taken, strict=True)
-
-
-def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[str, ...]) -> Saving:
-    """Return what is saved of an activity that keeps a part of a step, at worst, usually and at best.
-
-    Args:
-        spent: seconds of each row.
-        others: seconds of all rows without the activity.
-        kept: share of the step that the activity still takes after the repair.
-        taken: names of the activity.
-    """
-    total = max(float(spent.sum()), 1e-12)
-    return Saving.of_scenarios([spent * max(1 - part / (1 - part) * others / total, 0.0) for part in kept], taken)
+)  # in which a rank waits for another, likeliest first
 
 
 @attrs.frozen(eq=False)
@@ -247,39 +189,12 @@ class Loop:
         return Blocks.of(self.length)
 
     def gain(self, saving: Saving) -> tuple[Loop, Interval, float]:
-        """Return the loop after a repair, the share of the loop that it saves, and the share that it certainly saves.
-
-        The interval covers what another run of the training would show; the certain share is a matter of this run alone.
-        """
+        """Return the loop after a repair, the share of the loop that it saves, and the share that it certainly saves."""
         after, rows = self.without(saving)
-        seconds, whole = self.blocks.sums(rows), self.blocks.seconds
-        total = float(whole.sum())
-        value = float(seconds.sum()) / total
-        certain = value * (saving.low if saving.certain is None else saving.certain)
-        # This run is as it was; the repaired one has other draws of what is left of each step.
-        above = self.blocks.error_of_mean(whole - seconds)[1]
-        mean, noise = total / len(self.length), _spread(self.training - rows) * (1 - value) if value > 0 else 0.0
-        chance = value * (saving.error or 0.0) * _SIGMAS
-        low = value - math.hypot(above / mean, noise, chance, value * (1 - saving.low))
-        # Another run may be slower for other reasons; what this one lost for certain, but for chance, it lost.
-        low = max(low, certain - value * (saving.error or 0.0))
-        low *= 1 - min(self.once / self.whole, 1.0)  # a run as short as this one
-        # The rest differs by chance in another run, and what evicts its caches does so more often, the more of it there is.
-        most = min(value * saving.high, 1.0)
-        faster = limits.NOTICEABLE * most if saving.evicts else _spread(self.training)
-        high = most + math.hypot(self.blocks.error_of_part(seconds), chance, faster * (1 - most))
-        high = max(min(high, limits.MOST_SAVED - self.saved), value)
-        return after, Interval(min(max(low, 0.0), value), value, high), certain
-
-
-def _spread(rows: Floats) -> float:
-    """Return the difference of the median row between stretches of a loop, as a share: drift and other load."""
-    if len(rows) < limits.SAMPLES:
-        return limits.REPEAT
-    medians = np.asarray([np.median(one) for one in np.array_split(rows[:-1], limits.SAMPLES)])
-    mean = float(medians.mean())
-    found = float(medians.std()) / mean if mean > 0 else 0.0
-    return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
+        share, certain = saving.share(rows, self.blocks, self.training)
+        low = share.low * (1 - min(self.once / self.whole, 1.0))  # a run as short as this one
+        high = max(min(share.high, limits.MOST_SAVED - self.saved), share.value)
+        return after, Interval(low, share.value, high), certain
 
 
 def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:

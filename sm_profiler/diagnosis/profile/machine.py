@@ -9,7 +9,8 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Allocator, Threads
 from sm_profiler.formatting import percent, size

@@ -13,26 +13,18 @@ from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
-from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
+from sm_profiler.diagnosis.profile.ledger import AGAIN, BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
 from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
-from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
-
-
-def long_rows(case: Case, loop: Loop) -> Mask:
-    """Return the rows that are rare long steps, which the repairs of other causes leave as they are."""
-    found = np.zeros(len(loop.index))
-    for rank in case.ranks:
-        if rank.stalls.is_rare and not input_bursts(rank, case.metrics):
-            found += loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
-    return found > 0
 
 
 def worst_stalls(case: Case) -> Rank | None:
@@ -48,7 +40,7 @@ def _between_steps(rank: Rank, case: Case) -> Rank | None:
     Such a step is none of the usual ones, and what surrounds the evaluation (samples that are drawn, results that are
     written) lies in no other. Activities with causes of their own are left out.
     """
-    if rank.slices["evaluation"] <= 0 or rank.judged is not None:
+    if rank.seconds["evaluation"] <= 0 or rank.judged is not None:
         return None
     rows = case.ledger.ranks[case.ranks.index(rank)]
     own = {name: spent[:-1] for name, spent in rows.seconds.items() if name not in NAMED}
@@ -334,16 +326,37 @@ def largest_slowdown(case: Case) -> tuple[float, Rank, Change] | None:
     """Return the share of the loop that the costliest change takes, with its rank; None if it takes too little."""
     best: tuple[float, Rank, Change] | None = None
     for rank in case.ranks:
-        settled = rank.iterations.index >= thresholds.WARM_UP_STEPS
+        settled = np.flatnonzero((rank.iterations.index >= thresholds.WARM_UP_STEPS) & ~_beside_compiling(rank, case))
         change = find_change(rank.iterations.length[settled])
         if change is None:
             continue
-        change = attrs.evolve(change, at=change.at + int((~settled).sum()))
+        change = attrs.evolve(change, at=int(settled[change.at]))
         slow = float(rank.iterations.length[change.at :].sum()) * rank.scale
         lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change
     return None if best is None or best[0] < limits.FLOOR else best
+
+
+def _beside_compiling(rank: Rank, case: Case) -> Mask:
+    """Return the iterations that are no measure of how long a step takes, because a function is compiled in them, or soon after.
+
+    What compiled functions compute goes on behind the compilation of the next one. If that takes as long as the steps
+    before it, since the last compilation, they may have left all of their work to it.
+    """
+    index, length = rank.iterations.index, rank.iterations.length
+    rows = next((own for own in case.ledger.ranks if own.name == rank.name), None)
+    if rows is None:  # its steps have no duration
+        return np.zeros(len(index), np.bool_)
+    spent = sum((rows.seconds[name] for name in (COMPILING, AGAIN) if name in rows.seconds), np.zeros(len(rows.steps)))
+    compiles = np.isin(index, rows.steps[spent > 0])
+    if not compiles.any() or compiles.all() or not rank.seconds["compiled"]:
+        return compiles
+    usual = float(np.median(length[~compiles]))
+    stretch: Ints = np.cumsum(compiles) - compiles  # each ends with a compilation
+    ends = np.flatnonzero(compiles)
+    hides = np.append(length[ends] >= usual * np.bincount(stretch)[: len(ends)], False)
+    return compiles | np.asarray(hides[stretch], np.bool_)
 
 
 def slowdown(case: Case) -> Found | None:
@@ -397,8 +410,8 @@ def slowdown(case: Case) -> Found | None:
     sure = agreement >= thresholds.SAME_PART and others is not None and not busier
     return Found(
         "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, lost),
-        "" if sure else "several parts grew, or other programs began to work", 0.0,
-        lines_since(case.metrics, rank, moment, part), ranks=(alone.name,) if alone else (),
+        "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
+        lines_since(case.metrics, rank, moment, part), ranks=(alone.name,) if alone else (), low=case.by_others(lost),
     )  # fmt: skip
 
 

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN
+from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, mean_or_none
 from sm_profiler.diagnosis.profile.computing import REST, part_of_share
-from sm_profiler.diagnosis.profile.ledger import AFTER, COLLECTING, UNMATCHED
+from sm_profiler.diagnosis.profile.ledger import (
+    AFTER,
+    AGAIN,
+    CALLBACKS,
+    COLLECTING,
+    COMPILING,
+    EVALUATION,
+    LOGGING,
+    OTHER,
+    SAVING,
+    UNMATCHED,
+    WAIT,
+    during,
+)
 from sm_profiler.diagnosis.profile.lines import (
     in_loop,
     lines_of_collections,
-    lines_of_collectives,
     lines_of_rank,
     lines_of_samples,
     sleeps_beyond_others,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.profile.occurrences import seen_in_samples
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slowdown
+from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.formats.recorded import Synchronization
 from sm_profiler.formatting import duration, percent, plural, size
@@ -32,66 +47,108 @@ from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.step_fold import COMMUNICATION
 
 
+@attrs.frozen(eq=False)
+class _Late:
+    """A rank that the others wait for.
+
+    Attributes:
+        rank: its number.
+        activity: what it does more than the others.
+        meeting: the activity in which they wait for it.
+        lost: seconds of a step that they wait.
+        means: activity → mean seconds of a usual step on each rank.
+    """
+
+    rank: int
+    activity: str
+    meeting: str
+    lost: float
+    means: Mapping[str, Floats]
+
+    def own(self, activity: str) -> tuple[float, float]:
+        """Return the mean seconds of an activity on the rank, and on the others."""
+        return float(self.means[activity][self.rank]), _of_others(self.means[activity], self.rank)
+
+
+# Activities in which ranks wait for each other, the surest first. What is saved, logged and called back is work.
+_MEETINGS = (TRANSFER, "backward", "optimizer", OTHER)
+# They have causes that compare ranks, or happen once.
+_BESIDE = (EVALUATION, COLLECTING, COMPILING, AGAIN, UNMATCHED)
+
+
+def _late_rank(case: Case, loop: Loop) -> _Late | None:
+    """Return the rank that waits less than the others, by what it works more; None if none does."""
+    tables = _tables(case)
+    usual = (loop.index < _last_usual(case)) & ~case.long_rows
+    if not usual.any():
+        return None
+    means = {name: table[:, usual].mean(axis=1) for name, table in tables.items()}
+    work = [
+        *(name for name in means if name not in _MEETINGS),
+        *(name for name in reversed(_MEETINGS) if name in means),
+    ]
+    # the jitter of a machine makes one of two ranks late by half as much
+    least, best = limits.SURELY * limits.FLOOR * float(np.median(sum(means.values()))), None
+    for at, meeting in enumerate(_MEETINGS):
+        for name in (name for name in work if meeting in means and name not in _MEETINGS[: at + 1]):
+            slowest = int(means[name].argmax())
+            excess = float(means[name][slowest]) - _of_others(means[name], slowest)
+            waited = _of_others(means[meeting], slowest) - float(means[meeting][slowest])
+            lost = min(excess, waited)
+            if waited >= limits.MAJORITY * excess and (best is None or lost > best.lost):
+                best = _Late(slowest, name, meeting, lost, means)
+        if best is not None and best.lost >= least > 0:
+            return best
+    return None
+
+
+def _tables(case: Case) -> dict[str, Floats]:
+    """Return the seconds of each rank and row by activity, of those in which ranks are late and wait."""
+    names = [name for name in case.ledger.totals.activities if name not in (*_BESIDE, UNSEEN)]
+    found = {name: case.ledger.table(name) for name in names}
+    found[OTHER] = found.get(OTHER, 0.0) + case.ledger.table(UNSEEN)
+    return found
+
+
 def straggler(case: Case) -> Found | None:
     """Find the rank that the others wait for: it has more work and waits less than they do."""
-    ranks = case.ranks
-    if not case.in_step:
+    late = _late_rank(case, case.loop) if case.in_step and case.loop is not None else None
+    if late is None:
         return None
-    iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
-    work = [key for key in parts.iteration_keys() if key not in parts.MEETINGS] + list(reversed(parts.MEETINGS))
-    last = _last_usual(case)
-    means = {key: np.asarray([_usual_mean(rank, key, last) for rank in ranks]) for key in work}
-    least = (
-        limits.SURELY * limits.FLOOR * iteration
-    )  # the jitter of a machine makes one of two ranks late by half as much
-    best: tuple[float, int, str, str] | None = None
-    for meeting in parts.MEETINGS:
-        for part in work:
-            if part == meeting or part in parts.MEETINGS[: parts.MEETINGS.index(meeting)]:
-                continue
-            slowest = int(means[part].argmax())
-            excess = means[part][slowest] - _of_others(means[part], slowest)
-            waited = _of_others(means[meeting], slowest) - means[meeting][slowest]
-            lost = min(excess, waited)
-            if waited >= limits.MAJORITY * excess and (best is None or lost > best[0]):
-                best = lost, slowest, part, meeting
-        if best is not None and best[0] >= least:
-            break
-    if best is None or best[0] < least or iteration <= 0:
-        return None
-    lost, slowest, part, meeting = best
-    rank, share = ranks[slowest], lost / iteration
-    waits = np.asarray([case.core_wait_of(one) for one in ranks])
-    usual_wait = _of_others(waits, slowest)
-    without_core = float(waits[slowest] - usual_wait)
-    own, theirs = means[part][slowest], _of_others(means[part], slowest)
-    met, they_met = means[meeting][slowest], _of_others(means[meeting], slowest)
+    rank, share = case.ranks[late.rank], late.lost / float(np.median(sum(late.means.values())))
+    waits = np.asarray([case.core_wait_of(one) for one in case.ranks])
+    usual_wait = _of_others(waits, late.rank)
+    without_core = float(waits[late.rank] - usual_wait)
+    (own, theirs), (met, they_met) = late.own(late.activity), late.own(late.meeting)
     evidence = [
         Evidence("time the other ranks wait for this one", round(share, 4), None, rank.name, "share"),
-        Evidence(f"mean time per step {parts.during(part)}", round(own * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms", "others"),
+        Evidence(f"mean time per step {during(late.activity)}", round(own * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms", "others"),
         Evidence(
-            f"mean time per step {parts.during(meeting)}, where ranks meet", round(met * 1e3, 3), round(they_met * 1e3, 3),
+            f"mean time per step {during(late.meeting)}, where ranks meet", round(met * 1e3, 3), round(they_met * 1e3, 3),
             rank.name, "ms", "others",
         ),
     ]  # fmt: skip
     if without_core >= limits.FLOOR:
-        waited = round(float(waits[slowest]), 4), round(usual_wait, 4)
+        waited = round(float(waits[late.rank]), 4), round(usual_wait, 4)
         evidence.append(Evidence("time waiting for a core", *waited, rank.name, "share", "others"))
     words = {
         "rank": rank.name,
         "own": duration(own),
-        "during": parts.during(part),
+        "during": during(late.activity),
         "theirs": duration(theirs),
         "share": percent(share),
         "process": f"node {rank.node}, process {rank.name}",
     }
-    advice = {"wait": "straggler_input", "outside": "straggler_outside"}.get(part, "straggler_work")
+    advice = "input" if late.activity == WAIT else "outside" if late.activity in (OTHER, *_NO_WORK) else "work"
     # other processes on the machine may hit any rank, and another one the next time
     low = "the rank waits for a core" if without_core >= limits.MAJORITY * share else case.by_others(share)
     return Found(
-        "straggler", words, tuple(evidence), share, advice, partial(_as_others, case, slowest, share),
+        "straggler", words, tuple(evidence), share, f"straggler_{advice}", partial(_as_others, case, late, share),
         where=lines_of_rank(case.metrics, rank.name), ranks=(rank.name,), low=low,
     )  # fmt: skip
+
+
+_NO_WORK = (SAVING, LOGGING, CALLBACKS)  # on samples
 
 
 def _last_usual(case: Case) -> int:
@@ -100,57 +157,37 @@ def _last_usual(case: Case) -> int:
     return int(found[1].iterations.index[found[2].at]) if found is not None else AFTER
 
 
-def _usual_mean(rank: Rank, key: str, last: int) -> float:
-    """Return the mean seconds of a part in usual steps: the first ones, rare long ones, and those since a slowdown are none."""
-    iterations = rank.iterations
-    usual = iterations.known & (iterations.index >= thresholds.WARM_UP_STEPS) & (iterations.index < last)
-    if rank.stalls.is_rare:
-        usual &= ~rank.stalls.long
-    return float(iterations.of(key)[usual].mean()) if usual.any() else 0.0
-
-
 def _of_others(values: Floats, which: int) -> float:
     """Return the median of all ranks but one."""
     return float(np.median(np.delete(values, which)))
 
 
-def _as_others(case: Case, slow: int, share: float, loop: Loop) -> Saving | None:
+def _as_others(case: Case, late: _Late, share: float, loop: Loop) -> Saving | None:
     """Replay the steps with a straggler that works like the median of the others, or whose work is divided evenly."""
-    ranks, steps = case.ranks, shared_steps(case.ranks)
-    others, last = [number for number in range(len(ranks)) if number != slow], _last_usual(case)
-
-    def waited(key: str) -> float:
-        means = np.asarray([_usual_mean(rank, key, last) for rank in ranks])
-        return _of_others(means, slow) - float(means[slow])
-
-    meeting = max(parts.MEETINGS, key=waited)
-    rows = [np.searchsorted(rank.iterations.index, steps) for rank in ranks]
-    meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
-    length = np.asarray([rank.iterations.length[own] for rank, own in zip(ranks, rows, strict=True)])
-    work = np.maximum(np.nan_to_num(length - meet), 0.0)
-    total = float(length[slow].sum())
+    tables = _tables(case)
+    meet = tables.pop(late.meeting)
+    work = np.asarray(np.sum(list(tables.values()), axis=0))
 
     def repaired(which: int) -> Floats:
         """Return the seconds of each row that a rank costs which works like the median of the others."""
         work_then = work.copy()
         work_then[which] = np.median(np.delete(work, which, axis=0), axis=0)
         beyond = np.maximum(work.max(axis=0) - work_then.max(axis=0), 0.0)
-        saved = np.minimum(beyond, work.max(axis=0) + meet.min(axis=0))
-        return loop.as_usual(loop.filled(steps, saved, float(saved.sum()) / max(total, 1e-12)))
+        return loop.as_usual(np.minimum(beyond, work.max(axis=0) + meet.min(axis=0)))
 
-    saved = repaired(slow)
+    saved = repaired(late.rank)
     # one of the ranks is the slowest of each step, if only by chance
-    by_chance = float(np.mean([repaired(other).sum() for other in others]))
+    by_chance = float(np.mean([repaired(other).sum() for other in range(len(work)) if other != late.rank]))
     saved *= max(1 - by_chance / max(float(saved.sum()), 1e-12), 0.0)
     replayed = float(saved.sum()) / float(loop.length.sum())
     if replayed <= 0:
         return None
     recorded = min(max(share / replayed, limits.MAJORITY), limits.CLEARLY)
-    # its work may be left out, or be divided evenly; a rank that sleeps has none to divide
-    equal = 0.0 if sleeps_beyond_others(case.metrics, ranks[slow].name) else 1 / len(ranks)
+    # Its work may be left out, or be divided evenly; a rank that sleeps, or writes files, has none to divide.
+    divided = late.activity not in _NO_WORK and not sleeps_beyond_others(case.metrics, case.ranks[late.rank].name)
+    equal = 1 / len(work) if divided else 0.0
     usual = (2 - equal) / 2
-    grown = max((key for key in parts.iteration_keys() if key != meeting), key=lambda key: -waited(key))
-    taken = (*loop.named(grown), *loop.named(meeting))
+    taken = (late.activity, late.meeting)
     return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
 
 
@@ -375,15 +412,50 @@ def communication(case: Case) -> Found | None:
         rows = (spent > 0) & rank.train
         if rows.sum() >= thresholds.MIN_STEPS:
             shares.append(float(spent[rows].sum() / (rank.steps.duration[rows].sum() / 1e6)))
-    share = min(float(np.mean(shares)), 1.0) if shares else 0.0
+    if not shares:
+        return _called_collectives(case)
+    share = min(float(np.mean(shares)), 1.0)
     if share < limits.HEALTHY_PHASE:  # they overlap the backward pass up to a third of the step
         return None
     evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
     return Found(
         "communication", {"share": percent(share)}, (evidence,), share,
         saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HEALTHY_PHASE, sure=False),
-        doubt="computation may hide some of it", where=lines_of_collectives(case.metrics),
+        doubt="computation may hide some of it", where=_lines_of_collectives(case),
     )  # fmt: skip
+
+
+def _called_collectives(case: Case) -> Found | None:
+    """Find collectives that the training threads call and wait for, as samples show them.
+
+    The rank that waits least for the others, in each step, shows what the exchange itself takes.
+    """
+    if case.loop is None:
+        return None
+    seen, alone = seen_in_samples(case, TRANSFER), case.ledger.table(TRANSFER).min(axis=0)
+    share = float(alone.sum() / case.loop.length.sum())
+    if not seen.lines or share < limits.HEALTHY:
+        return None
+    evidence = (
+        Evidence("time in collectives, on the rank that waits least in them", round(share, 4), unit="share"),
+        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
+    )
+
+    def saves(loop: Loop) -> Saving:
+        """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
+        spent, least = np.minimum(loop.usual(TRANSFER), alone), limits.PART_SAVED_INDIRECT[0]
+        usual = max(1 - limits.HEALTHY / share, least)
+        return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
+
+    return Found(
+        "communication", {"share": percent(share)}, evidence, share, "communication_called", saves,
+        "waiting for other ranks counts as well", seen.error, seen.lines, low=seen.low,
+    )  # fmt: skip
+
+
+def _lines_of_collectives(case: Case) -> tuple[Location, ...]:
+    """Return the calls of collectives; without any, the backward pass, which runs them for its gradients."""
+    return seen_in_samples(case, TRANSFER).lines or lines_of_samples(case.metrics, lambda one: one.phase == "backward")
 
 
 _EXCHANGES = ("backward", "optimizer")  # in which gradients are exchanged
@@ -457,7 +529,7 @@ def _synchronization(case: Case) -> Found | None:
     return Found(
         text, words, evidence, share, text if again else "communication", saves,
         "" if again else "waiting for other ranks counts as well", error=limits.REPEAT_MOST * share,
-        where=lines_of_collectives(case.metrics),
+        where=_lines_of_collectives(case),
     )  # fmt: skip
 
 

@@ -12,19 +12,18 @@ from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import MOSTLY_IDLE, SHARED, Class
-from sm_profiler.diagnosis.confidence import OTHERS_WORK, Confidence, few_steps
+from sm_profiler.diagnosis.confidence import OTHERS_WORK, RIVALLED, Confidence, few_steps
 from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.causes import CAUSES, ProfileCause
 from sm_profiler.diagnosis.profile.computing import (
     launches_unknown,
-    outside_share,
     part_of_share,
     waits_unseen,
 )
 from sm_profiler.diagnosis.profile.job import beginning_of
-from sm_profiler.diagnosis.profile.ledger import RUNNING
+from sm_profiler.diagnosis.profile.ledger import EVALUATION, RUNNING, SAVING
 from sm_profiler.diagnosis.profile.lines import (
     Shown,
     function_of,
@@ -32,10 +31,10 @@ from sm_profiler.diagnosis.profile.lines import (
     other_code,
     short_place,
 )
-from sm_profiler.diagnosis.profile.loop import Loop, Saving
+from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
-from sm_profiler.diagnosis.profile.patterns import largest_slowdown, long_rows, slow_since
-from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
+from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
+from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
 from sm_profiler.formatting import percent
@@ -98,7 +97,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
-        main = _not_certain(main, "another finding costs about as much")
+        main = _not_certain(main, RIVALLED)
     main, *also = (_after_start(one, case, alone=not also) for one in (main, *also))
     return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
 
@@ -175,7 +174,7 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
         return ranked
     loop = _exceptions(loop, candidates, case)
     of_job = min(loop.whole / case.metrics.duration, 1.0) if case.metrics.duration > 0 else 1.0
-    for best, *_ in repaired_in_turn(loop, lambda loop: _worth_it(left, loop, case)):
+    for best in repaired_in_turn(loop, lambda loop: _tried(left, loop, case)):
         left.remove(best.repaired)
         if best.repaired.found.of == "loop":
             gain = _gain(_possible(best.saved, best.repaired), best.before)
@@ -185,15 +184,12 @@ def _repaired(candidates: Sequence[Candidate], case: Case) -> list[Ranked]:
     return ranked
 
 
-def _worth_it(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
-    """Yield the repairs that save enough; of less, chance may be all."""
+def _tried(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[Trial[Candidate, Loop]]:
     for one in candidates:
         after, share, certain = loop.gain(_saving_of(one, case, loop))
-        if min(certain, share.low) >= limits.FLOOR:
-            # a larger batch changes what is learned: only one twice as large is a repair without more experiments
-            kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
-            worth = certain * kept * limits.PROBABILITY[one.confidence(case, certain)]
-            yield Trial(one, loop, after, share, certain, worth)
+        # a larger batch changes what is learned: only one twice as large is a repair without more experiments
+        kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
+        yield Trial(one, loop, after, share, certain, one.confidence(case, certain), kept)
 
 
 def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop:
@@ -205,7 +201,7 @@ def _exceptions(loop: Loop, candidates: Sequence[Candidate], case: Case) -> Loop
     least = {}
     if not kinds.isdisjoint(LATE):
         least = {name: case.ledger.table(name).min(axis=0) for name in loop.left}
-    return attrs.evolve(loop, long=long_rows(case, loop), slow=slow, least=least)
+    return attrs.evolve(loop, long=case.long_rows, slow=slow, least=least)
 
 
 def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
@@ -237,9 +233,7 @@ def _possible(share: Any, one: Candidate) -> Interval:
 
 def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
-    per_step = float(loop.length.sum()) / max(loop.steps, 1)
-    speedup = Interval(*(1 / (1 - part) for part in astuple(found)))
-    return Gain(_times(found, per_step), found, speedup, None, _times(found, max(loop.whole - loop.once, 0.0)))
+    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), max(loop.whole - loop.once, 0.0))
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
@@ -259,10 +253,6 @@ def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
     return Ranked(replace(one.with_confidence(case, certain), gain=gain), certain)
 
 
-def _times(interval: Interval, factor: float) -> Interval:
-    return Interval(*(part * factor for part in astuple(interval)))
-
-
 def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
     """Return the verdict with the price of what each repair saves; `per_hour` are dollars for all nodes, None if unknown."""
     if per_hour is None or not math.isfinite(per_hour):
@@ -271,7 +261,7 @@ def priced(verdict: Verdict, per_hour: float | None) -> Verdict:
     def of(one: Finding) -> Finding:
         if one.gain is None:
             return one
-        return replace(one, gain=replace(one.gain, usd=_times(one.gain.seconds, per_hour / 3600)))
+        return replace(one, gain=replace(one.gain, usd=one.gain.seconds.times(per_hour / 3600)))
 
     return attrs.evolve(verdict, main=of(verdict.main), also=tuple(map(of, verdict.also)))
 
@@ -354,6 +344,10 @@ def _healthy(case: Case) -> Finding | None:
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
     confidence = _confidence_in_health(case, unexplained)
+    if (wanted := case.share_of(EVALUATION, SAVING)) * limits.MAJORITY >= limits.FLOOR:
+        text, words = "healthy_evaluates", {**words, "computing": percent(computing), **_evaluating(case, wanted)}
+        if confidence == "high":
+            confidence = Confidence("medium", "how often it must evaluate is not known")
     if unexplained >= limits.USUAL:
         text, label = "no_single_cause", NO_SINGLE_CAUSE
         where = lines_of_samples(case.metrics, other_code)
@@ -376,6 +370,19 @@ def _healthy(case: Case) -> Finding | None:
     shown = Shown.of(case.metrics.samples)
     where = tuple(map(shown.location, where))
     return Finding(Class.BALANCED, headline, tuple(evidence), advice, 0.0, "loop", confidence, where, label=label)
+
+
+def _evaluating(case: Case, wanted: float) -> dict[str, str]:
+    """Return the words about evaluating and saving, which users want, and may want less often."""
+    shares = {"evaluat": case.share_of(EVALUATION), "sav": case.share_of(SAVING)}
+    shown = {verb: share for verb, share in shares.items() if share >= wanted * limits.SHOWN}
+    control = case.stack.less_evaluation if case.trainer == "" else FRAGMENTS[f"less_evaluation_{case.trainer}"]
+    *others, last = (f"{verb}es {percent(share)}" for verb, share in shown.items())
+    return {
+        "spent": f"{''.join(f', {one}' for one in others)} and {last}",
+        "doing": " and ".join(f"{verb}ing" for verb in shown).capitalize(),
+        "half": percent(wanted * limits.MAJORITY), "control": f" ({control})" if control else "",
+    }  # fmt: skip
 
 
 def _stretched(rank: Rank) -> float:
@@ -412,10 +419,10 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
     others = case.shared_wait >= limits.FLOOR or largest_slowdown(case) is not None  # that is none of the script's
     near = (
         (case.wait, limits.HEALTHY),
-        (outside_share(case), limits.HEALTHY + limits.FLOOR),
+        (case.outside, limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.stall_share), limits.FLOOR + limits.REPEAT),
         (case.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
-        (case.metrics.average_share("evaluation"), limits.USUAL + limits.FLOOR),
+        (case.metrics.average_share("evaluation"), limits.HEALTHY + limits.FLOOR),
         (case.mean(lambda rank: rank.share_of_iterations("optimizer")), limits.HEALTHY_PHASE + limits.FLOOR),
     )
     reasons = (

@@ -15,25 +15,17 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, UNKNOWN, UNSEEN, Ledger
-from sm_profiler.diagnosis.table.patterns import agreement_of, long_steps, period_of, relative, slow_stretches
+from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, long_steps, period_of, relative, slow_stretches
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formatting import plural
+from sm_profiler.metrics import thresholds
 
 # Activities that are causes by themselves.
 NAMED = ("saving", "evaluation", "logging", "garbage collection")
-SHOWN = 8  # names of a list
-
-
-@attrs.frozen
-class Fact:
-    """A number behind a finding: what it measures, its value and unit, and what to compare it with."""
-
-    metric: str
-    value: float | str
-    unit: str = ""
-    usual: float | None = None
-    where: str = ""
+MAX_NAMES = 8  # of a list
+_HALF = (1 / 2, 1 / 2, 1 / 2)  # half as many evaluations
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +36,7 @@ class Repair:
         after: the repaired steps.
         least, most: the steps if the repair works less well, or better, than expected; None if it cannot.
         words: values for the cause's texts.
-        facts: numbers behind it.
+        evidence: numbers behind it, the strongest first.
         ranks: names of the ranks that cause it; empty if all do.
         stage: name of the stage that causes it; "" if none does.
         steps: the steps it happens in, if they are a stretch of the recording.
@@ -54,7 +46,7 @@ class Repair:
     after: Steps
     least: Steps | None = None
     words: Mapping[str, object] = attrs.field(factory=dict)
-    facts: tuple[Fact, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     ranks: tuple[str, ...] = ()
     stage: str = ""
     steps: Mask | None = None
@@ -111,12 +103,12 @@ def activity(
     share, each = ledger.totals.share(name), spent.sum(axis=0)
     steps_with, period = int((each > 0).sum()), period_of(each)
     when = f", every {period} steps" if period else f", in {steps_with} steps" if steps_with < len(each) else ""
-    facts = (
-        Fact(f"time of the ranks in {name}", share, "share"),
-        Fact(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
+    evidence = (
+        Evidence(f"time of the ranks in {name}", share, unit="share"),
+        Evidence(f"steps with {name}", f"{steps_with:,} of {len(each):,}"),
     )
     least, usual, most = (without(part) for part in saved)
-    return Repair(usual, least, {"share": share, "when": when}, facts, most=most, certain=True)
+    return Repair(usual, least, {"share": share, "when": when}, evidence, most=most, certain=True)
 
 
 def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
@@ -141,43 +133,72 @@ def slow_ranks(before: Steps, ledger: Ledger) -> Repair | None:
     count = 1 + bisect_left(range(1, len(order)), limits.MOST * saved(len(order)), key=saved)
     slow = order[:count]
     names = tuple(before.ranks[rank] for rank in sorted(slow.tolist()))
-    facts = (
+    evidence = (
         *_times("time for its own work, compared with its peers", factors, slow, before.ranks),
         _waiting(ledger),
         *_explained(before),
     )
     slowest = max(float(np.delete(factors, slow).max()), 1.0)  # of the others; the repaired ranks may be as slow
     least = repaired(slow, factors[:, None] / slowest)
-    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, facts, names)
+    return Repair(repaired(slow, ratio), least, {"factor": float(factors[slow].mean())}, evidence, names)
 
 
 def slow_since(before: Steps, ledger: Ledger) -> Repair | None:
-    """Repair ranks, or all of them, that become slower at some step, for a while or until the end."""
-    found = slow_stretches(before.even_work.local, before.even_work.ratio)
-    if not found:  # all at once, which no comparison among ranks can show
-        whole = slow_stretches(before.length[None], before.length[None])
-        found = {rank: one for one in whole.values() for rank in range(len(before.ranks))}
+    """Repair ranks that become slower at some step, for a while or until the end."""
+    found = before.stretches
     if not found:
         return None
     lead = max(found.values(), key=lambda one: (one.factor - 1) * (one.last - one.first))
-    found = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
+    together = {rank: one for rank, one in found.items() if one.overlap(lead) >= limits.MAJORITY}
+    # neighbouring steps resemble each other, so that any rank is a little slower for a while
+    found = {rank: one for rank, one in together.items() if one.factor - 1 >= limits.USUAL * (lead.factor - 1)}
     scale, least = np.ones((2, *before.local.shape))
     steps, factors = np.zeros(before.local.shape[1], np.bool_), np.ones(len(before.ranks))
     for rank, one in found.items():
         steps[one.first : one.last], factors[rank] = True, one.factor
         scale[rank, one.first : one.last] /= one.factor
         least[rank, one.first : one.last] /= 1 + (one.factor - 1) * limits.MOST
-    names, after, numbers = tuple(before.ranks[rank] for rank in found), before.scaled(scale), before.graph.steps[steps]
-    if len(names) == len(before.ranks):
-        names = ()
-        if before.saved(after) < limits.FLOOR:
-            return None  # any job is slower for a while; a rank that is slower than the others is about to fail
-    first, last = int(numbers[0]), int(numbers[-1])
-    when = f"Since step {first}" if lead.open else f"From step {first} to {last}"
-    words = {"factor": float(factors[list(found)].mean()), "first": first, "When": when}
+    names, after = tuple(before.ranks[rank] for rank in found), before.scaled(scale)
+    words = _since(before, steps, lead) | {"factor": float(factors[list(found)].mean())}
     metric = "its own work in these steps, compared with the others"
-    facts = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
-    return Repair(after, before.scaled(least), words, facts, names, steps=steps)
+    evidence = _times(metric, factors, np.argsort(-factors, kind="stable")[: len(found)], before.ranks)
+    return Repair(after, before.scaled(least), words, evidence, names, steps=steps)
+
+
+def _since(before: Steps, steps: Mask, stretch: Stretch) -> dict[str, object]:
+    """Return the words for when steps are slow."""
+    first, last = (int(before.graph.steps[steps][at]) for at in (0, -1))
+    when = f"Since step {first}" if stretch.open else f"From step {first} to {last}"
+    return {"first": first, "When": when}
+
+
+def all_slow_since(before: Steps, ledger: Ledger) -> Repair | None:
+    """Repair a stretch in which all ranks are slower at once, which no comparison among them can show."""
+    length = before.length_for_work
+    stretch = slow_stretches(length[None], length[None]).get(0)
+    if stretch is None:
+        return None
+    steps = np.zeros(len(length), np.bool_)
+    steps[stretch.first : stretch.last] = True
+    of_work = length / before.length
+    of_rank = before.local * of_work
+    grown_by = np.median(of_rank[:, steps], axis=1) / np.maximum(np.median(of_rank[:, ~steps], axis=1), 1e-12)
+    slower = float((grown_by >= 1 + limits.MAJORITY * (stretch.factor - 1)).mean())
+    if 0 < slower <= limits.MAJORITY:
+        return None  # some ranks are, and the others wait for them
+    of_work = before.seconds * of_work  # each operation becomes as long as in the other steps
+    slow, usual = (np.median(of_work[:, rows], axis=1) for rows in (steps, ~steps))
+    factors = np.maximum(slow / np.where(usual > 0, usual, np.inf), 1.0)
+    part, least = (np.where(steps, (1 / (1 + (factors - 1) * kept))[:, None], 1.0) for kept in (1.0, limits.MOST))
+    after = before.repaired(before.seconds * part)
+    if before.saved(after) < limits.FLOOR:
+        return None  # any job is slower for a while; a rank that is slower than the others is about to fail
+    most = _mostly(before, np.maximum(slow - usual, 0.0))
+    words = _since(before, steps, stretch) | {"factor": stretch.factor}
+    words["mostly"] = f"; what takes longer is mostly {most}" if most else ""
+    metric = "a step in this time, compared with the others"
+    evidence = Evidence(metric, stretch.factor, 1.0, unit="times", held="usually")
+    return Repair(after, before.repaired(before.seconds * least), words, (evidence,), steps=steps)
 
 
 def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
@@ -185,13 +206,13 @@ def uneven_microbatches(before: Steps, ledger: Ledger) -> Repair | None:
     agreement, spent = before.microbatches
     if agreement < limits.TOGETHER or before.saved(before.fair) < limits.FLOOR + before.jitter:
         return None
-    longest = float(np.quantile(spent, 0.95) / spent.mean())
-    facts = (
-        Fact("agreement of forward and backward on which microbatches are long", agreement, "correlation"),
-        Fact("longest of 20 microbatches, compared with the mean", longest, "times", 1.0),
+    longest = float(np.quantile(spent, (1 + limits.INTERVAL) / 2) / spent.mean())
+    evidence = (
+        Evidence("agreement of forward and backward on which microbatches are long", agreement, unit="correlation"),
+        Evidence("longest of 20 microbatches, compared with the mean", longest, 1.0, unit="times", held="usually"),
         _waiting(ledger),
     )
-    return Repair(before.fair, None, {"agreement": agreement}, facts)
+    return Repair(before.fair, None, {"agreement": agreement}, evidence)
 
 
 def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
@@ -203,8 +224,8 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
     most = most if len(most) <= len(more) // 2 else most[:0]
     names = tuple(before.ranks[rank] for rank in most.tolist())
-    facts = (
-        Fact(f"the ranks' work goes with the column {work.column}", work.agreement, "correlation"),
+    evidence = (
+        Evidence(f"the ranks' work goes with the column {work.column}", work.agreement, unit="correlation"),
         *_times(f"{work.column}, compared with its peers", more, most, before.ranks),
         _waiting(ledger),
     )
@@ -212,7 +233,7 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     if names:
         has = f"{listed(names)} ha{'ve' if len(names) > 1 else 's'}"
         uneven = f"{has} {float(more[most].mean()):.3g} times as much as the others, which wait"
-    return Repair(before.fair, None, {"column": work.column, "uneven": uneven}, facts, names)
+    return Repair(before.fair, None, {"column": work.column, "uneven": uneven}, evidence, names)
 
 
 def padding(before: Steps, ledger: Ledger) -> Repair | None:
@@ -223,8 +244,10 @@ def padding(before: Steps, ledger: Ledger) -> Repair | None:
     seconds, rows = before.seconds.copy(), before.passes
     seconds[rows] *= 1 - part[before.graph.ranks[rows]]
     least = before.seconds - limits.MAJORITY * (before.seconds - seconds)  # lengths of a bucket still differ
-    facts = (Fact("padding, of all tokens", float(part.mean()), "share"),)
-    return Repair(before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, facts, certain=True)
+    evidence = (Evidence("padding, of all tokens", float(part.mean()), unit="share"),)
+    return Repair(
+        before.repaired(seconds), before.repaired(least), {"share": float(part.mean())}, evidence, certain=True
+    )
 
 
 def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
@@ -243,15 +266,15 @@ def uneven_stages(before: Steps, ledger: Ledger) -> Repair | None:
             ratio = np.maximum(ratio, means / usual)
     order = np.argsort(-ratio, kind="stable")
     stages = [f"stage {name}" for name in before.stages]
-    facts = _times("computation, compared with the mean stage", ratio, order, stages)
+    evidence = _times("computation, compared with the mean stage", ratio, order, stages)
     worst = before.stages[int(order[0])]
     words = {"factor": float(ratio[order[0]]), "stage": worst}
-    return Repair(attrs.evolve(before, seconds=seconds), None, words, facts, (), worst)
+    return Repair(attrs.evolve(before, seconds=seconds), None, words, evidence, (), worst)
 
 
 def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None:
     """Repair a few steps that take much longer than the others, at regular intervals or not."""
-    length = before.length
+    length = before.length_for_work
     long = long_steps(length)
     period = period_of(np.where(long, length - np.median(length), 0.0))
     if not long.any() or (period is not None) != regular:
@@ -261,11 +284,15 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
     more[before.graph.activities.mask(lambda name: name in NAMED)] = 0.0  # these are causes by themselves
     seconds = before.seconds.copy()
     seconds[:, long] -= more
-    grown = _grown_most(before, more.mean(axis=1))
-    most = max(grown, key=lambda name: grown[name])
-    known = grown[most] >= limits.MAJORITY * sum(grown.values()) and most not in UNKNOWN
+    # of many ranks, the slowest of each step is later than usual: no step becomes shorter than the others are
+    saved = before.length[long] - before.repaired(seconds).length[long]
+    beyond = before.length[long] - np.median(before.length[~long])
+    seconds[:, long] += more * (1 - np.clip(beyond / np.maximum(saved, 1e-12), 0.0, 1.0))
+    most, names = _mostly(before, more.mean(axis=1)), _alone_in(before, long)
+    if names and not regular and long.mean() > thresholds.RARE:
+        return None  # the rank is late now and then
     find = "Find what the loop does every {}: saving, evaluating, logging, or collecting garbage."
-    if known:
+    if most:
         find = f"Find out why {most} takes longer every {{}}; do that less often, faster, or in the background."
     longest = int(length.argmax())
     words = {
@@ -273,26 +300,40 @@ def rare_steps(before: Steps, ledger: Ledger, *, regular: bool) -> Repair | None
         "take": "takes" if long.sum() == 1 else "take",
         "period": period,
         "factor": float(np.median(length[long]) / np.median(length[~long])),
-        "mostly": f", most of it in {most}" if known else "",
+        "mostly": (f", most of it in {most}" if most else "") + "".join(f", of rank {name} alone" for name in names),
         "find": find.format(plural(period or 0, "step")),
-        "what": f"{most} in those steps" if known else "those steps",
+        "what": f"{most} in those steps" if most else "those steps",
     }
-    facts = (
-        Fact("the longest step", float(length[longest]), "s", float(np.median(length)), f"step {before.graph.steps[longest]}"),
-        Fact("what grows most in them", most),
+    evidence = (
+        Evidence("the longest step", float(length[longest]), float(np.median(length)), f"step {before.graph.steps[longest]}", "s", "usually"),
+        *((Evidence("what grows most in them", most),) if most else ()),
     )  # fmt: skip
-    return Repair(before.repaired(seconds), None, words, facts, certain=regular)
+    return Repair(before.repaired(seconds), None, words, evidence, names, certain=regular)
 
 
-def _grown_most(before: Steps, more: Floats) -> dict[str, float]:
-    """Return how much the activities of a rank grow, given it by node: the rank on which most of the growth has a name."""
+def _alone_in(before: Steps, long: Mask) -> tuple[str, ...]:
+    """Return the name of the rank that alone works longer in nearly all of some steps; nothing if several do."""
+    usual = np.median(before.local[:, ~long], axis=1, keepdims=True)
+    late = before.local[:, long] > thresholds.LONG_STEP * usual
+    first = int(late.sum(axis=1).argmax())
+    only = late[first] & (late.sum(axis=0) == 1)
+    return (before.ranks[first],) if len(late) > 1 and only.mean() >= limits.MOST else ()
+
+
+def _mostly(before: Steps, more: Floats) -> str:
+    """Return the activity that most of the growth is in, given it by node; "" if it has no name.
+
+    The rank counts on which most of the growth has a name: the others wait for it.
+    """
     kinds, ranks, count = before.graph.activities, before.graph.ranks, len(before.ranks)
     codes = kinds.codes
     met, width = ranks < 0, len(kinds.values)
     grown = np.bincount(ranks[~met] * width + codes[~met], more[~met], count * width).reshape(count, width)
     grown += np.bincount(codes[met], more[met], width)
     named = [name not in UNKNOWN for name in kinds.values]
-    return dict(zip(kinds.values, grown[int(grown[:, named].sum(axis=1).argmax())].tolist(), strict=True))
+    of_rank = grown[int(grown[:, named].sum(axis=1).argmax())]
+    most = int(of_rank.argmax())
+    return kinds.values[most] if named[most] and of_rank[most] >= limits.MAJORITY * of_rank.sum() else ""
 
 
 def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
@@ -312,9 +353,9 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         return None
     where = _late_in(before, last)
     changes = float((np.diff(last) != 0).mean())
-    facts = (
-        Fact("time lost to the rank that is late most often", float(causes[most]), "share", 1 / count, before.ranks[most]),
-        *(() if single else (Fact("steps in which another rank is late than in the step before", changes, "share"),)),
+    evidence = (
+        Evidence("time lost to the rank that is late most often", float(causes[most]), 1 / count, rank_name(before.ranks[most]), "share", "usually"),
+        *(() if single else (Evidence("steps in which another rank is late than in the step before", changes, unit="share"),)),
         _waiting(ledger),
         *_explained(before),
     )  # fmt: skip
@@ -325,8 +366,8 @@ def late_ranks(before: Steps, ledger: Ledger, *, single: bool) -> Repair | None:
         if where == "data wait"
         else "",
     }
-    spread = before.scaled(before.by_stage(late) / np.where(late > 0, late, 1.0))
-    return Repair(gone, spread, words, facts, (before.ranks[most],) if single else ())
+    spread = before.working(gone.local + before.by_stage(before.local - gone.local))
+    return Repair(gone, spread, words, evidence, (before.ranks[most],) if single else ())
 
 
 def _late_in(before: Steps, last: Ints) -> str:
@@ -340,20 +381,28 @@ def _late_in(before: Steps, last: Ints) -> str:
     return max(sorted(names), key=beyond) if len(names) > 1 else names[0]
 
 
-def _times(metric: str, factors: Floats, places: Ints, names: Sequence[str]) -> tuple[Fact, ...]:
+def rank_name(name: str) -> str:
+    """Return a rank as evidence names it: `rank 3`, `node1-gpu2`."""
+    return f"rank {name}" if name.isdigit() else name
+
+
+def _times(metric: str, factors: Floats, places: Ints, names: Sequence[str]) -> tuple[Evidence, ...]:
     """Return how many times as long, or as much, the first of some ranks or stages take."""
-    return tuple(Fact(metric, float(factors[at]), "times", 1.0, names[at]) for at in places[:3].tolist())
+    return tuple(
+        Evidence(metric, float(factors[at]), 1.0, rank_name(names[at]), "times", "usually")
+        for at in places[:3].tolist()
+    )
 
 
-def _waiting(ledger: Ledger) -> Fact:
+def _waiting(ledger: Ledger) -> Evidence:
     """Return how much the ranks wait for each other, or that it is an assumption."""
     name = "waiting for other ranks"
     if ledger.operations is None:
-        return Fact(name, "not recorded; a step is taken to end with its slowest rank")
-    return Fact(f"{name}, of all ranks' time", ledger.totals.share(MEETING), "share")
+        return Evidence(name, "not recorded; a step is taken to end with its slowest rank")
+    return Evidence(f"{name}, of all ranks' time", ledger.totals.share(MEETING), unit="share")
 
 
-def _explained(before: Steps) -> tuple[Fact, ...]:
+def _explained(before: Steps) -> tuple[Evidence, ...]:
     """Return further columns of the table that go with what the ranks' own work takes, on average or step by step."""
     found, local = [], before.local
     for name, values in before.facts.items():
@@ -362,14 +411,14 @@ def _explained(before: Steps) -> tuple[Fact, ...]:
         if len(means) > 2 and np.ptp(means) > 0 and np.ptp(spent) > 0:
             correlation = max(float(np.corrcoef(means, spent)[0, 1]), correlation, key=abs)
         if abs(correlation) >= limits.TOGETHER:
-            fact = Fact(f"the ranks' work goes with the column {name}", correlation, "correlation")
-            found.append((abs(correlation), fact))
-    return tuple(fact for _, fact in sorted(found, key=lambda pair: -pair[0])[:2])
+            metric = f"the ranks' work goes with the column {name}"
+            found.append((abs(correlation), Evidence(metric, correlation, unit="correlation")))
+    return tuple(evidence for _, evidence in sorted(found, key=lambda pair: -pair[0])[:2])
 
 
 def listed(names: Sequence[str]) -> str:
     """Return ranks as text; of many, some."""
-    shown = [*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+    shown = [*names[:MAX_NAMES], *([f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else [])]
     return f"rank{'s' * (len(names) > 1)} {' and '.join([', '.join(shown[:-1]), shown[-1]] if shown[1:] else shown)}"
 
 
@@ -382,9 +431,14 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "FAIL_SLOW", slow_since,
-        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{wait}.",
+        "{When}, {ranks} took {factor:.3g} times as long as in the other steps, and the others waited.",
         "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps. "
         "If it is still slow, move {ranks} to another machine.",
+    ),
+    Cause(
+        "FAIL_SLOW", all_slow_since,
+        "{When}, {ranks} took {factor:.3g} times as long as in the other steps{mostly}.",
+        "Find out what happened at step {first}: other jobs on the machine, GPU clocks, the network, the data of those steps.",
     ),
     Cause(
         "SEQUENCE_IMBALANCE", uneven_microbatches,
@@ -423,7 +477,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "PERIODIC_STALL", partial(rare_steps, regular=True),
-        "Every {period} steps, one takes {factor:.3g} times as long as the others{mostly}.",
+        "Every {period} steps, a step takes {factor:.3g} times as long as the others{mostly}.",
         "{find}",
     ),
     Cause(
@@ -442,7 +496,7 @@ CAUSES: Sequence[Cause] = (
         "Save asynchronously, less often, or to faster storage.",
     ),
     Cause(
-        "EVALUATION_BOUND", partial(activity, name="evaluation", saved=(0.5, 0.5, 0.5)),
+        "EVALUATION_BOUND", partial(activity, name="evaluation", saved=_HALF),
         "Evaluation takes {share:.0%} of the time{when}.",
         "Evaluate half as often, or on half of the data.",
     ),

@@ -170,7 +170,8 @@ def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableF
         raise SourceError(f"{printable(name)}: not a Parquet file: {printable(str(error))[:200]}") from None
 
     def column(group: int, key: str) -> Sequence[Any]:
-        is_number = pa.types.is_integer(kinds[key]) or pa.types.is_floating(kinds[key])
+        kind = kinds[key]
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
         if not is_number and not texts(key):
             return [None] * file.metadata.row_group(group).num_rows
         try:

@@ -5,42 +5,42 @@ from __future__ import annotations
 import re
 from functools import cache
 
-# The first pattern that is found in the lower-case name decides. Any other name is an activity in its own right.
+# The first pattern that is found in the words of a name decides. Any other name is an activity in its own right.
 ACTIVITIES = (
-    ("data wait", r"data.?load|\bdata\b|input|fetch|next.?batch|wait_for_batch|^wait$"),
-    ("saving", r"checkpoint|ckpt|\bsave"),
-    ("evaluation", r"eval|valid"),
-    ("garbage collection", r"^gc$|garbage"),
-    ("logging", r"\blog(ging)?\b|print|metric"),
-    ("communication", r"all.?reduce|all.?gather|reduce.?scatter|broadcast|all.?to.?all|barrier|nccl|[-_]?(send|recv|receive)\b|p2p|comm|sync"),
-    ("optimizer", r"optim|clip.*grad|grad.*clip"),
-    ("backward", r"backward|bwd"),
-    ("forward", r"forward|fwd"),
-    ("compute", r"compute|matmul|attention|mlp|layer"),
-    ("step", r"^(train(ing)?|step|iter(ation)?)([-_ ]?(step|iter(ation)?|batch))?$"),
+    ("data wait", r"data ?load|\bdata\b(?! parallel)|\binput|fetch|next ?batch|\bbatch (wait|load)|wait for batch|^wait$"),
+    ("saving", r"checkpoint|ckpt|\bsav(e|ing)"),
+    ("evaluation", r"\beval|\bvalid"),
+    ("garbage collection", r"\bgc\b|garbage"),
+    ("logging", r"\blog(s|ging|ger)?\b|\bprint|\bmetric|tensorboard|wandb"),
+    ("communication", r"all ?reduce|all ?gather|reduce ?scatter|broadcast|all ?to ?all|barrier|nccl|\bi?(send|recv|receive)\b|p2p|\bcomm|(?<!a)sync"),
+    ("optimizer", r"optim|\bopt\b|clip.*grad|grad.*clip"),
+    ("backward", r"backward|\bbwd|back ?prop"),
+    ("forward", r"forward|\bfwd"),
+    ("compute", r"compute|matmul|attention|\bmlp|layer"),
+    ("step", r"^(train(ing)?|step|iter(ation)?)( ?(step|iter(ation)?|batch))?$"),
 )  # fmt: skip
 _COMPILED = tuple((activity, re.compile(pattern)) for activity, pattern in ACTIVITIES)
 
 
 @cache
-def activity_of(name: str) -> str:
-    """Return the activity of an operation."""
-    low = name.lower()
-    if is_computation(low):
-        return "backward" if runs_backward(low) else "forward" if re.search("forward|fwd", low) else "compute"
-    return next((activity for activity, pattern in _COMPILED if pattern.search(low)), name)
+def _words(name: str) -> str:
+    """Return the words of a name in lower case: `data_time`, `dataTime` and `Data-Time` are the same."""
+    return re.sub(r"[^a-z0-9]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()).strip()
 
 
 @cache
-def is_computation(name: str) -> bool:
-    """Return whether an operation computes by its name, such as `backward-compute`."""
-    return "compute" in name.lower()
+def activity_of(name: str) -> str:
+    """Return the activity of an operation."""
+    words = _words(name)
+    if "compute" in words:
+        return "backward" if runs_backward(name) else "forward" if re.search("forward|fwd", words) else "compute"
+    return next((activity for activity, pattern in _COMPILED if pattern.search(words)), name)
 
 
 @cache
 def is_pass(name: str) -> bool:
     """Return whether an operation is a forward or backward pass, or other computation."""
-    return is_computation(name) or activity_of(name) in ("forward", "backward")
+    return activity_of(name) in ("forward", "backward", "compute")
 
 
 @cache
@@ -50,18 +50,18 @@ def is_communication(name: str) -> bool:
 
 
 @cache
-def is_sent(name: str) -> bool:
-    """Return whether an operation sends to another pipeline stage."""
-    return is_communication(name) and "send" in name.lower()
+def is_point_to_point(name: str) -> bool:
+    """Return whether an operation sends to another pipeline stage, or receives from it."""
+    return is_communication(name) and re.search(r"\bi?(send|rec)", _words(name)) is not None
 
 
 @cache
-def is_received(name: str) -> bool:
-    """Return whether an operation receives from another pipeline stage."""
-    return is_communication(name) and "rec" in name.lower().replace("reduce", "")
+def is_sent(name: str) -> bool:
+    """Return whether an operation sends to another pipeline stage."""
+    return is_point_to_point(name) and "send" in _words(name)
 
 
 @cache
 def runs_backward(name: str) -> bool:
     """Return whether an operation belongs to the backward pass."""
-    return re.search("backward|bwd", name.lower()) is not None
+    return re.search("backward|bwd", _words(name)) is not None

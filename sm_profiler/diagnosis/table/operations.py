@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.table.naming import (
     activity_of,
     is_communication,
     is_pass,
-    is_received,
+    is_point_to_point,
     is_sent,
     runs_backward,
 )
@@ -220,11 +220,15 @@ def _graph(recorded: _Recorded, steps: Ints) -> Operations | None:
         return None
     first = [one[0] for one in members]
     meets = np.asarray([len(one) > 1 for one in members])
-    seconds = np.asarray([end[one].max(axis=0) - start[one].max(axis=0) for one in members])
+    ends = np.asarray([end[one].max(axis=0) for one in members])
+    begins = np.asarray([start[one].max(axis=0) for one in members])
+    for node, before in enumerate(follows):  # of what overlaps what it follows, only the rest is its own time
+        if before:
+            begins[node] = np.maximum(begins[node], ends[sorted(before)].max(axis=0))
     return Operations(
         steps, Category.of(recorded.names[at] for at in first), np.where(meets, -1, np.asarray(recorded.ranks)[first]),
         np.where(meets, -1, np.asarray(recorded.stages)[first]), np.asarray(recorded.order)[first],
-        np.maximum(seconds, 0.0), levels, np.asarray(end.max(axis=0) - start.min(axis=0)),
+        np.maximum(ends - begins, 0.0), levels, np.asarray(end.max(axis=0) - start.min(axis=0)),
         [sorted({recorded.ranks[at] for at in one}) for one in members],
     )  # fmt: skip
 
@@ -240,7 +244,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
     keys: list[tuple[object, ...]] = []
     by_name: dict[str, list[int]] = defaultdict(list)
     for at, name in enumerate(recorded.names):
-        if is_sent(name) or is_received(name):
+        if is_point_to_point(name):
             sender = stages[at] - (0 if is_sent(name) else -1 if runs_backward(name) else 1)
             keys.append(("between stages", runs_backward(name), sender % count, places[at], order[at]))
         else:
@@ -252,7 +256,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
             joined: dict[object, list[int]] = defaultdict(list)
             for at in rows:
                 joined[group[at], order[at]].append(at)
-            if all(_end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
+            if all(end_together(recorded.start[one], recorded.end[one]) for one in joined.values()):
                 for key, members in joined.items():
                     for at in members:
                         keys[at] = (name, key)
@@ -261,7 +265,7 @@ def _meetings(recorded: _Recorded) -> list[int]:
     return [numbers[key] for key in keys]
 
 
-def _end_together(start: Floats, end: Floats) -> bool:
+def end_together(start: Floats, end: Floats) -> bool:
     """Return whether ranks that run an operation leave it together: nearly all of it is over when the first does."""
     longest = (end - start).max(axis=0)
     return bool(np.median(np.ptp(end, axis=0) - (1 - limits.MOST) * longest) <= 0)
@@ -270,17 +274,19 @@ def _end_together(start: Floats, end: Floats) -> bool:
 def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
     """Yield what each operation of a rank follows: the one before it, and communication that was done by then.
 
-    Operations that overlap, as a send and a receive that are posted together, do not follow each other.
+    Operations that overlap, as a send and a receive that are posted together, do not follow each other. But a collective
+    that begins while the backward pass runs, and ends after it, waits for its last gradients.
     """
     begins, ends = np.median(recorded.start, axis=1).tolist(), np.median(recorded.end, axis=1).tolist()
     meets = [is_communication(name) for name in recorded.names]
+    collective = [is_communication(name) and not is_point_to_point(name) for name in recorded.names]
     earlier: list[int] = []
     for at in np.lexsort((ends, begins, recorded.ranks)).tolist():
         if earlier and recorded.ranks[earlier[-1]] != recorded.ranks[at]:
             earlier = []
         for other in reversed(earlier):
             done = ends[other] if meets[at] and meets[other] else (begins[other] + ends[other]) / 2
-            if begins[at] >= done:
+            if begins[at] >= done or (collective[at] and not meets[other] and ends[at] >= ends[other]):
                 yield at, other
                 if not meets[other]:
                     break
@@ -289,7 +295,7 @@ def _sequence(recorded: _Recorded) -> Iterator[tuple[int, int]]:
 
 def _handed_on(recorded: _Recorded) -> Iterator[tuple[int, int]]:
     """Yield which pass follows which of another stage, if no sends are recorded: a microbatch goes on when it is done there."""
-    if any(is_sent(name) or is_received(name) for name in recorded.names):
+    if any(map(is_point_to_point, recorded.names)):
         return
     keys = list(zip(recorded.names, recorded.order, recorded.places, recorded.stages, strict=True))
     at_key = {key: at for at, key in enumerate(keys)}

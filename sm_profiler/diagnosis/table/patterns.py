@@ -98,8 +98,14 @@ def _stretch(seconds: Floats, ratio: Floats, slow: Floats, fast: Floats) -> Stre
     begin, end, faster = _largest_sum(fast)
     if faster > score and (begin == 0 or end == count):  # most steps are slow: all but the first, or the last
         first, last, score, slow = end % count, begin or count, faster, fast
-    inside = (np.arange(count) >= first) & (np.arange(count) < last)
-    if min(inside.sum(), (~inside).sum()) < limits.MIN_STEPS:
+    steps = np.arange(count)
+    inside = (steps >= first) & (steps < last)
+    if not inside.any() or inside.all():
+        return None
+    long = ratio > (np.median(ratio[inside]) + np.median(ratio[~inside])) / 2
+    first, last = _edges(long, first, last)
+    inside = (steps >= first) & (steps < last)
+    if min(inside.sum(), (~inside).sum()) < limits.MIN_STEPS or long[inside].mean() < 1 - limits.USUAL:
         return None
     usual, factor = (float(np.median(one[inside]) / max(np.median(one[~inside]), 1e-12)) for one in (seconds, ratio))
     # what it is compared with may have become slower meanwhile
@@ -113,6 +119,15 @@ def _stretch(seconds: Floats, ratio: Floats, slow: Floats, fast: Floats) -> Stre
     # noise that neighbours share ends as it began, and makes other steps as much faster
     noise = _largest_sum(_beyond(_speed(level[None]))[0])[2]
     return found if found.open or score > limits.SURELY * noise else None
+
+
+def _edges(slow: Mask, first: int, last: int) -> tuple[int, int]:
+    """Return the ends of a stretch, each where it separates slow steps from the others best: noise may hide those next to it."""
+    middle = (first + last) // 2
+    before, after = slow[:middle], slow[middle:]
+    wrong_before = np.r_[0, np.cumsum(before)] + np.r_[np.cumsum(~before[::-1])[::-1], 0]
+    wrong_after = np.r_[0, np.cumsum(~after)] + np.r_[np.cumsum(after[::-1])[::-1], 0]
+    return int(wrong_before.argmin()), middle + int(wrong_after.argmin())
 
 
 def _largest_sum(values: Floats) -> tuple[int, int, float]:

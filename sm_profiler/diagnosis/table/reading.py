@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from sm_profiler.diagnosis.table.files import (
     read_parquet,
     stored,
 )
-from sm_profiler.diagnosis.table.naming import activity_of, is_communication
-from sm_profiler.diagnosis.table.operations import Operations, build_operations
+from sm_profiler.diagnosis.table.naming import activity_of, is_communication, is_point_to_point
+from sm_profiler.diagnosis.table.operations import Operations, build_operations, end_together
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.columns import Category, Floats, Ints, Numbering
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, unpacked_head
@@ -43,7 +44,9 @@ OTHERS = "other operations"
 MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
 ROUNDING = 1e-9  # of an operation's length; one that ends this much after the next begins does not overlap it
 MLLOG = ":::MLLOG"
-_MOMENTS = ("init_start", "run_start", "eval_start", "eval_stop")  # of its events
+_MOMENTS = (
+    "init_start", "run_start", "run_stop", "eval_start", "eval_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
+)  # fmt: skip
 SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
 # Column → names under which tables have it, lower case.
 NAMES = {
@@ -62,6 +65,8 @@ _UNIT = re.compile(
     r"(.*?)(?:^|[\s_.(\[-]+)(?:(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
 )
 TIMED = ("seconds", "start", "end")
+MOMENTS = ("start", "end")  # which may be a date and time
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))? ?(?:Z|([+-]\d\d:?\d\d))?")
 DURATIONS = ("", "time", "elapsed", "step")  # of columns with a unit
 NEEDED = (
     "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
@@ -153,7 +158,7 @@ def _read_with(other: Any, name: str) -> Table:
 
 
 def _is_text(key: str, names: Mapping[str, str]) -> bool:
-    return any(key == names.get(role) or key.lower() in NAMES[role] for role in TEXTS)
+    return any(key == names.get(role) or key.lower() in NAMES[role] for role in (*TEXTS, *MOMENTS))
 
 
 def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
@@ -164,8 +169,12 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
         read.add(piece)
     rows = read.result()
     count = len(rows.step)
+    if "rank" in found and (rows.timed or not {"operation", "microbatch"} & found.keys()):
+        rows = rows.at(_without_copies(rows))
     if "operation" not in found and "microbatch" not in found:
         rows = rows.at(_without_repeated(rows, name, has_rank="rank" in found))
+    if rows.timed:
+        rows = _on_one_clock(rows)
     repeated = count - len(rows.step)
     why = "a time or step is missing, negative or not finite" if read.lost else "a step is repeated" if repeated else ""
     ledger, filled = _ledger(rows, name)
@@ -225,7 +234,14 @@ class _Reader:
                 del self._facts[key]
 
     def _seconds(self, role: str, piece: Piece) -> Floats:
-        return _numbers(piece.column(self._found[role])) * self._scale[role]
+        values = piece.column(self._found[role])
+        if getattr(getattr(values, "dtype", None), "kind", "") == "M":
+            return _since_epoch(np.asarray(values))
+        numbers = _numbers(values) * self._scale[role]
+        if role in MOMENTS:
+            for row in np.flatnonzero(np.isnan(numbers)).tolist():
+                numbers[row] = _moment(values[row])
+        return numbers
 
     def result(self) -> _Rows:
         """Return the rows."""
@@ -245,8 +261,7 @@ class _Reader:
             step = whole if len(np.unique(step)) < len(np.unique(whole)) else step  # counted anew in each epoch
         return _Rows(
             *self._coded("rank", "0"), *self._coded("stage", ""), *self._coded("operation", STEP),
-            step, numbers["start"], numbers["seconds"], facts,
-            timed="start" in self._found and "operation" in self._found,
+            step, numbers["start"], numbers["seconds"], facts, timed="start" in self._found and "operation" in self._found,
         )  # fmt: skip
 
     def _coded(self, role: str, default: str) -> tuple[list[str], Ints]:
@@ -309,6 +324,24 @@ def _number(value: object) -> float:
         return float("nan")
 
 
+def _since_epoch(moments: Any) -> Floats:
+    whole = moments.astype("datetime64[ns]").astype(np.int64)
+    return np.where(np.isnat(moments), np.nan, whole / 1e9)
+
+
+def _moment(value: object) -> float:
+    """Return a date and time in seconds since the epoch; without a time zone it is taken as UTC."""
+    found = _MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return float("nan")
+    day, clock, fraction, zone = found.groups()
+    zone = f"{zone[:3]}:{zone[-2:]}" if zone else "+00:00"
+    try:
+        return datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp() + float(f"0.{fraction or 0}")
+    except ValueError:
+        return float("nan")
+
+
 def _text(value: object) -> str:
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         value = int(value)
@@ -317,7 +350,7 @@ def _text(value: object) -> str:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Usable rows: texts as codes, and numbers; `timed` if they are operations with a start."""
+    """Usable rows: texts as codes, and numbers; `timed` if they are operations that have a start."""
 
     rank_names: Sequence[str]
     rank: Ints
@@ -361,19 +394,53 @@ def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
     return np.sort(order[~repeated])
 
 
+def _without_copies(rows: _Rows) -> Ints:
+    """Return which rows to keep if a table holds rows more than once, as tables do that were joined with themselves."""
+    keys = (rows.seconds, rows.start, rows.code, rows.step, rows.rank)
+    order = np.lexsort(keys)
+    copy = np.r_[False, np.all([np.diff(key[order]) == 0 for key in keys], axis=0)]
+    return np.sort(order[~copy])
+
+
+def _on_one_clock(rows: _Rows) -> _Rows:
+    """Return rows whose ranks have the same clock: all of them leave a collective at the same time.
+
+    In a pipeline, and where groups of ranks meet, the ends differ for other reasons; then they are left as they are.
+    """
+    names = [name for name in rows.operations if is_communication(name)]
+    if len(rows.rank_names) < 2 or len(rows.stage_names) > 1 or not names or any(map(is_point_to_point, names)):
+        return rows
+    at = np.flatnonzero(np.isin(rows.code, [rows.operations.index(name) for name in names]))
+    keys, key_of = np.unique(np.stack([rows.code[at], rows.step[at]]), axis=1, return_inverse=True)
+    start, end = np.full((2, len(rows.rank_names), keys.shape[1]), np.nan)
+    last = np.argsort(rows.start[at], kind="stable")  # of several in a step
+    cells = rows.rank[at][last], key_of.ravel()[last]
+    start[cells], end[cells] = rows.start[at][last], rows.end[at][last]
+    shared = np.isfinite(end).all(axis=0)
+    if np.count_nonzero(shared) < limits.MIN_STEPS or end_together(start[:, shared], end[:, shared]):
+        return rows
+    start, end = start[:, shared], end[:, shared]
+    ahead = np.median(end - np.median(end, axis=0), axis=1, keepdims=True)
+    return (
+        attrs.evolve(rows, start=rows.start - ahead[rows.rank, 0]) if end_together(start - ahead, end - ahead) else rows
+    )
+
+
 def _ledger(rows: _Rows, source: str) -> tuple[Ledger, int]:
     """Return the ledger of some rows, and how many steps of single ranks it lacked."""
     graph, activities = None, _activities(rows)
     if rows.timed:
         graph = build_operations(rows.rank, rows.stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
         all_steps, windows = _windows(rows)
-    ranks = []
+    ranks, pauses = [], _pauses(rows)
     by_rank = np.argsort(rows.rank, kind="stable")
     edges = np.searchsorted(rows.rank[by_rank], np.arange(1, len(rows.rank_names)))
     for each, at in enumerate(np.split(by_rank, edges)):
         steps, of_step = np.unique(rows.step[at], return_inverse=True)
         seconds = (_painted if rows.timed else _sums)(rows, at, of_step, len(steps), activities)
         length = windows[np.searchsorted(all_steps, steps)] if rows.timed else np.sum(list(seconds.values()), axis=0)
+        if pauses is not None:
+            length = length + pauses[1][np.searchsorted(pauses[0], steps)]
         if graph is not None:
             _divide_communication(seconds, graph, each, steps)
         stage = rows.stage_names[int(np.median(rows.stage[at]))]
@@ -421,6 +488,19 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
         usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
         found[key] = np.where(count > 0, sums / np.maximum(count, 1), usual)
     return found
+
+
+def _pauses(rows: _Rows) -> tuple[Ints, Floats] | None:
+    """Return the whole steps with the pause that all ranks make before each: if only some pause, they wait for others."""
+    if rows.timed or not rows.start.any():
+        return None
+    order = np.lexsort((rows.step, rows.rank))
+    rank, step, start, end = rows.rank[order], rows.step[order], rows.start[order], rows.end[order]
+    follows = np.flatnonzero((np.diff(rank) == 0) & (np.diff(step) > 0)) + 1
+    steps = np.unique(step)
+    shortest = np.full(len(steps), np.inf)
+    np.minimum.at(shortest, np.searchsorted(steps, step[follows]), start[follows] - end[follows - 1])
+    return steps, np.where(np.isfinite(shortest), np.maximum(shortest, 0.0), 0.0)
 
 
 def _windows(rows: _Rows) -> tuple[Ints, Floats]:
@@ -522,7 +602,7 @@ def _divide_communication(seconds: dict[str, Floats], graph: Operations, rank: i
 
 
 def _mllog(text: Iterable[str], name: str) -> Table:
-    """Read a log of mllog: the steps of `tracked_stats`, evaluations between them, and the start."""
+    """Read a log of mllog: the steps of `tracked_stats` or else blocks of training, evaluations between them, and the start."""
     moments: dict[str, list[float]] = {key: [] for key in _MOMENTS}
     times, lengths, losses, count, lost = [], [], [], 0, 0
     for line in text:
@@ -546,21 +626,45 @@ def _mllog(text: Iterable[str], name: str) -> Table:
             times.append(moment)
             lengths.append(spent)
             losses.append(_loss(value))
-    if not times:
+    evaluations = _intervals(moments["eval_start"], moments["eval_stop"])
+    if times:
+        order = np.argsort(times, kind="stable")
+        ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
+        begins = np.r_[ends[0] - steps[0], ends[:-1]]
+        length = np.maximum(ends - begins, steps)
+        evaluation = Covered.by(*evaluations).within(begins, ends)
+        facts = {"loss": np.asarray(losses)[order][None, :]} if np.isfinite(losses).all() else {}
+    elif evaluations.size:
+        begins, ends, evaluation, steps = _blocks(moments, evaluations)
+        length, facts = ends - begins, {}
+    else:
         raise SourceError(
-            f"{printable(name)}: the log has no step times (tracked_stats with a value such as train_step_time): "
-            f"{count} events were read"
+            f"{printable(name)}: the log has neither step times (tracked_stats with a value such as train_step_time) nor "
+            f"evaluations (eval_start and eval_stop): {count} events were read"
         )
-    order = np.argsort(times, kind="stable")
-    ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
-    begins = np.r_[ends[0] - steps[0], ends[:-1]]
-    length = np.maximum(ends - begins, steps)
-    evaluation = Covered.by(*_intervals(moments["eval_start"], moments["eval_stop"])).within(begins, ends)
     starts, runs = moments["init_start"], moments["run_start"]
     before = max((runs[0] if runs else float(begins[0])) - starts[0], 0.0) if starts else 0.0
     rank = RankLedger.of("0", np.arange(len(ends)), length, {STEP: steps, "evaluation": evaluation})
-    facts = {"loss": np.asarray(losses)[order][None, :]} if np.isfinite(losses).all() else {}
     return Table(Ledger((rank,), before=before, facts=facts, source=name), count, lost, "not an event of mllog")
+
+
+def _blocks(moments: Mapping[str, Sequence[float]], evaluations: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return start and end of each block of training with the evaluation that ends it, and the seconds of both.
+
+    Without step times, blocks take the place of steps. The log marks them by block_start and block_stop, or epoch_start and
+    epoch_stop; otherwise, what is between two evaluations is one.
+    """
+    starts = next((moments[key] for key in ("block_start", "epoch_start", "run_start") if moments[key]), [])
+    stops = next((moments[key] for key in ("block_stop", "epoch_stop", "run_stop") if moments[key]), [])
+    ends = evaluations[1]
+    begins = np.r_[min([evaluations[0, 0], *starts]), ends[:-1]]
+    if (later := [one for one in stops if one > ends[-1]]) and any(one >= ends[-1] for one in starts):
+        begins, ends = np.r_[begins, ends[-1]], np.r_[ends, max(later)]  # a block that no evaluation followed
+    evaluation = Covered.by(*evaluations).within(begins, ends)
+    trained = _intervals(starts, stops)
+    rest = np.maximum(ends - begins - evaluation, 0.0)
+    covered = Covered.by(*trained).within(begins, ends) if trained.size and moments["block_start"] else rest
+    return begins, ends, evaluation, np.minimum(covered, rest)
 
 
 def _step_time(value: object) -> float | None:

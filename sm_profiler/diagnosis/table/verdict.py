@@ -2,70 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
+from sm_profiler.diagnosis.classes import Class, class_named
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
-from sm_profiler.diagnosis.model import Interval
-from sm_profiler.diagnosis.repairing import Trial, repaired_in_turn
-from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Fact, Repair, listed
+from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Verdict
+from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
+from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Repair, listed
+from sm_profiler.diagnosis.table.patterns import long_steps
 from sm_profiler.diagnosis.table.whatif import Steps
+from sm_profiler.formatting import plural
 
-
-@attrs.frozen
-class Finding:
-    """A cause of lost time.
-
-    Attributes:
-        kind: its class.
-        headline, advice: texts.
-        gain: share of the time that its repair saves, 0 to 1: of all steps, or of `steps`.
-        facts: numbers behind it.
-        confidence: low, medium or high.
-        ranks: names of the ranks that cause it; empty if all do.
-        stage: pipeline stage that causes it; "" if none does.
-        steps: numbers of the first and the last step in which it happens; None for all steps.
-        seconds: seconds of the whole recording that its repair saves.
-    """
-
-    kind: str
-    headline: str
-    advice: str
-    gain: Interval
-    facts: tuple[Fact, ...]
-    confidence: str
-    ranks: tuple[str, ...] = ()
-    stage: str = ""
-    steps: tuple[int, int] | None = None
-    seconds: float = 0.0
-
-
-@attrs.frozen
-class Verdict:
-    """The verdict on a ledger.
-
-    Attributes:
-        findings: causes of lost time, the one whose repair certainly gains most first.
-        healthy: most of the time is known and useful, and nothing is worth repairing.
-        reason: why there is no finding, in one sentence; "" if there is one.
-        step_s: mean seconds of a step of the job.
-        steps: number of steps judged.
-        even: how many times as fast the steps would be if all ranks and microbatches took the same time.
-        start: seconds of the first steps, which are left out because they are as long in every job.
-    """
-
-    findings: tuple[Finding, ...]
-    healthy: bool = False
-    reason: str = ""
-    step_s: float = 0.0
-    steps: int = 0
-    even: float = 1.0
-    start: float = 0.0
+NOTHING_FOUND = "No cause found"
 
 
 def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
@@ -76,76 +31,74 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
         causes: what to look for; default: `CAUSES`, and the causes of other packages.
     """
     count = len(ledger.common_steps) if ledger.ranks else 0
-    if count < limits.MIN_STEPS:
-        reason = f"Too few steps to judge: all ranks have {count} in common, {limits.MIN_STEPS} are needed."
-        return Verdict((), reason=reason, steps=count)
-    if ledger.totals.duration <= 0:
-        return Verdict((), reason="No step takes any time: all seconds are 0.", steps=count)
-    whole = Steps.of(ledger)
-    left = list((*CAUSES, *more_causes()) if causes is None else causes)
-    findings = []
-    for best, *others in repaired_in_turn(whole, lambda steps: _worth_it(left, steps, ledger)):
-        kind = best.repaired[0].kind
-        left[:] = [cause for cause in left if cause.kind != kind]
-        rival = next((other.saved.high for other in others if other.repaired[0].kind != kind), 0.0)
-        findings.append(_finding(best, _confidence(best.saved, rival, ledger), ledger))
-    even, waits = whole.saved(whole.even()), max(whole.saved(whole.level()) - whole.jitter, 0.0)
-    seen = ledger.totals.coverage >= limits.SEEN and ledger.totals.useful >= limits.SEEN
-    healthy = not findings and seen and waits < limits.FLOOR
-    reason = "" if findings else _reason(ledger, whole, waits, healthy=healthy)
-    length = whole.length
-    return Verdict(
-        tuple(findings), healthy, reason, float(length.mean()), len(length), 1 / (1 - min(even, limits.MOST_SAVED)),
-        whole.start,
-    )  # fmt: skip
+    whole = Steps.of(ledger) if count >= limits.MIN_STEPS and ledger.totals.duration > 0 else None
+    findings = _findings(whole, ledger, (*CAUSES, *more_causes()) if causes is None else causes) if whole else []
+    findings = [*findings, *_ended_early(ledger)] or [_without_cause(whole, ledger, count)]
+    main, *also = findings
+    return Verdict(replace(main, evidence=(*main.evidence, *_about(whole, ledger, count))), tuple(also))
 
 
-def _worth_it(causes: Sequence[Cause], steps: Steps, ledger: Ledger) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
-    """Yield the repairs that certainly save enough of the steps that they are about."""
+def _findings(whole: Steps, ledger: Ledger, causes: Sequence[Cause]) -> list[Finding]:
+    """Return the causes whose repair is worth it, the one that leads first."""
+    found, known = [], set[tuple[str, tuple[str, ...]]]()  # what has been repaired is found once for the same ranks
+    for best in repaired_in_turn(whole, lambda steps: _tried(causes, steps, ledger, known)):
+        cause, repair = best.repaired
+        known.add((cause.kind, repair.ranks))
+        found.append(best)
+    findings = [_finding(one, whole, len(ledger.ranks)) for one in found]
+    if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
+        findings[0] = replace(findings[0], confidence=Confidence("medium", RIVALLED))
+    return findings
+
+
+def _tried(
+    causes: Sequence[Cause], steps: Steps, ledger: Ledger, known: Collection[tuple[str, tuple[str, ...]]]
+) -> Iterator[Trial[tuple[Cause, Repair], Steps]]:
     for cause in causes:
         repair = cause.repair(steps, ledger)
-        if repair is not None:
-            saved = _gain(steps, repair)
-            if saved.low >= limits.FLOOR:
-                worth = saved.low * steps.seconds_of(repair.steps)
-                yield Trial((cause, repair), steps, repair.after, saved, saved.low, worth)
+        if repair is not None and (cause.kind, repair.ranks) not in known:
+            saved, certain = _gain(steps, repair)
+            part = steps.seconds_of(repair.steps) / steps.seconds_of()
+            yield Trial((cause, repair), steps, repair.after, saved, certain, _confidence(certain, ledger), part)
 
 
-def _gain(before: Steps, repair: Repair) -> Interval:
-    """Return the share of the time that a repair saves, of the steps that it is about.
-
-    The interval covers the chance of these steps (a bootstrap over blocks of steps, because neighbours resemble each
-    other), the model's own error, and what is known about how well the repair works.
-    """
+def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
+    """Return the share of the time that a repair saves, of the steps that it is about, and the share it certainly saves."""
     rows = slice(None) if repair.steps is None else repair.steps
-    old, new = before.length[rows], repair.after.length[rows]
-    if not old.any():
-        return Interval(0.0, 0.0, 0.0)
-    blocks = Blocks.of(old)
-    shares = 1 - blocks.weights @ blocks.sums(new) / np.maximum(blocks.weights @ blocks.seconds, 1e-12)
-    ends = np.quantile(shares, ((1 - limits.INTERVAL) / 2, (1 + limits.INTERVAL) / 2)).tolist()
+    length = before.length[rows]
     scenarios = (repair.least or repair.after, repair.after, repair.most or repair.after)
     low, value, high = (before.saved(after, repair.steps) for after in scenarios)
-    low, high, error = low if repair.certain else min(low, ends[0]), max(high, ends[1]), before.graph.error
-    value = min(max(value, 0.0), limits.MOST_SAVED)
-    return Interval(max(min(low, value) - error, 0.0), value, min(max(high, value) + error, limits.MOST_SAVED))
+    if value <= 0:
+        return Interval(0.0, 0.0, 0.0), 0.0
+    blocks, saved = Blocks.of(length), length - repair.after.length[rows]
+    if not repair.certain:  # of what came by chance, there might have been less
+        low = min(low, value - blocks.error_of_part(blocks.sums(saved))[0])
+    saving = Saving(saved, min(low / value, 1.0), max(high / value, 1.0), error=before.graph.error / value)
+    return saving.share(saved, blocks, length)
 
 
-def _confidence(saved: Interval, rival: float, ledger: Ledger) -> str:
-    """Return how sure it is that this cause leads: by its distance from the floor, from the next cause, and by what is known."""
-    if saved.low < limits.SURELY * limits.FLOOR:
-        return "low"
-    return "high" if rival < saved.low and ledger.totals.coverage >= limits.SEEN else "medium"
+def _confidence(certain: float, ledger: Ledger) -> Confidence:
+    """Return how sure a finding is: by its distance from the floor, and by what is known of the steps."""
+    if certain < limits.SURELY * limits.FLOOR:
+        return Confidence("low", CLOSE_TO_FLOOR)
+    if ledger.totals.coverage < limits.SEEN:
+        return Confidence("medium", "what the steps spend their time on was not recorded")
+    return Confidence("high")
 
 
-def _finding(found: Trial[tuple[Cause, Repair], Steps], confidence: str, ledger: Ledger) -> Finding:
-    cause, repair = found.repaired
-    words = {**_about_ranks(repair, len(ledger.ranks)), **repair.words}
-    numbers = found.before.graph.steps[repair.steps].tolist() if repair.steps is not None else []
+def _finding(found: Trial[tuple[Cause, Repair], Steps], whole: Steps, ranks: int) -> Finding:
+    (cause, repair), total = found.repaired, whole.seconds_of()
+    words = {**_about_ranks(repair, ranks), **repair.words}
+    rounded = tuple(
+        replace(one, value=round(one.value, 4)) if isinstance(one.value, float) else one for one in repair.evidence
+    )
+    numbers = [] if repair.steps is None else found.before.graph.steps[repair.steps].tolist()
+    part = found.part * found.before.seconds_of() / total
+    gain = Gain.of_share(found.saved, total / len(whole.length), total, part, "steps" if numbers else "loop")
     return Finding(
-        cause.kind, cause.headline.format_map(words), cause.advice.format_map(words), found.saved, repair.facts,
-        confidence, repair.ranks, repair.stage, (numbers[0], numbers[-1]) if numbers else None,
-        found.saved.value * found.before.seconds_of(repair.steps),
+        class_named(cause.kind), cause.headline.format_map(words), rounded, cause.advice.format_map(words), found.saved.value * part,
+        confidence=found.confidence, gain=gain, ranks=repair.ranks, stage=repair.stage,
+        steps=(numbers[0], numbers[-1]) if numbers else None,
     )  # fmt: skip
 
 
@@ -160,10 +113,86 @@ def _about_ranks(repair: Repair, count: int) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def _reason(ledger: Ledger, whole: Steps, waits: float, *, healthy: bool) -> str:
-    if healthy:
+def _about(whole: Steps | None, ledger: Ledger, count: int) -> tuple[Evidence, ...]:
+    """Return numbers about the steps that were judged."""
+    found = []
+    if whole is not None and whole.start:
+        found.append(Evidence("the first steps, which are long in every job", round(whole.start, 3), unit="s"))
+    if whole is not None and len(ledger.ranks) > 1 and whole.even_speedup > 1:
+        metric = "speedup if all ranks, stages and microbatches took the average time"
+        found.append(Evidence(metric, f"{whole.even_speedup:.2f} times"))
+    judged = count if whole is None else len(whole.length)
+    found.append(Evidence("steps that all ranks have", judged, limits.MIN_STEPS, held="judged from"))
+    if whole is not None:
+        found.append(Evidence("mean step of the job", round(float(whole.length.mean()), 6), unit="s"))
+    if ledger.before:
+        found.append(Evidence("time before the first step", round(ledger.before, 3), unit="s"))
+    return tuple(found)
+
+
+def _ended_early(ledger: Ledger) -> tuple[Finding, ...]:
+    """Return that ranks have no step where the others go on; rows of the last few steps may just be unwritten."""
+    if len(ledger.ranks) < 2:
+        return ()
+    furthest = max((rank for rank in ledger.ranks), key=lambda rank: int(rank.steps[-1]))
+    last = {rank.name: int(rank.steps[-1]) for rank in ledger.ranks}
+    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.MIN_STEPS]
+    if not early:
+        return ()
+    first = min(early, key=lambda name: last[name])
+    named = [name for name in early if last[name] == last[first]]
+    ranks = f"Rank {first} has" if len(named) == 1 else f"{plural(len(named), 'rank')} ({', '.join(named[:4])} …) have"
+    return (
+        Finding(
+            Class.UNEQUAL_STEPS,
+            f"{ranks} no step after {last[first]:,}, while rank {furthest.name} goes on to step {last[furthest.name]:,}.",
+            (Evidence("ranks that end before the others", len(early)),),
+            f"See how rank {first} ended (its log, its exit code), or whether its rows are missing.",
+            ranks=tuple(named),
+        ),
+    )
+
+
+def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
+    """Return that the training is healthy, or why that is unknown."""
+    if count < limits.MIN_STEPS:
+        return Finding(
+            Class.INCONCLUSIVE,
+            f"Too few steps to judge: all ranks have {count} in common, {limits.MIN_STEPS} are needed.",
+            next_step="Record more steps, the same ones on every rank.",
+            confidence="low",
+        )
+    waits = max(whole.saved(whole.level()) - whole.jitter, 0.0) if whole is not None else 0.0
+    totals = ledger.totals
+    beside = 1 - totals.useful - totals.share("evaluation")
+    if totals.coverage >= limits.SEEN and beside < limits.USUAL and waits < limits.FLOOR:
+        return Finding(
+            Class.BALANCED,
+            f"{totals.useful:.0%} of the time is computation, and no repair would save {limits.FLOOR:.0%} of it.",
+            next_step="Nothing needs repair. To go faster, try lower precision, a larger batch, or faster hardware.",
+        )
+    reason = "No step takes any time: all seconds are 0." if whole is None else _reason(ledger, whole, waits)
+    add = "Add a column operation, with a row for each part of the step, to see where its time goes"
+    if totals.coverage >= limits.SEEN:
+        add = (
+            "Add columns with the work of each rank, such as tokens or samples, to see whether its time goes with them"
+        )
+    return Finding(
+        Class.BALANCED,
+        reason,
+        next_step=f"{add}; or profile the training with 'sm-profiler run'.",
+        confidence="low",
+        label=NOTHING_FOUND,
+    )
+
+
+def _reason(ledger: Ledger, whole: Steps, waits: float) -> str:
+    long = long_steps(whole.length_for_work)
+    beyond = float((whole.length[long] - np.median(whole.length)).sum() / whole.seconds_of())
+    if beyond >= limits.FLOOR:
         return (
-            f"{ledger.totals.useful:.0%} of the time is computation, and no repair would save {limits.FLOOR:.0%} of it."
+            f"{plural(int(long.sum()), 'step')} {'take' if long.sum() > 1 else 'takes'} much longer than the others, {beyond:.0%} of "
+            "the time, but so few may be chance; otherwise, nothing slows some steps or ranks more than others."
         )
     if waits >= limits.FLOOR:
         last = np.bincount(whole.local.argmax(axis=0)) / len(whole.length)

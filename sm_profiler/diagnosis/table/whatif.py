@@ -14,7 +14,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, UNSEEN, Ledger
 from sm_profiler.diagnosis.table.naming import is_pass, runs_backward
 from sm_profiler.diagnosis.table.operations import Operations, sums_by_rank
-from sm_profiler.diagnosis.table.patterns import agreement_of, relative, warm_up
+from sm_profiler.diagnosis.table.patterns import Stretch, agreement_of, relative, slow_stretches, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,9 +111,19 @@ class Steps:
 
     @cached_property
     def lateness(self) -> Floats:
-        """The same beyond what is usual for the rank, if the ranks had equal work."""
-        usual = np.median(self.fair.ratio, axis=1, keepdims=True)
-        return self.fair.ratio / np.where(usual > 0, usual, 1.0)
+        """The same beyond what is usual for the rank, if the ranks had equal work; a slow stretch is usual while it lasts."""
+        ratio = self.fair.ratio
+        usual = np.broadcast_to(np.median(ratio, axis=1, keepdims=True), ratio.shape).copy()
+        for rank, stretch in self.stretches.items():
+            steps = np.arange(ratio.shape[1])
+            inside = (steps >= stretch.first) & (steps < stretch.last)
+            usual[rank] = np.where(inside, np.median(ratio[rank, inside]), np.median(ratio[rank, ~inside]))
+        return ratio / np.where(usual > 0, usual, 1.0)
+
+    @cached_property
+    def stretches(self) -> dict[int, Stretch]:
+        """The stretches of steps in which ranks are slower than the others, by rank, if the ranks had equal work."""
+        return slow_stretches(self.even_work.local, self.even_work.ratio)
 
     @property
     def jitter(self) -> float:
@@ -133,8 +143,9 @@ class Steps:
         for name, values in self.facts.items():
             if WORK.search(name.lower()) and values.min(initial=0) >= 0:
                 work = values - self.by_stage(values)
-                scale = float((work * work).sum() * (spent * spent).sum()) ** 0.5
-                together = float((work * spent).sum()) / scale if scale > 0 else 0.0
+                together = _correlation(work, spent)
+                if len(work) > limits.REPEATS:  # of ranks that always have more, the medians agree
+                    together = max(together, _correlation(np.median(work, axis=1), np.median(spent, axis=1)))
                 if together >= limits.TOGETHER and (best is None or together > best.agreement):
                     best = Work(name, values, together)
         return best
@@ -146,7 +157,10 @@ class Steps:
 
     @cached_property
     def microbatches(self) -> tuple[float, Floats]:
-        """Agreement of forward and backward within each rank on which microbatches are long, and the forward times."""
+        """Agreement of forward and backward on which microbatches of a rank and step are long, and the forward times.
+
+        A rank of which both passes take longer in some steps need not have longer sequences: it may be late.
+        """
         graph = self.graph
         found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for node in np.flatnonzero(self.passes).tolist():
@@ -156,7 +170,13 @@ class Steps:
         if not pairs:
             return 0.0, np.zeros(0)
         ahead, back = np.asarray(pairs).T
-        return agreement_of(self.seconds[ahead], self.seconds[back], graph.ranks[ahead]), self.seconds[ahead]
+        ranks = graph.ranks[ahead]
+        count = np.maximum(np.bincount(ranks, minlength=len(self.ranks)), 1)[:, None]
+        spent = []
+        for nodes in (ahead, back):
+            mean = sums_by_rank(self.seconds[nodes], ranks, len(self.ranks)) / count
+            spent.append(self.seconds[nodes] - (mean - mean.mean(axis=1, keepdims=True))[ranks])
+        return agreement_of(spent[0], spent[1], ranks), self.seconds[ahead]
 
     @cached_property
     def fair(self) -> Steps:
@@ -168,11 +188,37 @@ class Steps:
         """The steps with equal work for all ranks, as far as a column shows it: it is divided, not removed."""
         if self.work is None:
             return self
-        work = self.work.values - self.by_stage(self.work.values)
-        slope = float((work * (self.local - self.by_stage(self.local))).sum() / (work * work).sum())
+        work = self.work.values / self.work.values.mean()
+        powers = [power - self.by_stage(power) for power in (work, work**2)]  # attention takes the square of a length
+        linear, square = np.linalg.lstsq(
+            np.stack([power.ravel() for power in powers], axis=1),
+            (self.local - self.by_stage(self.local)).ravel(),
+            rcond=None,
+        )[0]
+        more = linear * powers[0] + square * powers[1]
         # no pass takes more than the square of its work
-        square = 2 * float(self.local.mean() / self.work.values.mean())
-        return self.working(np.maximum(self.local - min(slope, square) * work, 0.0))
+        most, slope = 2 * float(self.local.mean()), float(linear + 2 * square)
+        return self.working(np.maximum(self.local - more * (min(most / slope, 1.0) if slope > 0 else 1.0), 0.0))
+
+    @cached_property
+    def length_for_work(self) -> Floats:
+        """Seconds of each step of the job if all had the same work, as far as a column shows that longer steps have more."""
+        best, found, mean = limits.TOGETHER, self.length, float(self.length.mean())
+        for name, values in self.facts.items():
+            work = values.mean(axis=0)
+            # a counter of all steps so far is no work of a step
+            if not WORK.search(name.lower()) or not np.ptp(work) or (np.diff(work) > 0).mean() >= limits.MOST:
+                continue
+            powers = np.stack([work, work**2]) / [[work.mean()], [(work**2).mean()]]
+            for varies in (np.asarray, np.diff):  # from step to step, other causes hardly change
+                with_work, length = varies(powers), varies(self.length)
+                with_work, length = (one - one.mean(axis=-1, keepdims=True) for one in (with_work, length))
+                together = _correlation(with_work[0], length)
+                if together >= best:
+                    slopes = np.linalg.lstsq(with_work.T, length, rcond=None)[0]
+                    expected = mean + slopes @ (powers - 1)
+                    best, found = together, self.length * mean / np.maximum(expected, limits.FLOOR * mean)
+        return found
 
     def _even_microbatches(self) -> Steps:
         graph, seconds = self.graph, self.seconds.copy()
@@ -228,6 +274,11 @@ class Steps:
                     seconds[kind] = usual(self.seconds[kind])
         return attrs.evolve(self, seconds=seconds)
 
+    @property
+    def even_speedup(self) -> float:
+        """The factor by which the steps would be faster if all ranks and microbatches took the same time."""
+        return 1 / (1 - min(self.saved(self.even()), limits.MOST_SAVED))
+
     def repaired(self, seconds: Floats) -> Steps:
         """Return the steps with other seconds; a repair never makes anything slower."""
         return attrs.evolve(self, seconds=np.minimum(seconds, self.seconds))
@@ -239,6 +290,12 @@ class Steps:
     def saved(self, after: Steps, steps: Mask | None = None) -> float:
         """Return the share of the time of some steps that a repair saves."""
         return 1 - after.seconds_of(steps) / max(self.seconds_of(steps), 1e-12)
+
+
+def _correlation(first: Floats, second: Floats) -> float:
+    """Return the correlation of two quantities whose means are 0."""
+    scale = float((first * first).sum() * (second * second).sum()) ** 0.5
+    return float((first * second).sum()) / scale if scale > 0 else 0.0
 
 
 def _shows_most(operations: Operations, ledger: Ledger) -> bool:

@@ -73,9 +73,9 @@ def quiet(torch: Any) -> Iterator[None]:
         finally:
             before, level.value = level.value, QUIET
 
-    patches.put(owner, "_prepare_trace", _prepare_trace)
-    level.value = QUIET
     try:
+        patches.put(owner, "_prepare_trace", _prepare_trace)
+        level.value = QUIET
         yield
     finally:
         level.value = before
@@ -140,6 +140,16 @@ class TorchProfiler(Profiler):
         with quiet(self._torch):
             session.stop()
         return lambda path: session.export_chrome_trace(str(path))
+
+    def abandon(self) -> None:
+        """Stop profiling on this thread: torch's session may not have been started, or may have stopped."""
+        profiler = self._torch.autograd.profiler
+        if self.is_busy():
+            with quiet(self._torch):
+                self._torch.autograd._disable_profiler()  # torch has no public function for it
+        if hasattr(profiler, "_run_on_profiler_stop"):
+            profiler._run_on_profiler_stop()
+        self._remove_hooks()
 
     def is_own(self, session: Any, args: tuple[Any, ...]) -> bool:
         """Return whether the window's session prepares its trace."""

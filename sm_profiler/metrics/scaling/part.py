@@ -24,13 +24,13 @@ from sm_profiler.folding import (
     MAX_EMPTY_WINDOWS,
     MAX_PLAUSIBLE_US,
     MAX_SPAN_US,
-    MINUTE_US,
     EvaluationWindow,
     Slice,
     SliceTree,
     WindowCutter,
 )
 from sm_profiler.formats.columns import Ints
+from sm_profiler.formats.layout import MINUTE_US
 from sm_profiler.metrics.metric_folds import new_folds
 from sm_profiler.metrics.scaling import codec
 from sm_profiler.source.item_table import OrderedItems, host_of

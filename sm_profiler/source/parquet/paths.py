@@ -23,7 +23,7 @@ _JOB = re.compile(r"(?P<root>.*?)/*(?:^|/)job=(?P<job>[^/]+)/*")
 
 
 @attrs.frozen(order=True)
-class Part:
+class PartKey:
     """The rows of one table, job, node and hour.
 
     Attributes:
@@ -42,17 +42,17 @@ class Part:
         inner = f"node={_escaped(self.node)}/hour={self.hour}/" if self.node else ""
         return f"{folder_of(self.table, self.job)}{inner}{DATA}"
 
-    def of(self, table: str) -> Part:
+    def of(self, table: str) -> PartKey:
         """Return the same node and hour of another table."""
         return attrs.evolve(self, table=table)
 
     @classmethod
-    def for_item(cls, item: Item, job: str) -> Part:
+    def for_item(cls, item: Item, job: str) -> PartKey:
         """Return the part that the rows of a file belong to."""
         return cls(SYSTEM if item.is_system else EVENTS, job, host_of(item.node), layout.hour_folder(item.at_us))
 
     @classmethod
-    def parse(cls, key: str) -> Part | None:
+    def parse(cls, key: str) -> PartKey | None:
         """Parse a path; None if it is something else."""
         found = _PART.fullmatch(key)
         if not found or (found["table"] == FILES) != (found["node"] is None):
@@ -79,7 +79,7 @@ def contents_of(job: str) -> str:
 def jobs_in(storage: Storage) -> Iterator[str]:
     """Yield the names of the jobs of a dataset; each has one table of files."""
     for info in storage.list(f"{FILES}/job="):
-        part = Part.parse(info.key)
+        part = PartKey.parse(info.key)
         if part is not None:
             yield part.job
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.bounds import check_json
+from sm_profiler.formats.bounds import check_json, inflate
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
@@ -206,18 +206,15 @@ def decode_header(data: bytes) -> Header:
         SourceError: a newer version wrote it.
     """
     try:
-        unpack = zlib.decompressobj()
         most = min(MAX_BYTES, FREE_BYTES + MAX_TIMES * len(data))
-        text = unpack.decompress(base64.b64decode(data, validate=True), most)
-        if not unpack.eof:
-            raise ValueError("larger than a header can be")
+        text = inflate(base64.b64decode(data, validate=True), most)
         version = _VERSION.decode(text).version
         if version > SCHEMA_VERSION:
             raise SourceError(
                 f"written with version {version} of the schema, which is newer than this one ({SCHEMA_VERSION}): update sm-profiler"
             )
         header = _HEADER.decode(text)
-    except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from error
     outcomes: dict[tuple[str, int, str], tuple[str, int, str]] = {}
     for file in header.files:  # a long job has a hundred thousand, most of them read as they were

@@ -18,13 +18,12 @@ from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.trace_records import Streams
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
-from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item_table import Item, ItemTable
 from sm_profiler.source.parquet import paths, schema
-from sm_profiler.source.parquet.contents import Contents, digest_of
-from sm_profiler.source.parquet.paths import Part
-from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.contents import Contents, PartFile, digest_of
+from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.source.parquet.schema import SourceFile
+from sm_profiler.source.parse import FileRows
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
@@ -35,7 +34,7 @@ _TABLES = (paths.SYSTEM, paths.EVENTS, paths.FILES)
 
 
 @attrs.frozen(eq=False)
-class Place:
+class RowPlace:
     """Position of the rows of a file: in a row group, from `start` on."""
 
     part: PartFile
@@ -56,7 +55,7 @@ class ParquetStorage:
     def __init__(self, base: Storage, job: str) -> None:
         self.base, self.job = base, job
         self.unreadable: dict[str, str] = {}
-        self._listed: dict[str, tuple[Part, FileInfo]] = {}  # the Parquet files as of the last listing
+        self._listed: dict[str, tuple[PartKey, FileInfo]] = {}  # the Parquet files as of the last listing
         self._contents = Contents("", self.uri, {}, ItemTable(), {}, {})
         self._is_stored = False  # whether the list of files is that in the dataset
         self._parts: dict[str, PartFile] = {}  # whose footers have been read
@@ -72,7 +71,7 @@ class ParquetStorage:
         return self._contents.origin
 
     @property
-    def parts(self) -> dict[Part, FileInfo]:
+    def parts(self) -> dict[PartKey, FileInfo]:
         """The Parquet files that can be used, as of the last listing."""
         return {part: info for part, info in self._listed.values() if info.key not in self.unreadable}
 
@@ -111,7 +110,7 @@ class ParquetStorage:
             info.key: (part, info)
             for table in _TABLES
             for info in self.base.list(paths.folder_of(table, self.job))
-            if (part := Part.parse(info.key)) is not None and part.job == self.job
+            if (part := PartKey.parse(info.key)) is not None and part.job == self.job
         }
         if listed == self._listed and not footers:
             return
@@ -159,9 +158,9 @@ class ParquetStorage:
             return opened
         return None
 
-    def place(self, item: Item) -> Place | None:
+    def place(self, item: Item) -> RowPlace | None:
         """Return where the rows of a file are; None if they are not there, or those of another version of the file."""
-        part = self._part(self._contents.odd.get(item.info.key) or Part.for_item(item, self.job).key)
+        part = self._part(self._contents.odd.get(item.info.key) or PartKey.for_item(item, self.job).key)
         place = self._opened(part).places.get(item.info.key) if part is not None else None
         return place if place is not None and place.file.is_of(item) else None
 
@@ -192,14 +191,14 @@ class ParquetStorage:
         """Return these files, each with the row group that holds its bytes."""
         if self._others is None:
             self._others = {}
-            part = self._part(Part(paths.FILES, self.job).key)
+            part = self._part(PartKey(paths.FILES, self.job).key)
             try:
                 for row in part.rows("group", "key", "size", "etag", "mtime", "kept") if part is not None else ():
                     info = FileInfo(row["key"], row["size"], row["mtime"], row["etag"])
                     self._others[info.key] = info, row["group"] if row["kept"] else None
             except (ValueError, KeyError, TypeError) as error:
                 self._others = {}
-                self.unreadable[Part(paths.FILES, self.job).key] = str(error)
+                self.unreadable[PartKey(paths.FILES, self.job).key] = str(error)
         return self._others
 
     def pieces_without_rows(self, items: Sequence[Item]) -> Iterator[FileRows]:
@@ -247,7 +246,7 @@ class ParquetStorage:
             MissingFileError: there is no such file, or only its rows are there.
         """
         group = self._kept().get(key, (None, None))[1]
-        part = self._part(Part(paths.FILES, self.job).key)
+        part = self._part(PartKey(paths.FILES, self.job).key)
         if group is None or part is None:
             raise MissingFileError(f"{self.uri} does not hold the bytes of {key}")
         try:
@@ -280,7 +279,7 @@ class _OpenPart:
     """
 
     hour: str
-    places: dict[str, Place]
+    places: dict[str, RowPlace]
     groups: dict[int, tuple[int, int]]
 
     @classmethod
@@ -309,7 +308,7 @@ class _Group:
     last_us: int
 
     @classmethod
-    def of(cls, place: Place, files: int, last_us: int, *, packed: bool) -> _Group:
+    def of(cls, place: RowPlace, files: int, last_us: int, *, packed: bool) -> _Group:
         return cls(place.part, _group(place, packed=packed), files, last_us)
 
 
@@ -324,14 +323,14 @@ def _free(
                 part.close()
 
 
-def _places(part: PartFile) -> Iterator[Place]:
+def _places(part: PartFile) -> Iterator[RowPlace]:
     at: Counter[int] = Counter()
     for file in part.header.files:
-        yield Place(part, file, at[file.group])
+        yield RowPlace(part, file, at[file.group])
         at[file.group] += file.rows
 
 
-def _is_usual(file: SourceFile, part: Part) -> bool:
+def _is_usual(file: SourceFile, part: PartKey) -> bool:
     """Return whether a file is in the part, and has the folder, that follow from its name."""
     parsed = layout.parse_path(file.key)
     if not isinstance(parsed, (SystemFile, TraceFile)) or parsed.at_us != file.at_us:
@@ -352,7 +351,7 @@ def _hour_folder(at_us: int) -> str:
     return _hour_name(at_us // (3600 * layout.SECOND_US))
 
 
-def _group(place: Place, *, packed: bool) -> Copy | str:
+def _group(place: RowPlace, *, packed: bool) -> Copy | str:
     """Return the rows of a row group, or why they cannot be used."""
     try:
         columns = place.part.columns(place.file.group)
@@ -361,7 +360,7 @@ def _group(place: Place, *, packed: bool) -> Copy | str:
         return f"{place.part.info.key}: {error}"
 
 
-def _rows(item: Item, place: Place, group: Copy | str | None) -> FileRows:
+def _rows(item: Item, place: RowPlace, group: Copy | str | None) -> FileRows:
     """Return the rows of a file as the parser would return them: events that began in earlier files are not joined."""
     file = place.file
     if isinstance(group, str):

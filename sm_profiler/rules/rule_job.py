@@ -27,11 +27,10 @@ from sm_profiler.container import (
     rooted,
 )
 from sm_profiler.errors import ConfigError
+from sm_profiler.formats.layout import OUTPUT
 from sm_profiler.printable import logger_for
 from sm_profiler.settings import SOURCE
 
-PROFILER_OUTPUT = "profiler-output"
-IGNORED_FOLDER = ".sagemaker-ignore"  # of the output; the service does not upload it
 TRUE = {"1", "true", "yes", "on"}
 
 # Parameters of the runner. All others belong to the rule, but for names in capitals: those are the container's variables.
@@ -156,7 +155,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     follow = given.get(FOLLOW, "")
     return Settings(
         source=source,
-        output=rooted(RULE_OUTPUT, environ) / PROFILER_OUTPUT,
+        output=rooted(RULE_OUTPUT, environ) / OUTPUT,
         rule=given.get(RULE) or DEFAULT_RULE,
         code=given.get(CODE, ""),
         parameters=of_rule(given),
@@ -200,10 +199,8 @@ def _parameters_in(environ: Mapping[str, str], configured: Mapping[str, str]) ->
     The environment of a shell has many other variables: only names of parameters count, and a variable that resembles one
     is logged.
     """
-    from sm_profiler.rules.profiler_report import (
-        INTERVAL,  # loads numpy; this module does not
-        all_rules,
-    )
+    from sm_profiler.rules.profiler_report import all_rules  # loads numpy; this module does not
+    from sm_profiler.rules.rule import INTERVAL
 
     rules = {rule.name().lower(): rule for rule in all_rules()}
     own = {INTERVAL, *RUNNER_PARAMETERS}
