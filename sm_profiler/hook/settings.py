@@ -324,7 +324,7 @@ class Standby:
         return None if profile.disabled else (profile, self._source)
 
     def _watch_entries(self) -> None:
-        """Try again with each call of what loops call; an attribute is replaced at once, whatever runs."""
+        """Try again with each call of what loops call; an attribute is replaced at once, so any code may run."""
         for module, kind, name in ENTRIES:
             owner: Any = sys.modules.get(module)
             owner = getattr(owner, kind, None) if kind else owner
