@@ -74,9 +74,8 @@ def outside(case: Case) -> Found | None:
         )  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
-    of_loop = case.share_of(*REST)
     words = {
-        "share": percent(of_loop),
+        "share": percent(share),
         "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
@@ -94,7 +93,7 @@ def outside(case: Case) -> Found | None:
 
     where = lines_of_samples(case.metrics, counts)
     return Found(
-        "outside", words, evidence, of_loop, saves=saves,
+        "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),

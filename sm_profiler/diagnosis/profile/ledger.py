@@ -74,7 +74,7 @@ _LINES = (
 )
 # Innermost functions that exchange data with other ranks, and wait for them.
 COLLECTIVES = re.compile(
-    r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
+    r"^(torch\.distributed\.(\w+$|distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
 _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Location
-from sm_profiler.diagnosis.profile.case import Case
+from sm_profiler.diagnosis.model import Evidence, Location
+from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import is_timed
 from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS, Lines
 from sm_profiler.formats.recorded import AtLine, Frame, TimedCall, place_of
+from sm_profiler.formatting import percent
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.record_fold import Record
@@ -177,6 +178,15 @@ class Seen:
     def low(self) -> str:
         """Reason why no more than a low confidence is due; "" if enough samples show the activity."""
         return f"only {self.count} samples" if self.count < limits.SAMPLES else ""
+
+    def found(self, text: str, what: str, share: float, words: Mapping[str, Any], **more: Any) -> Found:
+        """Return the finding about time that only samples show; `what` is the name of its share."""
+        evidence = (
+            Evidence(what, round(share, 4), unit="share"),
+            Evidence("samples in these lines", self.count, limits.SAMPLES, held="judged from"),
+        )
+        of_samples = {"doubt": "inferred from samples", "error": self.error, "where": self.lines, "low": self.low}
+        return Found(text, {"share": percent(share), **words}, evidence, share, **{**of_samples, **more})
 
 
 def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]] = ()) -> Seen:
