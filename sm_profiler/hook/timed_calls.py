@@ -321,7 +321,7 @@ def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str
     if place is None:
         return []
     number, keyword = place
-    value = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
+    value: Any = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
     kind = type(value)
     if kind in _PATHS or issubclass(kind, str):
         return [str.__str__(os.fsdecode(value))]  # of a class derived from text, the text
