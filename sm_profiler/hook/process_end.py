@@ -206,6 +206,8 @@ class StopSignals(Collector):
     def _begin(self) -> None:
         try:
             self._install()
+        except OSError:  # the profile cannot be written, which the recorder reports
+            self._remove()
         except Exception as error:  # fail open
             self._failed(self.name, error)
             self._remove()

@@ -237,7 +237,9 @@ def predicting(*, every=5, batches=16, batch=0.0047, steps=400):
             name = "Step:ModeKeys.PREDICT"
             rows.append((name, name, now, 0.0001, "algo-1-0", step // every * batches + number))
             now += 0.0001
-        rows.append((event_names.RESULTS, "metrics", now, batch * batches, "algo-1-0", step // every * batches + number))
+        rows.append(
+            (event_names.RESULTS, "metrics", now, batch * batches, "algo-1-0", step // every * batches + number)
+        )
         now += batch * batches + 0.002
         args = {"file": "/x/train.py", "line": 31, "function": "F1.on_train_batch_end", "calls": 1}
         rows.append((event_names.CALLBACK, "F1.on_train_batch_end", called, now - called, "algo-1-0", step, args))
