@@ -272,7 +272,9 @@ def test_reports_a_region_without_rule_image(monkeypatch):
     with pytest.raises(ConfigError, match=r"unknown region eu-wset-1: did you mean eu-west-1 or us-west-1\?$"):
         to_request(None, [REPORT], region="eu-wset-1")
     monkeypatch.setattr("sm_profiler.storage.s3.unknown_region", lambda _name: "")  # a region that is new
-    with pytest.raises(ConfigError, match=r"AWS has no rule image for mars-1 \(.*newer regions\. …\)$"):  # no word is cut
+    with pytest.raises(
+        ConfigError, match=r"AWS has no rule image for mars-1 \(.*newer regions\. …\)$"
+    ):  # no word is cut
         to_request(None, [REPORT], region="mars-1")
 
 
