@@ -44,9 +44,9 @@ KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % 
     "COMMUNICATION_BOUND": (0.3, 0.55, 0.8), "TRANSFER_BOUND": (0.5, 0.8, 1.0), "TENSOR_CORES_UNUSED": (0.4, 0.6, 0.85),
     "MEMORY_BANDWIDTH_BOUND": (0.3, 0.5, 0.9), "DOMINANT_KERNEL": (0.2, 0.4, 0.7), "STRAGGLER": (0.7, 0.9, 1.0),
 }  # fmt: skip
-HEALTHY = 0.15  # of the time; waiting for data, or code outside the model, of a healthy loop takes no more
+HEALTHY = 0.15  # of the time; waiting for data, code outside the model, or evaluation of a healthy loop takes no more
 NOTICEABLE = 0.2  # of the time; from here on what is inferred counts: counted launches, idle time, waits for a core
-USUAL = 0.25  # of the time, or of the steps: evaluation, a start, exceptions of a healthy job are no more
+USUAL = 0.25  # of the time, or of the steps: a start, exceptions of a healthy job are no more
 HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
 GROWS = (0.3, 0.7, 1.0)  # of loading and computing, that grows with the batch: small ones leave cores and units idle

@@ -320,11 +320,17 @@ class Report:
     def profiling_cost(self) -> str:
         """The hook's own time, as text."""
         share = self.metrics.overhead
-        return (
-            "not recorded"
-            if share is None
-            else f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
-        )
+        if share is None:
+            return "not recorded"
+        if self.is_short_for_cost:
+            return "unknown, as the run is too short"
+        return f"{percent_of_cost(share)} of the training loop, measured by the hook itself"
+
+    @property
+    def is_short_for_cost(self) -> bool:
+        """True if the profiler's windows and other work take most of the loop, as they do of a few steps only."""
+        loops = [rank.excluded / (rank.loop + rank.excluded) for rank in self.metrics.ranks if rank.loop > 0]
+        return max([self.metrics.overhead or 0.0, *loops]) >= limits.MAJORITY
 
     @property
     def profiling_alarm(self) -> str | None:
@@ -332,6 +338,8 @@ class Report:
         share = self.metrics.overhead or 0.0
         if not share >= limits.FLOOR:  # a job that the profiler slows by more is not the job that was to be judged
             return None
+        if self.is_short_for_cost:
+            return "The run is too short to state what profiling costs: the profiler's own work takes most of it."
         text = f"Profiling cost {percent_of_cost(share)} of the training loop."
         if PROFILING not in self.metrics.records:
             return text

@@ -16,7 +16,7 @@ HEADLINES: Mapping[str, str] = {
     "idle_gpus_wait": "The GPUs wait for data: they are idle while {cores} {share} of the time.",
     "storage": "The loop waits for data {share} of the time because the loader waits for a shared file system{took}.",
     # a step
-    "outside": "{share} of the loop is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
+    "outside": "{share} of each training step is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
     "reads_gpu": "The training thread waits {waits} of the loop in lines that read results from the GPU, which is idle {idle} of the time because nothing is launched ahead.",
     "own_phase": "The phase “{name}” takes {share} of the training loop: {time} a step.",
     "launches": "About {share} of a step of {step} is the fixed cost of launching {operators} operators at {each} each{why}.",

@@ -169,6 +169,7 @@ class Operators(Recorded):
         step_us: microseconds of the steps after it, without waiting for a core.
         call_us: of operations of a JAX gradient function that is not compiled: microseconds of its call.
         eager: no part of the step runs in a graph.
+        readers: the most operators of a kind that read the same result, such as one for each sample of a batch.
     """
 
     phase: ClassVar[str] = event_names.OPERATORS
@@ -177,6 +178,7 @@ class Operators(Recorded):
     step_us: float | None = None
     call_us: float | None = None
     eager: bool | None = None
+    readers: int | None = None
 
 
 @attrs.frozen(kw_only=True)

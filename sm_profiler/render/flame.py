@@ -12,9 +12,10 @@ from sm_profiler._version import __version__
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Finding, Location
 from sm_profiler.formats.event_names import CELL
-from sm_profiler.formatting import duration, percent, plural, shorten
+from sm_profiler.formatting import clean, duration, percent, plural, shorten
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.printable import cut
 from sm_profiler.render.charts import element
 
 MAX_GRAPHS = 8
@@ -79,7 +80,7 @@ def at_line(location: Location | Place) -> str:
     """Return a place as `train.py:83`, or as `cell 5: "loss.backward()"`."""
     source = getattr(location, "source", "")
     if location.file.startswith(CELL) and source:
-        return f'{short_file(location.file)}: "{shorten(source, MAX_SOURCE)}"'
+        return f'{short_file(location.file)}: "{cut(clean(source), MAX_SOURCE)}"'
     return f"{short_file(location.file)}:{location.line}"
 
 
@@ -197,7 +198,7 @@ def _rows(stacks: Iterable[Sampled], samples: Samples) -> Iterator[tuple[str, ..
         if stack.places:
             sums[stack.places[-1]] = sums.get(stack.places[-1], 0.0) + stack.seconds
     for place, seconds in sorted(sums.items(), key=lambda item: (-item[1], item[0].file, item[0].line))[:MAX_ROWS]:
-        source = shorten(samples.source(place), 100)
+        source = cut(clean(samples.source(place)), 100)
         yield at_line(place), shorten(place.function, 60), source, duration(seconds), percent(seconds / whole)
 
 

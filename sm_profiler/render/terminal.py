@@ -130,10 +130,10 @@ def _places(main: Finding, width: int) -> list[str]:
     """Return the lines of code, the first with its source."""
     lines = []
     for number, location in enumerate(main.where[:MAX_PLACES]):
-        lines.append(f"  {_location(main, location)}")
+        lines.append(shorten(printable(f"  {_location(main, location)}"), width))
         if not number and location.source:
-            lines.append(f"      {location.source.strip()}")
-    return [shorten(printable(line), width) for line in lines]
+            lines.append(cut(printable(f"      {location.source.strip()}"), width))
+    return lines
 
 
 def _evidence(fact: Evidence) -> str:

@@ -19,12 +19,12 @@ from sm_profiler.diagnosis.profile.ledger import PHASE
 from sm_profiler.diagnosis.profile.lines import MODULE
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
-from sm_profiler.formatting import duration, in_unit, is_library, percent, percent_of_cost, plural, shorten, size
+from sm_profiler.formatting import clean, duration, in_unit, is_library, percent, percent_of_cost, plural, shorten, size
 from sm_profiler.metrics.hang import Hang
 from sm_profiler.metrics.job_metrics import JobMetrics
 from sm_profiler.metrics.startup import billed_time, job_parts, repeated_work, unstored_attempts
 from sm_profiler.metrics.system_fold import Use
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 from sm_profiler.render import charts, gpu_section
 from sm_profiler.render.blocks import Picture, Section, cut_table
 from sm_profiler.render.charts import ChartPart, drawing, element, text
@@ -204,7 +204,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
                 "rank": shorten(location.rank, 40),
                 "phase": shorten(location.phase, 40),
                 "part": part_of(finding, location),
-                "source": shorten(location.source, 160),
+                "source": cut(clean(location.source), 160),
             }
             for location in finding.where
         ],
@@ -405,11 +405,12 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # one branch for each
         note = f"of {duration(billed.training_s)} of training" + (", spot" if billed.spot else "")
         tiles.append(("Billed", duration(billed.billable_s), note))
     recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
+    known = recorded and not report.is_short_for_cost
     tiles.append(
         (
             "Profiling cost",
-            percent_of_cost(metrics.overhead or 0.0) if recorded else "unknown",
-            "of the loop's time" if recorded else "not recorded by the hook",
+            percent_of_cost(metrics.overhead or 0.0) if known else "unknown",
+            "of the loop's time" if known else "the run is too short" if recorded else "not recorded by the hook",
         )
     )
     if report.cost:

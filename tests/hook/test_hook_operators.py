@@ -36,10 +36,10 @@ def counts(records):
 
 def test_counts_a_forward_and_a_backward_operator_per_node():
     x = torch.ones(3, requires_grad=True)
-    assert count_operators([(x * 2).sum().grad_fn]) == 5  # two nodes, and the leaf
+    assert count_operators([(x * 2).sum().grad_fn]) == (5, 1)  # two nodes, and the leaf
     y = x * 2
-    assert count_operators([(y + y).sum().grad_fn]) == 7  # a shared node counts once
-    assert count_operators([x.grad_fn]) == 0
+    assert count_operators([(y + y).sum().grad_fn]) == (7, 1)  # a shared node counts once
+    assert count_operators([x.grad_fn]) == (0, 0)
 
 
 def test_a_huge_graph_is_counted_up_to_a_limit(monkeypatch):
@@ -47,7 +47,27 @@ def test_a_huge_graph_is_counted_up_to_a_limit(monkeypatch):
     y = torch.ones(3, requires_grad=True)
     for _ in range(1000):
         y = y * 2
-    assert 50 <= count_operators([y.grad_fn]) <= 100
+    assert 50 <= count_operators([y.grad_fn])[0] <= 100
+
+
+@pytest.mark.parametrize("batch", [4, 32])
+def test_a_loop_over_samples_reads_a_result_for_each_of_them(batch):
+    model, x = deep(3), torch.ones(batch, 4)
+    y = model(x)
+    each = sum(one.square().sum() for one in y)
+    assert count_operators([each.grad_fn])[1] == batch
+    by_number = sum(y[number].square().sum() for number in range(batch))
+    assert count_operators([by_number.grad_fn])[1] == batch
+    assert count_operators([y.square().sum().grad_fn])[1] == 1
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_gradients_of_gradients_are_no_loop_over_samples(batch):
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.ones(batch, 4, requires_grad=True)
+    y = model(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    loss = ((slope[:, 1:] + y * slope[:, :1]) ** 2).mean() + (y[:1] - 1).pow(2).mean()
+    assert count_operators([loss.grad_fn])[1] < 4
 
 
 def test_a_step_is_counted_and_the_cost_calibrated(records, session):

@@ -92,7 +92,7 @@ def test_evaluation_is_usually_not_saved_whole():
         rows += training(50, at=at + 0.6, mode="EVAL", number=50 * epoch, backward=0, optimizer=0, forward=0.016)
         at += 1.6
     gain = gain_of(rows, Class.EVALUATION_BOUND)
-    assert gain.share_of_loop.value == pytest.approx(0.75 * 0.54, rel=0.05)
+    assert gain.share_of_loop.value == pytest.approx(limits.PART_SAVED[1] * 0.54, rel=0.05)
     assert gain.share_of_loop.high < 0.62
 
 

@@ -53,7 +53,7 @@ def by_hand(outside=0.005):
 
 @pytest.mark.parametrize(
     ("update", "rest", "found"),
-    [(0.5, 6.0, True), (6.0, 0.5, False), (0.0, 6.0, False)],
+    [(0.15, 1.85, True), (1.85, 0.15, False), (0.0, 2.0, False)],
     ids=["little", "most", "unknown"],
 )
 def test_lines_that_update_parameters_are_not_the_rest_of_a_loop_by_hand(update, rest, found):

@@ -193,6 +193,17 @@ def test_waits_for_a_core_are_no_slowdown_of_the_script():
     assert decide(found(1.2)).main.confidence == "low"  # in half of the loop
 
 
+@pytest.mark.parametrize(("waiting", "confident"), [(0.0, True), (0.24, False)])
+def test_a_slowdown_is_less_certain_while_others_hold_the_core(waiting, confident):
+    machine = [(at, 100.0, "algo-1", "cpu", core, "CPUUtilization") for at in range(1, 9) for core in ("cpu0", "cpu1")]
+    metrics = metrics_of(slower("forward", 0.006), machine)
+    rank = metrics.ranks[0]
+    ticks = np.arange(rank.start, rank.end + 0.1, 0.1)
+    usage = {rank.name: Usage(ticks, ticks * 0.7, np.zeros(len(ticks)), (ticks - ticks[0]) * waiting)}
+    found = cause_found("FAIL_SLOW", Case(attrs.evolve(metrics, usage=usage), {}))
+    assert (found.confidence == "high") is confident
+
+
 def test_a_part_that_takes_most_of_a_step_grows_most_on_a_slower_machine():
     """That is no sign of a cause in that part."""
     parts = ("wait", "forward", "backward", "optimizer", "outside")

@@ -68,9 +68,8 @@ def saving(case: Case) -> Found | None:
     spent = calls_of(case, Save, lambda one: not one.args.imported and not flushes(one, writers))
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, SAVING, timed)
-    saves = partial(activity, case, SAVING)
     if spent is None or share < 2 * seen.share:
-        return _seen("saving_seen", seen, share, saves)
+        return _seen(case, SAVING, seen, share)
     rank = spent.rank
     calls = [own for own in calls_by_name(spent) if own.seconds >= limits.SHOWN * 2 * spent.seconds][:2]
     most = calls[0]
@@ -94,7 +93,7 @@ def saving(case: Case) -> Found | None:
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
     words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(share - seen.share), "around": around}
-    return Found("saving", words, tuple(evidence), share, saves=saves, where=timed)
+    return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=timed)
 
 
 def _stop(calls: Calls[Save]) -> str:
@@ -113,10 +112,9 @@ def logging(case: Case) -> Found | None:
     spent = calls_of(case, Log)
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, LOGGING, timed)
-    saves = partial(activity, case, LOGGING)
     called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
     if spent is None or called < seen.share:
-        return _seen("logging_seen", seen, share, saves)
+        return _seen(case, LOGGING, seen, share)
     rank, names, rest = spent.rank, [own.name for own in calls_by_name(spent)], share - called
     each = spent.seconds / spent.calls
     words = {
@@ -131,7 +129,7 @@ def logging(case: Case) -> Found | None:
         Evidence("calls for each training step", round(spent.calls / max(int(rank.train.sum()), 1), 2), None, rank.name),
         Evidence("duration of a call", round(each * 1e3, 4), None, rank.name, "ms"),
     )  # fmt: skip
-    return Found("logging", words, evidence, share, saves=saves, where=timed)
+    return Found("logging", words, evidence, share, saves=partial(activity, case, LOGGING), where=timed)
 
 
 def _seen_beside(case: Case, name: str, timed: Sequence[Location]) -> tuple[Seen, float]:
@@ -139,20 +137,14 @@ def _seen_beside(case: Case, name: str, timed: Sequence[Location]) -> tuple[Seen
     return seen_in_samples(case, name, {(line.file, line.line) for line in timed}), case.share_of(name)
 
 
-def _seen(text: str, seen: Seen, share: float, saves: partial[Saving | None]) -> Found | None:
+def _seen(case: Case, name: str, seen: Seen, share: float) -> Found | None:
     """Return what only samples of lines show."""
     if not seen.lines:
         return None
     line = seen.lines[0]
     place = f"{line.function}()" if line.function != MODULE else f"line {line.line} of {line.file.rpartition('/')[2]}"
-    evidence = (
-        Evidence("time in the training loop", round(share, 4), unit="share"),
-        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
-    )
-    return Found(
-        text, {"share": percent(share), "place": place}, evidence, share, saves=saves,
-        doubt="inferred from samples", error=seen.error, where=seen.lines, low=seen.low,
-    )  # fmt: skip
+    saves = partial(activity, case, name)
+    return seen.found(f"{name}_seen", "time in the training loop", share, {"place": place}, saves=saves)
 
 
 def callbacks(case: Case) -> Found | None:
@@ -223,16 +215,16 @@ def _seen_callback(case: Case, seen: Seen) -> Found | None:
         return None
     method, within = max(methods, key=lambda one: methods[one])
     name, _, event = (method, "", within) if within else method.rpartition(".")
-    words = {"name": name or event, "share": percent(seen.share), "where": f", in {event}" if name else ""}
-    evidence = (
-        Evidence("time in the training loop spent in callbacks", round(seen.share, 4), unit="share"),
-        Evidence("samples in their lines", seen.count, limits.SAMPLES, held="judged from"),
+    words = {"name": name or event, "where": f", in {event}" if name else ""}
+    saves = partial(activity, case, CALLBACKS)
+    return seen.found(
+        "callback_seen",
+        "time in the training loop spent in callbacks",
+        seen.share,
+        words,
+        advice="callback",
+        saves=saves,
     )
-    return Found(
-        "callback_seen", words, evidence, seen.share, "callback",
-        partial(activity, case, CALLBACKS), "inferred from samples", seen.error, seen.lines,
-        low=seen.low,
-    )  # fmt: skip
 
 
 def _saves(case: Case, call: Record[Callback]) -> bool:

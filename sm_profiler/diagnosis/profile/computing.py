@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -74,9 +74,8 @@ def outside(case: Case) -> Found | None:
         )  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
-    of_loop = case.share_of(*REST)
     words = {
-        "share": percent(of_loop),
+        "share": percent(share),
         "optimizer": "the optimizer" if any(rank.seconds["optimizer"] for rank in case.ranks) else "its update",
         "time": duration(spent),
         "step": duration(step),
@@ -94,7 +93,7 @@ def outside(case: Case) -> Found | None:
 
     where = lines_of_samples(case.metrics, counts)
     return Found(
-        "outside", words, evidence, of_loop, saves=saves,
+        "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
@@ -135,10 +134,10 @@ def _waits_for_gpu(case: Case) -> Found | None:
         return bool(one.places) and not one.long and READS.search(samples.source(one.places[-1])) is not None
 
     inside = [one for one in samples.stacks if one.places and not one.long and one.phase not in BESIDE_THE_LOOP]
-    total, count = sum(one.seconds for one in inside), sum(one.count for one in inside if reads(one))
-    waits = sum(one.seconds for one in inside if reads(one)) / total if total > 0 else 0.0
+    total, found = sum(one.seconds for one in inside), [one for one in inside if reads(one)]
+    waits = sum(one.seconds for one in found) / total if total > 0 else 0.0
     share = min(waits, spare)
-    if share < limits.HEALTHY or count < limits.SAMPLES:
+    if share < limits.HEALTHY:
         return None
     evidence = (
         Evidence("time of the training thread in these lines", round(waits, 4), unit="share"),
@@ -146,7 +145,7 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )
     return Found(
         "reads_gpu", {"waits": percent(waits), "idle": percent(spare)}, evidence, share,
-        doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
+        error=error_of_part(*(sum(one.count for one in stacks) for stacks in (found, inside))), doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
     )  # fmt: skip
 
 
@@ -211,12 +210,14 @@ class Launches:
         fixed: seconds an operator takes at least on this machine.
         step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
         eager: Python launches all of them, in a framework that compiles steps.
+        readers: the most of a kind that read the same result; None if not recorded.
     """
 
     operators: float
     fixed: float
     step: float | None = None
     eager: bool = False
+    readers: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -235,7 +236,13 @@ def launches_of(case: Case) -> Launches | None:
         args = record.args
         if args.operators > 0 and args.fixed_us > 0 and args.call_us is None:
             found.append(
-                Launches(args.operators, args.fixed_us / 1e6, (args.step_us or 0.0) / 1e6 or None, bool(args.eager))
+                Launches(
+                    args.operators,
+                    args.fixed_us / 1e6,
+                    (args.step_us or 0.0) / 1e6 or None,
+                    bool(args.eager),
+                    args.readers,
+                )
             )
     if not found:
         return None
@@ -277,13 +284,13 @@ def _recorded_stacks(case: Case) -> Found | None:
     stacks = [one for one in case.metrics.samples.stacks if one.phase == "forward" and not one.long]
     found = [one for one in stacks if _STACKS.search(one.leaf)]
     count, whole = sum(one.count for one in found), sum(one.seconds for one in stacks)
-    if count < limits.SAMPLES or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
+    if not count or case.metrics.recorded(Compile).longest:  # compilers record stacks, too
         return None
     part = sum(one.seconds for one in found) / whole
     share = part * case.share_of("forward")
     evidence = (
         Evidence("time in the forward pass that records stacks of operators", round(share, 4), unit="share"),
-        Evidence("samples in this", count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in this", count),
     )
 
     def saves(loop: Loop) -> Saving:
@@ -293,7 +300,7 @@ def _recorded_stacks(case: Case) -> Found | None:
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
-        error=share * ((1 - part) / count) ** 0.5,
+        error=case.share_of("forward") * error_of_part(count, sum(one.count for one in stacks)),
     )  # fmt: skip
 
 
@@ -399,17 +406,34 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
 
     A loss of a whole batch launches a few operators, fewer than the model that it follows. A loop over samples launches
     one and its gradient for each of them at least. Half of the counted operators compute gradients, and the loss has those
-    of the others for which the forward pass is too short; code that launches none may take as long.
+    of the others for which the forward pass is too short; code that launches none may take as long. Gradients of gradients
+    are computed between the passes, too, and by as many operators however large the batch is.
     """
     between, forward = case.mean(lambda rank: rank.share("between")), case.mean(lambda rank: rank.share("forward"))
+    inside = [one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long]
+    loss = [one for one in inside if case.seen.activity(one) != "backward"]
+    if inside:
+        between *= sum(one.seconds for one in loss) / max(sum(one.seconds for one in inside), 1e-12)
     if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
         return None
-    if not _may_grow(case, launches):
+    if not _may_grow(case, launches) or not _loops_over_samples(case, launches, loss):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
-    lines = Lines.of(one for one in case.metrics.samples.stacks if one.phase == "between" and not one.long)
+    lines = Lines.of(loss)
     where = lines.locations(lines.weights(), case.metrics)
     return PerSample(between, backward, between / forward, where)
+
+
+_LOOP = re.compile(r"\bfor\b.+\bin\b")
+
+
+def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled]) -> bool:
+    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line."""
+    samples = case.metrics.samples_per_step or case.metrics.batch_size
+    if launches.readers is not None and samples:
+        return launches.readers >= samples
+    loops = [one for one in loss if one.places and _LOOP.search(case.metrics.samples.source(one.places[-1]))]
+    return sum(one.count for one in loops) > limits.MAJORITY * sum(one.count for one in loss)
 
 
 def _may_grow(case: Case, launches: Launches) -> bool:
@@ -760,18 +784,15 @@ def transfer(case: Case) -> Found | None:
         source = samples.source(one.places[-1]) if one.places else ""
         return one.phase not in BESIDE_THE_LOOP and COPIES.search(source) is not None
 
-    total = sum(one.seconds for one in samples.stacks if one.phase not in BESIDE_THE_LOOP)
-    found = [one for one in samples.stacks if copies(one)]
-    share, count = (
-        sum(one.seconds for one in found) / total if total > 0 else 0.0,
-        sum(one.count for one in found),
-    )
-    if count < limits.SAMPLES:
+    inside = [one for one in samples.stacks if one.phase not in BESIDE_THE_LOOP]
+    total, found = sum(one.seconds for one in inside), [one for one in inside if copies(one)]
+    share, count = sum(one.seconds for one in found) / total if total > 0 else 0.0, sum(one.count for one in found)
+    if not count:
         return None
     pinned = case.metrics.loader.pin_memory
     evidence = [
         Evidence("time of the training thread in copies to the device", round(share, 4), unit="share"),
-        Evidence("samples in them", count, limits.SAMPLES, held="judged from"),
+        Evidence("samples in them", count),
     ]
     if pinned >= 0:
         evidence.append(Evidence("pin_memory of the DataLoader", "on" if pinned else "off"))
@@ -779,5 +800,5 @@ def transfer(case: Case) -> Found | None:
     doubt = "" if pinned == 0 else "inferred from samples"
     return Found(
         "transfer", words, tuple(evidence), share, saves=lambda loop: part_of_share(loop, share, (COPYING,), sure=not doubt),
-        doubt=doubt, where=lines_of_samples(case.metrics, copies),
+        doubt=doubt, error=error_of_part(count, sum(one.count for one in inside)), where=lines_of_samples(case.metrics, copies),
     )  # fmt: skip

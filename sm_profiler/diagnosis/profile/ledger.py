@@ -74,7 +74,7 @@ _LINES = (
 )
 # Innermost functions that exchange data with other ranks, and wait for them.
 COLLECTIVES = re.compile(
-    r"^(torch\.distributed\.(distributed_c10d|_functional_collectives|nn\.functional)|"
+    r"^(torch\.distributed\.(\w+$|distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
 _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
@@ -580,9 +580,9 @@ class SeenCode:
     def updates(self) -> bool:
         """True if samples would show, and show or a compiled function holds, how a script updates its parameters itself."""
         outer = [one for one in self.samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
-        if sum(one.count for one in outer) < limits.SAMPLES:
-            return False
-        return self.all_compiled or any(_UPDATES.search(self.samples.source(one.places[-1])) for one in outer)
+        if any(_UPDATES.search(self.samples.source(one.places[-1])) for one in outer):
+            return True
+        return self.all_compiled and sum(one.count for one in outer) >= limits.SAMPLES  # of which some would be there
 
     def module_hook(self, one: Sampled) -> Place | None:
         """Return the script's function in a forward pass that no line of the script calls, as hooks of modules are called.

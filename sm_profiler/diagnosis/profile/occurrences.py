@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Location
-from sm_profiler.diagnosis.profile.case import Case
-from sm_profiler.diagnosis.profile.ledger import is_timed
-from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS, Lines
+from sm_profiler.diagnosis.model import Evidence, Location
+from sm_profiler.diagnosis.profile.case import Case, Found
+from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, is_timed
+from sm_profiler.diagnosis.profile.lines import MAX_LOCATIONS, Lines, error_of_part
 from sm_profiler.formats.recorded import AtLine, Frame, TimedCall, place_of
+from sm_profiler.formatting import percent
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.record_fold import Record
+from sm_profiler.metrics.sample_fold import Sampled
 
 Call = TypeVar("Call", bound=AtLine)
 
@@ -178,6 +180,15 @@ class Seen:
         """Reason why no more than a low confidence is due; "" if enough samples show the activity."""
         return f"only {self.count} samples" if self.count < limits.SAMPLES else ""
 
+    def found(self, text: str, what: str, share: float, words: Mapping[str, Any], **more: Any) -> Found:
+        """Return the finding about time that only samples show; `what` is the name of its share."""
+        evidence = (
+            Evidence(what, round(share, 4), unit="share"),
+            Evidence("samples in these lines", self.count),
+        )
+        of_samples = {"doubt": "inferred from samples", "error": self.error, "where": self.lines, "low": self.low}
+        return Found(text, {"share": percent(share), **words}, evidence, share, **{**of_samples, **more})
+
 
 def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]] = ()) -> Seen:
     """Add up the samples of an activity.
@@ -188,17 +199,31 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
         timed: file and line of calls that were timed one by one, which are left out.
     """
     names = {rank.name for rank in case.ranks}
+    stacks = [stack for stack in case.metrics.samples.stacks if stack.process in names and stack.places]
     found = [
-        stack
-        for stack in case.metrics.samples.stacks
-        if stack.process in names and stack.places
-        and case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
+        stack for stack in stacks
+        if case.seen.activity(stack) == activity and not is_timed(stack.places[-1], timed)
     ]  # fmt: skip
     lines, count = Lines.of(found), sum(stack.count for stack in found)
-    if lines.seconds <= 0 or count < limits.REPEATS:
+    if lines.seconds <= 0:
         return Seen()
     spent = case.mean(
         lambda rank: sum(one.seconds for one in found if one.process == rank.name) / max(rank.loop, 1e-12)
     )
     share = min(spent, case.share_of(activity))
-    return Seen(share, count, share * ((1 - share) / count) ** 0.5, lines.locations(lines.weights(), case.metrics))
+    return Seen(share, count, share * _error(found, stacks), lines.locations(lines.weights(), case.metrics, least=1))
+
+
+def _error(found: Sequence[Sampled], stacks: Sequence[Sampled]) -> float:
+    """Return the standard error of the time of some samples, as a share of it.
+
+    The parts of a step that they lie in are timed: only how much of each is theirs is known from samples.
+    """
+    total, variance = sum(one.seconds for one in found), 0.0
+    parts = [{*BESIDE_THE_PHASES}, *({phase} for phase in {one.phase for one in found} - {*BESIDE_THE_PHASES})]
+    for phases in parts:
+        inside = [one for one in stacks if one.phase in phases]
+        count, samples = (sum(one.count for one in own if one.phase in phases) for own in (found, inside))
+        if count:
+            variance += (sum(one.seconds for one in inside) * error_of_part(count, samples)) ** 2
+    return float(variance**0.5) / total if total > 0 else 1.0

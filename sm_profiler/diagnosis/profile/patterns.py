@@ -411,7 +411,7 @@ def slowdown(case: Case) -> Found | None:
     return Found(
         "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, lost),
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
-        lines_since(case.metrics, rank, moment, part), ranks=(alone.name,) if alone else (), low=case.by_others(lost),
+        lines_since(case.metrics, rank, moment, part), ranks=(alone.name,) if alone else (),
     )  # fmt: skip
 
 

@@ -436,10 +436,6 @@ def _called_collectives(case: Case) -> Found | None:
     share = float(alone.sum() / case.loop.length.sum())
     if not seen.lines or share < limits.HEALTHY:
         return None
-    evidence = (
-        Evidence("time in collectives, on the rank that waits least in them", round(share, 4), unit="share"),
-        Evidence("samples in these lines", seen.count, limits.SAMPLES, held="judged from"),
-    )
 
     def saves(loop: Loop) -> Saving:
         """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
@@ -447,9 +443,9 @@ def _called_collectives(case: Case) -> Found | None:
         usual = max(1 - limits.HEALTHY / share, least)
         return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
 
-    return Found(
-        "communication", {"share": percent(share)}, evidence, share, "communication_called", saves,
-        "waiting for other ranks counts as well", seen.error, seen.lines, low=seen.low,
+    return seen.found(
+        "communication", "time in collectives, on the rank that waits least in them", share, {}, saves=saves,
+        advice="communication_called", doubt="waiting for other ranks counts as well",
     )  # fmt: skip
 
 

@@ -123,6 +123,7 @@ def _line(text: Any) -> str:
 # Operators a step, and the least that an operator takes on this machine: together the part of a step that no larger batch
 # costs.  Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a
 # backward operator per node, and another per parameter.  Their fixed cost is calibrated with a network of single numbers.
+# A loop over the samples of a batch shows in the graph, too: each sample's operators read the same result.
 
 FIRST_STEP = 10  # the steps before allocate and warm up
 TIMES = 10  # the next count comes after so many times as many steps
@@ -153,6 +154,7 @@ class OperatorCount(Collector):
         self.due = FIRST_STEP
         self._step = -1  # that is being counted
         self._operators = 0
+        self._readers = 0  # the most operators of a kind that read the same result
         self._edges: list[int] = []  # starts of later steps' backward passes, by a clock without waits for a core
         self._last = -1  # step of the latest edge
 
@@ -186,7 +188,8 @@ class OperatorCount(Collector):
                 return
             self._step = step
             tensors = (outputs,) if isinstance(outputs, self._torch.Tensor) else tuple(outputs)
-            self._operators += count_operators(tensor.grad_fn for tensor in tensors)
+            operators, readers = count_operators(tensor.grad_fn for tensor in tensors)
+            self._operators, self._readers = self._operators + operators, max(self._readers, readers)
 
     def _finish(self) -> None:
         edges, self._edges = self._edges, []
@@ -195,24 +198,29 @@ class OperatorCount(Collector):
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
-        found = Operators(operators=self._operators, fixed_us=round(fixed_us, 3), step_us=round(step_us, 1))
+        found = Operators(
+            operators=self._operators, readers=self._readers, fixed_us=round(fixed_us, 3), step_us=round(step_us, 1)
+        )
         self._session.append(found.span("operators", now, now, self._step))
         self.due = max(self._step, 1) * TIMES
-        self._step, self._operators, self._edges = -1, 0, []
+        self._step, self._operators, self._readers, self._edges = -1, 0, 0, []
 
 
-def count_operators(roots: Iterable[Any]) -> int:
-    """Return the number of operators behind a graph of autograd nodes."""
+def count_operators(roots: Iterable[Any]) -> tuple[int, int]:
+    """Return the number of operators behind a graph of autograd nodes, and the most of a kind that read the same result."""
     count, waiting = 0, [root for root in roots if root is not None]
-    seen = set(waiting)
+    seen, readers = set(waiting), dict[tuple[Any, str], int]()
     while waiting and len(seen) < MAX_NODES:
         node = waiting.pop()
-        count += 1 if node.name().endswith(LEAF) else 2
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return count
+        name, following = node.name(), [read for read, _ in node.next_functions if read is not None]
+        count += 1 if name.endswith(LEAF) else 2
+        for read in set(following):
+            if read not in seen:
+                seen.add(read)
+                waiting.append(read)
+            readers[read, name] = readers.get((read, name), 0) + 1
+    results = (times for (read, _), times in readers.items() if not read.name().endswith(LEAF))  # and not parameters
+    return count, max(results, default=0)
 
 
 def calibrate(torch: Any) -> float:
@@ -240,7 +248,7 @@ def _measure(torch: Any) -> float:
         graph = y.sum()
         between = thread_time_ns()
         if not operators:
-            operators = count_operators([graph.grad_fn])
+            operators, _ = count_operators([graph.grad_fn])
         resumed = thread_time_ns()
         gradients = torch.autograd.grad(graph, parameters)
         with torch.no_grad():
