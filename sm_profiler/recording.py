@@ -199,7 +199,7 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
 
 def _request(config: Any) -> dict[str, Any]:
     """Return a configuration as a JSON object."""
-    if hasattr(config, "_to_request_dict"):
+    if hasattr(config, "_to_request_dict") and not isinstance(config, type):
         config = config._to_request_dict()  # the SDK's name for its wire form
     elif isinstance(config, (str, Path)):
         try:

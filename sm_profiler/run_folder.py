@@ -32,6 +32,17 @@ INTERVAL_MS = 500
 MAX_NAME_BYTES = 150  # of a command, in the name of its folder
 FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
+# Signals that are forwarded, unless they are ignored.  Not an error of this very process, nor a limit of its resources; nor
+# Ctrl-C, which the script gets too: from the terminal, or with the whole process group.
+FORWARDED = sorted(
+    signal.valid_signals() - {
+        signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE,
+        signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGSYS, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ,
+        signal.SIGTTIN, signal.SIGTTOU,
+    }
+)  # fmt: skip
+BY_TERMINAL = (signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH)  # to all processes in its foreground
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
@@ -232,13 +243,21 @@ def run_command(command: list[str], environment: dict[str, str]) -> Ended:
     interrupts: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        forwarded.append(number)
-        process.send_signal(number)
+        if number in STOPPING:
+            forwarded.append(number)
+        if number not in BY_TERMINAL or not _in_foreground():
+            process.send_signal(number)
+        if number == signal.SIGTSTP:  # stop as well, until SIGCONT, which is forwarded
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            signal.signal(number, forward)
 
     # The terminal sends Ctrl-C to the script too, which decides how to end.
+    actions = {signal.SIGINT: lambda number, _frame: interrupts.append(number), **dict.fromkeys(FORWARDED, forward)}
     kept = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number)),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        number: signal.signal(number, action)
+        for number, action in actions.items()
+        if signal.getsignal(number) is not signal.SIG_IGN  # the script ignores it, too
     }
     try:
         code = process.wait()
@@ -250,6 +269,18 @@ def run_command(command: list[str], environment: dict[str, str]) -> Ended:
     ended = code not in SIGNALS or code == INTERRUPTED
     asked = bool(forwarded or interrupts) and code != 0
     return Ended(code, ended and not forwarded, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+def _in_foreground() -> bool:
+    """Return whether the terminal sends its signals to this process, and to the script."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # no terminal
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
 
 
 def run(

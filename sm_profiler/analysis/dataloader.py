@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.analysis.pandas_frame import PandasFrame
-from sm_profiler.analysis.readers import ProfileLocation, matching_events
+from sm_profiler.analysis.readers import ProfileLocation, matching_events, training_events
 from sm_profiler.analysis.times import TIME_TEXT, microseconds
 from sm_profiler.formats import event_names
 from sm_profiler.formats.recorded import DataStages
@@ -207,7 +207,7 @@ class PT_dataloader_analysis:  # the known name
             [microseconds(time) for time in slow[column]] for column in ("previous_batch_start", "start_time")
         )
         events = self.pd_data_frame.framework_metrics_reader.columns()
-        wanted = events[matching_events(events, select_events)]
+        wanted = events[matching_events(events, select_events) & training_events(events)]
         inside = np.zeros(len(wanted), bool)
         for begin, end in zip(starts, ends, strict=True):
             inside |= (wanted.start_us < end) & (wanted.end_us > begin)

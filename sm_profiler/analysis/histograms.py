@@ -39,6 +39,7 @@ from sm_profiler.analysis.readers import (
     SystemMetricsReader,
     event_rows,
     system_rows,
+    training_events,
 )
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
@@ -216,7 +217,7 @@ class StepHistogram(Chart):
 
     def _read(self) -> None:
         events = self.metrics_reader.columns()
-        rows = event_rows(events, self._start, self.last_timestamp)
+        rows = event_rows(events, self._start, self.last_timestamp) & training_events(events)
         found = durations_by_phase(events[rows], by_node=self._show_workers)
         if not self.sources:  # not in every update
             log_unmatched("phase", found, self._select, _STEPS)

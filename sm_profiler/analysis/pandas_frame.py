@@ -26,6 +26,7 @@ from sm_profiler.analysis.readers import (
     similar,
     system_rows,
     tick_times,
+    training_events,
 )
 from sm_profiler.analysis.times import all_microseconds, microseconds
 from sm_profiler.errors import SourceError
@@ -175,6 +176,10 @@ class PandasFrame:
 
     def get_all_framework_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
         """Return all trace events that have a duration, one row per event.
+
+        Of the phases that begin with `sm_profiler/`, these are the events of the training: what it saves, logs, compiles,
+        calls back or waits for, epochs, and phases timed by the device. Records of the profiler itself (threads, samples,
+        its overhead …) are in no frame and no sum; `framework_metrics_reader` and the trace files have them.
 
         Args:
             selected_framework_metrics: keep only events with these names or phases; all if empty.
@@ -356,7 +361,7 @@ class PandasFrame:
             self.start_time = self.system_metrics_reader.get_timestamp_of_first_available_file()
         system, events = SystemColumns.concat(self._latest_system), EventColumns.concat(self._latest_events)
         self._latest_system, self._latest_events = [system], [events]
-        events = events[~events.instants]
+        events = events[~events.instants & training_events(events)]
         framework = framework_frame(events[steps_first(events)], self.start_time, ordered=True)
         return system_frame(system, self.start_time, shown_us=tick_times(system)), framework
 
@@ -406,8 +411,7 @@ class PandasFrame:
 
     def _events(self) -> EventColumns:
         self._source.refresh()
-        events: EventColumns = self.framework_metrics_reader.columns()
-        return events
+        return _of_training(self.framework_metrics_reader.columns())
 
 
 def _name_unknown(kind: str, wanted: Sequence[str], *texts: Category) -> None:
@@ -422,6 +426,11 @@ def _name_unknown(kind: str, wanted: Sequence[str], *texts: Category) -> None:
 def _chosen(columns: Any, rows: Any) -> Any:
     """Return the selected rows, without a copy if all are selected."""
     return columns if np.all(rows) else columns[rows]
+
+
+def _of_training(events: EventColumns) -> EventColumns:
+    found: EventColumns = _chosen(events, training_events(events))
+    return found
 
 
 def dask_frame(source: ProfileSource, kind: str, start_us: int) -> Any:
@@ -456,7 +465,7 @@ def _partitions(source: ProfileSource, kind: str) -> Iterator[list[Item]]:
 def read_partition(task: _Task) -> Any:
     uri, job, files, kind, start_us = task
     source = open_listed(uri, job, files)
-    return _frame(source.events() if kind == FRAMEWORK else source.system(), kind, start_us)
+    return _frame(_of_training(source.events()) if kind == FRAMEWORK else source.system(), kind, start_us)
 
 
 def _frame(columns: Any, kind: str, start_us: int) -> Any:

@@ -23,6 +23,7 @@ from sm_profiler.analysis.times import (
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+from sm_profiler.formats.event_names import OF_TRAINING, OWN
 from sm_profiler.formats.event_objects import ProfilerSystemEvent, TraceEvent, system_events, trace_events
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.source import ProfileSource, open_source
@@ -112,6 +113,16 @@ def system_rows(system: SystemColumns, start_us: float, end_us: float) -> Mask:
 def event_rows(events: EventColumns, start_us: float, end_us: float) -> Mask:
     """Select the events that overlap a time range, both ends included; microseconds since the epoch."""
     return (events.end_us >= start_us) & (events.start_us <= end_us)
+
+
+def of_training(phase: str) -> bool:
+    """Return whether events of a phase are events of the training, and no records of the profiler (threads, samples …)."""
+    return not phase.startswith(OWN) or phase in OF_TRAINING
+
+
+def training_events(events: EventColumns) -> Mask:
+    """Select the events of the training."""
+    return events.phase.mask(of_training)
 
 
 def named_metrics(system: SystemColumns, names: Collection[str]) -> Mask:

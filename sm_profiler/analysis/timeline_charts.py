@@ -39,6 +39,7 @@ from sm_profiler.analysis.readers import (
     SystemMetricsReader,
     event_rows,
     system_rows,
+    training_events,
 )
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
@@ -289,7 +290,8 @@ class TimelineCharts(Chart):
 
     def _events(self, start_s: float, end_s: float) -> EventColumns:
         events: EventColumns = self.framework_metrics_reader.columns()
-        chosen_events: EventColumns = events[event_rows(events, start_s * 1e6, end_s * 1e6)]
+        rows = event_rows(events, start_s * 1e6, end_s * 1e6) & training_events(events)
+        chosen_events: EventColumns = events[rows]
         return chosen_events
 
     def _limits(self, indexes: Sequence[int]) -> tuple[float, float] | None:

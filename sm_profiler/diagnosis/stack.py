@@ -27,7 +27,7 @@ class Stack:
         compiles_steps: what compiles a step that runs eagerly.
         one_by_one: its compiled functions launch one operator after the other.
         memory: what shows the holders of memory.
-        less_evaluation: the arguments that control how often it evaluates and saves.
+        less_evaluation: the arguments that set how often it evaluates and saves.
     """
 
     compiler: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -42,10 +43,15 @@ PREDECESSORS = Threshold(3, "jobs at least; fewer have no spread")
 MOST_PREDECESSORS = Threshold(10, "jobs; older ones ran other code")
 NEW_NORMAL = Threshold(5, "slower jobs in a row; from then on they are what the next ones are compared with")
 MOST_NAMES = 20
+SCRIPT = "script and hyperparameters"  # what jobs have in common
 
 NORMAL = 1.4826  # of a median deviation, for the standard deviation of a normal distribution
 LINEAGE_TAGS = ("model", "experiment", "project", "pipeline", "job-family")  # tags that name what a job trains
-COMPARED = ("git", "image", "loader_workers", "user")
+COMPARED = ("git", "image", "script", "loader_workers", "user", "spot")
+HYPERPARAMETER = "hyperparameter "
+MOST_CHANGES = 5  # in a sentence
+_IMAGE_ACCOUNT = re.compile(r"([0-9]{12})\.dkr\.ecr\.")
+_ARN_ACCOUNT = re.compile(r"arn:[^:]+:sagemaker:[^:]*:([0-9]{12}):")
 
 EXACT = 1000  # trials; the number of operations grows with their square
 
@@ -159,7 +165,7 @@ def _judged(host: str, draws: Sequence[_Draw], tested: int) -> SlowHost | None:
 def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
     """Return the regressions, the most expensive first; of several slow jobs in a row, the first one."""
     index = {id(job): place for place, job in enumerate(jobs)}
-    timed = [job for job in jobs if job.step_ms and (job.started or job.created)]
+    timed = [job for job in jobs if job.step_ms and (job.started or job.created) and _is_comparable(job)]
     timed.sort(key=lambda job: (job.started or job.created or 0.0, job.name))
     found: dict[int, Regression] = {}
     seen: set[int] = set()
@@ -173,10 +179,17 @@ def regressions(jobs: Sequence[FleetJob]) -> tuple[Regression, ...]:
     )
 
 
+def _is_comparable(job: FleetJob) -> bool:
+    """Return whether the time of a job's steps is that of what it trains: it did not fail, was not stopped or disturbed."""
+    return (
+        job.status in {"", "Completed", *UNFINISHED} and not job.disturbed and job.verdict != Class.INCONCLUSIVE.value
+    )
+
+
 def _lineages(jobs: Sequence[FleetJob]) -> Iterator[tuple[str, list[FleetJob]]]:
-    """Yield the jobs that train the same: by name first, then by tag, then by image."""
+    """Yield the jobs that train the same: by name first, then by tag, then by image, then by script."""
     taken: set[int] = set()
-    for same in ("name", *(f"tag {tag}" for tag in LINEAGE_TAGS), "image"):
+    for same in ("name", *(f"tag {tag}" for tag in LINEAGE_TAGS), "image", SCRIPT):
         by_key: dict[tuple[str, str, int], list[FleetJob]] = {}
         for job in jobs:
             if id(job) not in taken and (key := _lineage(job, same)):
@@ -192,8 +205,17 @@ def _lineage(job: FleetJob, same: str) -> str:
     if same == "name":
         return job.stem
     if same == "image":
-        return job.image if ":" in job.image else ""  # with a tag or a digest
+        return job.image if ":" in job.image and _is_own_image(job) else ""  # with a tag or a digest
+    if same == SCRIPT:
+        chosen = sorted(job.hyperparameters.items())
+        return repr((job.image, job.script, chosen)) if job.script and chosen else ""
     return job.tags.get(same.removeprefix("tag "), "")
+
+
+def _is_own_image(job: FleetJob) -> bool:
+    """Return whether a job's image is one of its account: a public image is that of many unrelated jobs."""
+    image, account = _IMAGE_ACCOUNT.match(job.image), _ARN_ACCOUNT.match(job.arn)
+    return bool(image and account) and image[1] == account[1]  # type: ignore[index]  # both are there
 
 
 @attrs.define
@@ -215,12 +237,14 @@ def _of_lineage(
     for job in lineage:
         step = job.step_ms or 0.0
         if len(before) < PREDECESSORS:
-            before.append(job)
+            if job.status not in UNFINISHED:
+                before.append(job)
             continue
         usual, spread = (slow.usual, slow.spread) if slow else _usual(before)
         limit = max(float(REGRESSED), REGRESSED_SPREADS * spread * math.sqrt(1 + 1 / len(before)))
         if step / usual - 1 < limit:
-            before = [*before, job][-int(MOST_PREDECESSORS) :]
+            finished = [] if job.status in UNFINISHED else [job]
+            before = [*before, *finished][-int(MOST_PREDECESSORS) :]
             if slow is not None:
                 yield _regression(same, slow, index)
                 slow = None
@@ -247,15 +271,13 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
     job, last = slow.first, slow.before[-1]
     now = job.step_ms or 0.0
     change = now / slow.usual - 1
-    changed = {
-        key: (str(getattr(last, key)), str(getattr(job, key)))
-        for key in COMPARED
-        if getattr(last, key) != getattr(job, key) and getattr(job, key) not in {"", None}
-    }
+    changed = _changed(last, job)
     priced = [slower for slower in slow.jobs if slower.bill_usd is not None]
     usd = sum((slower.bill_usd or 0.0) * max(1 - slow.usual / (slower.step_ms or slow.usual), 0.0) for slower in priced)
     later = len(slow.jobs) - 1
-    what = ", ".join(f"{key.replace('_', ' ')} {old or 'none'} → {new}" for key, (old, new) in changed.items())
+    shown = [f"{key.replace('_', ' ')} {old or 'none'} → {new or 'none'}" for key, (old, new) in changed.items()]
+    more = len(shown) - MOST_CHANGES
+    what = ", ".join(shown[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
     others = f" and {later} later job{'s' if later > 1 else ''}" if later else ""
     text = (
         f"{job.name}{others}: steps take {now:.3g} ms, {percent(change)} longer than the {slow.usual:.3g} ms of the "
@@ -265,6 +287,18 @@ def _regression(same: str, slow: _Slow, index: dict[int, int]) -> tuple[Regressi
         index[id(job)], job.name, tuple(earlier.name for earlier in reversed(slow.before)), same, slow.usual, now, change,
         slow.spread, changed, usd if priced else None, text, later,
     ), [index[id(slower)] for slower in slow.jobs]  # fmt: skip
+
+
+def _changed(before: FleetJob, now: FleetJob) -> dict[str, tuple[str, str]]:
+    """Return all that is known of two jobs and differs, before and now; "" is unknown, or not there."""
+    pairs = {key: (_text_of(getattr(before, key)), _text_of(getattr(now, key))) for key in COMPARED}
+    for name in sorted({*before.hyperparameters, *now.hyperparameters}):
+        pairs[HYPERPARAMETER + name] = before.hyperparameters.get(name, ""), now.hyperparameters.get(name, "")
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _text_of(value: object) -> str:
+    return "" if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
 def at_least(count: int, chances: Sequence[float]) -> float:

@@ -44,6 +44,10 @@ STAGE_OF = {  # secondary status → stage
 _USER = ("user", "owner", "username", "created-by", "createdby", "sagemaker:user-profile-arn")
 _GIT = ("git", "git-commit", "git_commit", "commit", "git-sha", "revision")
 _SHORT_HASH = 12
+_SCRIPT = "sagemaker_program"
+_SERVICE = ("sagemaker_", "_tuning_")  # begin the names of hyperparameters that no user chose
+_SECRET = re.compile(r"pass(?:word|wd|phrase)?(?:[_-]|$)|pwd|secret|token(?:$|[_-](?!id|size|len))|key(?:$|[_-])|credential|auth(?:$|[_-])", re.IGNORECASE)  # fmt: skip
+MAX_HYPERPARAMETERS = 100  # as the service allows
 
 DATASET = "/job="  # in the location of a job in a dataset of Parquet files
 
@@ -129,6 +133,8 @@ def described(job: FleetJob, description: Mapping[str, Any]) -> FleetJob:
         interruptions=interruptions,
         user=safe_name(user.rpartition("/")[2] if user.startswith("arn:") else user),
         image=_text(algorithm, "TrainingImage") or _text(algorithm, "AlgorithmName"),
+        script=_plain(hyper.get(_SCRIPT, "")),
+        hyperparameters=_hyperparameters(hyper),
         git=safe_name(git)[: _SHORT_HASH if re.fullmatch(r"[0-9a-f]{40}", git) else None],
         tuning_job=_text(description, "TuningJobArn").rpartition("/")[2],
         tags=tags,
@@ -180,6 +186,20 @@ def _stages(rows: object) -> tuple[dict[str, float], int]:
 def _tags(found: object) -> dict[str, str]:
     rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
     return safe_tags({row.get("Key", ""): row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)})
+
+
+def _hyperparameters(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hyperparameters of the user, without those whose names are those of secrets."""
+    own = [(str(name), value) for name, value in found.items() if not str(name).startswith(_SERVICE)]
+    return {safe_name(name): _plain(value) for name, value in own[:MAX_HYPERPARAMETERS] if not _SECRET.search(name)}
+
+
+def _plain(value: object) -> str:
+    """Return a hyperparameter, which the SDK encodes as JSON: a text there has quotes."""
+    text = str(value)
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    return safe_name(text)
 
 
 def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

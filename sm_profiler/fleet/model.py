@@ -85,6 +85,8 @@ class FleetJob:
         types: type → number of instances, if there are several types.
         spot: it ran on spot instances.
         user, image, git: who started it, from what; "" if unknown.
+        script: the program that it runs; "" if unknown.
+        hyperparameters: those of its user; none that look like a secret.
         account, namespace: whose budget or part of the cluster it uses; "" if unknown.
         tuning_job: the hyperparameter tuning job whose trial it is; "" if it is none's.
         tags: its tags; of a pod, its labels.
@@ -99,6 +101,7 @@ class FleetJob:
         bill_usd: price times hours times instances.
         saved_s, saved_usd: what spot instances saved: training time that was not billed.
         verdict, label: class of the verdict and its name; "" if it was not judged.
+        disturbed: other programs used its machine, so that its times are not the job's alone.
         confidence: low, medium or high.
         headline, next_step: one sentence each.
         where: lines of code, the most expensive first.
@@ -141,6 +144,8 @@ class FleetJob:
     user: str = ""
     image: str = ""
     git: str = ""
+    script: str = ""
+    hyperparameters: dict[str, str] = attrs.field(factory=dict)
     account: str = ""
     namespace: str = ""
     tuning_job: str = ""
@@ -158,6 +163,7 @@ class FleetJob:
     saved_usd: float | None = None
     verdict: str = ""
     label: str = ""
+    disturbed: bool = False
     confidence: str = ""
     headline: str = ""
     next_step: str = ""
@@ -361,11 +367,11 @@ class Regression:
         job: its place in `Fleet.jobs`.
         name: its name.
         before: names of the predecessors, the newest first.
-        same: what they have in common: `name`, `tag …` or `image`.
+        same: what they have in common: `name`, `tag …`, `image` (one of the account's own), or `script and hyperparameters`.
         step_ms_before, step_ms: median of the predecessors, and this job's.
         change: increase, 0.25 for a quarter longer.
         spread: usual deviation of the predecessors from their median, as a share of it.
-        changed: git, image, instance_type, loader_workers, … → values before and now, where they differ.
+        changed: git, image, loader_workers, a hyperparameter, … → values before and now, where they differ.
         usd: what the longer steps cost in this job and the later ones.
         later: number of jobs after it that are as slow.
         sentence: all of this in one sentence.

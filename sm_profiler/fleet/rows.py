@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 from msgspec.structs import replace
 
-from sm_profiler.diagnosis.classes import Class
+from sm_profiler.diagnosis.classes import SHARED, Class
+from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.finding import (
@@ -159,7 +160,8 @@ def _with_report(row: FleetJob, report: StoredReport) -> FleetJob:
         billable_s=known if known is not None or duration is None else duration - between,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
         verdict=verdict.kind.value,
-        label=verdict.kind.label,
+        label=safe_name(verdict.label),
+        disturbed=verdict.label == SHARED or verdict.doubt == OTHERS_WORK,
         confidence=safe_name(verdict.confidence),
         headline=safe_sentence(verdict.headline),
         next_step=safe_sentence(verdict.next_step),

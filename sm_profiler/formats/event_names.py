@@ -69,6 +69,11 @@ SAMPLES = (
 )
 PROCESS = f"{OWN}process"  # metadata: the process that wrote the file
 CLOCK = f"{OWN}clock"  # metadata: a merged timeline's correction of clocks
+# Of our own phases, those with events of the training: what it saves, logs, compiles, calls or waits for.  The others are
+# records of the profiler.
+OF_TRAINING = frozenset({
+    COMPILED_STEP, QUEUED, RESULTS, DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER, SAVE, LOG, COMPILE, CALLBACK, EPOCH,
+})  # fmt: skip
 CELL = "cell "  # start of the name of a notebook's cell, in place of a file's
 
 

@@ -200,7 +200,7 @@ class DetailedWindow(Collector):
     # parts
 
     def _start(self) -> None:
-        """Start the profiler; whatever interrupts that, `failed` stops it."""
+        """Start the profiler; if an exception interrupts that, `failed` stops it."""
         self._folder = _new_folder()
         self._started = True
         self._running = with_blocked_signals(self._profiler.start, self._folder)  # threads of libraries start with it

@@ -467,7 +467,7 @@ def _start_late(profile: Profile, source: settings.ConfigText) -> None:
 
 
 def _record_never_started(profile: Profile, source: settings.ConfigText) -> None:
-    """Let the report say why there are no steps, at the end of a process in which the hook could not start."""
+    """Record why there are no steps, at the end of a process in which the hook could not start."""
     session = Session(settle(profile), source=source)
     session.rank = settings.rank_from()
     session.note("profiler", f"{NEVER_STARTED}: {settings.NO_MOMENT}")

@@ -11,18 +11,21 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dis
+import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from inspect import CO_VARARGS
-from types import FrameType, TracebackType
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
 
 import attrs
 
 from sm_profiler import threads
+from sm_profiler.hook.frames import is_library
 from sm_profiler.printable import logger_for
 
 Result = TypeVar("Result")
@@ -32,6 +35,7 @@ Result = TypeVar("Result")
 
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
+_SUSPENDED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR  # code that a call does not run
 _DELIVERY_SECONDS = 0.001
 _delivered: deque[BaseException] = deque(maxlen=8)  # set again by `deliver`
 
@@ -62,12 +66,53 @@ def is_foreign(error: BaseException) -> bool:
         return False  # our threads are none of the script's
     if any(error is delivered for delivered in _delivered):
         return True
-    trace, last = error.__traceback__, None
+    trace, last, handlers, inside = error.__traceback__, None, None, True
     while trace is not None:
-        if last is not None and _interrupts(trace.tb_frame, last.tb_frame):
-            return True
+        frame, inside = trace.tb_frame, inside and (last is None or is_library(last.tb_frame.f_code.co_filename))
+        if last is not None:
+            handlers = _handlers() if handlers is None else handlers
+            if frame.f_code in handlers or _interrupts(frame, last.tb_frame):
+                return True
+            if inside and not is_library(frame.f_code.co_filename) and not _may_call(last.tb_frame, frame.f_code):
+                return True
         trace, last = trace.tb_next, trace
     return last is not None and _was_set(error, last)
+
+
+def _handlers() -> set[CodeType | None]:
+    """Return the code of the functions that Python calls between two instructions, as far as they are still registered."""
+    found = [*map(signal.getsignal, signal.valid_signals()), sys.gettrace(), sys.getprofile()]
+    return {_code_of(value) for value in found} - {None}
+
+
+def _code_of(value: Any) -> CodeType | None:
+    """Return the code that a call of an object runs, without running any code of the script."""
+    while isinstance(value, (MethodType, partial)):
+        value = value.__func__ if isinstance(value, MethodType) else value.func
+    if not isinstance(value, FunctionType):
+        value = next((its["__call__"] for of in type(value).__mro__ if "__call__" in (its := vars(of))), None)
+    return value.__code__ if isinstance(value, FunctionType) else None
+
+
+def _may_call(caller: FrameType, code: CodeType) -> bool:
+    """Return whether the hook, or a library, may have called a function of the script: by its name, or as an object it has.
+
+    If it has not, Python has called the function, a handler, which may have replaced its argument, and may be registered
+    no more.
+    """
+    name, own = code.co_name, caller.f_code
+    if name.startswith("__") or (name.startswith("<") and name != "<lambda>") or code.co_flags & _SUSPENDED:
+        return True
+    if name in own.co_names or any(type(value) is str and value == name for value in own.co_consts):
+        return True
+    values = list(caller.f_locals.values())
+    if any(value == name if type(value) is str else _code_of(value) is code for value in values):
+        return True
+    places = [caller.f_globals, *(vars(of) for value in values for of in type(value).__mro__)]
+    for value in values:
+        with contextlib.suppress(Exception):  # it has none
+            places.append(dict(object.__getattribute__(value, "__dict__")))
+    return any(_code_of(place[held]) is code for place in places for held in own.co_names if held in place)
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:

@@ -5,6 +5,7 @@ Every module of Python may load this one (see `hook.auto`), so it imports no oth
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -86,6 +87,8 @@ class Patches:
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of any kind; `remove` deletes it if the owner itself did not have it."""
         original = vars(owner).get(name, _ABSENT)
+        if hasattr(value, "__wrapped__"):
+            _name_by_place(owner, name, value)
         setattr(owner, name, value)
         self._replaced.append((owner, name, original, value))
 
@@ -165,14 +168,14 @@ def after(original: Any, action: Callable[..., Any], failed: Callable[[Exception
 def _in_place_of(original: Any, function: Any) -> Any:
     """Return a function, or what calls it if the original is C's, which a class may hold without making it a method.
 
-    It answers as the original does: its type, signature and text, and its name when it is pickled.
+    It answers as the original does: its type, signature and text.  It is pickled by its name, as a function is.
     """
     if hasattr(original, "__get__"):
         return function
     members = {
         "__call__": staticmethod(function),
         "__class__": property(lambda _self: type(original)),
-        "__reduce__": lambda _self: original.__reduce__(),
+        "__reduce__": lambda self: self.__qualname__,
         "__repr__": lambda _self: repr(original),
     }
     called = type(type(original).__name__, (), members)()
@@ -181,6 +184,24 @@ def _in_place_of(original: Any, function: Any) -> Any:
             setattr(called, name, getattr(original, name))
     vars(called).update(vars(function))
     return called
+
+
+def _name_by_place(owner: Any, name: str, value: Any) -> None:
+    """Name a wrapper by the place that it is put in, unless its original has its name from there.
+
+    Functions are pickled by the name under which they are found; `torch.save` is `torch.serialization.save`, where the
+    original stays.  Where the hook is not installed, the same name is that of the original.
+    """
+    found = sys.modules.get(getattr(value, "__module__", None) or "")
+    *holders, last = str(getattr(value, "__qualname__", "")).split(".")
+    for holder in holders:
+        found = vars(found).get(holder) if hasattr(found, "__dict__") else None
+    if found is owner and last == name:
+        return
+    with contextlib.suppress(AttributeError, TypeError):
+        is_class = isinstance(owner, type)
+        place = owner.__module__ if is_class else owner.__name__, f"{owner.__qualname__}.{name}" if is_class else name
+        value.__module__, value.__qualname__ = place
 
 
 def _wraps(original: Any) -> Callable[[Any], Any]:

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -194,7 +195,7 @@ class StopSignals(Collector):
         self._place, self._later, self._failed = place, later, failed
         self._file: IO[bytes] | None = None
         self._path = Path()
-        self._handlers: dict[int, int] = {}
+        self._handlers: dict[int, tuple[int, weakref.ref[_File]]] = {}  # address, and what the registration keeps alive
         self._paused: tuple[int, ...] = ()
         self._at_fork = False
 
@@ -205,6 +206,8 @@ class StopSignals(Collector):
     def _begin(self) -> None:
         try:
             self._install()
+        except OSError:  # the profile cannot be written, which the recorder reports
+            self._remove()
         except Exception as error:  # fail open
             self._failed(self.name, error)
             self._remove()
@@ -224,8 +227,8 @@ class StopSignals(Collector):
     def _register(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if self._file is not None and _handler_of(number) == 0:
-                faulthandler.register(number, self._file, all_threads=False, chain=True)
-                self._handlers[number] = _handler_of(number)
+                faulthandler.register(number, file := _File(self._file), all_threads=False, chain=True)
+                self._handlers[number] = _handler_of(number), weakref.ref(file)
 
     def _pause(self) -> None:
         self._paused = tuple(self._handlers)
@@ -235,8 +238,8 @@ class StopSignals(Collector):
         self._register(self._paused)
 
     def _unregister(self) -> None:
-        for number, handler in self._handlers.items():
-            if _handler_of(number) == handler:  # otherwise, the script's would be lost
+        for number, (handler, file) in self._handlers.items():
+            if _handler_of(number) == handler and file() is not None:  # otherwise, the script's would be lost
                 faulthandler.unregister(number)
         self._handlers.clear()
 
@@ -259,6 +262,13 @@ class StopSignals(Collector):
         if self._file is not None:
             self._remove()
             self._path.unlink(missing_ok=True)
+
+
+class _File:
+    """The file of a registration with faulthandler, which keeps this object until another replaces it: the script's."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.fileno, self.flush = file.fileno, file.flush
 
 
 def _handler_of(number: int) -> int:

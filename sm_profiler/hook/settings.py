@@ -272,19 +272,22 @@ class Standby:
         self._asked = threading.Event()
         self._call = _PENDING(self._on_main_thread)
         self._ready: tuple[Profile, ConfigText] | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # of the entries
         self._entries = Patches(pass_on)
-        self._entered: set[tuple[str, str, str]] = set()
 
     def begin(self) -> None:
         """Start the thread."""
         _kept.append(self._call)
-        atexit.register(self._at_exit, os.getpid())
+        atexit.register(self._at_exit)
         threads.start(self._run, name="sm-profiler standby")
 
     def end(self) -> None:
         """Stop looking."""
         self._ended.set()
-        self._entries.remove()
+        if self._lock.acquire(timeout=1):  # in a forked child, a thread that is gone may hold it
+            self._entries.remove()
+            self._lock.release()
 
     def _run(self) -> None:
         while not self._ended.wait(SECONDS):
@@ -296,13 +299,15 @@ class Standby:
                 continue
             self._ready = changed
             since, told = time.monotonic(), False
-            while not self._ended.wait(AGAIN_SECONDS):
+            with self._lock:
                 self._watch_entries()
-                self._asked.clear()
-                if ctypes.PyDLL(None).Py_AddPendingCall(self._call, None) == 0:
-                    while not self._asked.wait(AGAIN_SECONDS) and not self._ended.is_set():
-                        pass
-                if not told and not self._ended.is_set() and time.monotonic() - since > PATIENCE:
+            self._asked.set()
+            while not self._ended.wait(AGAIN_SECONDS):
+                if self._asked.is_set():
+                    self._asked.clear()
+                    if ctypes.PyDLL(None).Py_AddPendingCall(self._call, None) != 0:
+                        self._asked.set()
+                if not told and time.monotonic() - since > PATIENCE:
                     told = True
                     logger.warning("sm-profiler: the configuration changed: the hook waits for a moment to start")
 
@@ -319,14 +324,11 @@ class Standby:
         return None if profile.disabled else (profile, self._source)
 
     def _watch_entries(self) -> None:
-        """Try again with each call of what loops call; an attribute is replaced at once, whatever runs."""
-        for entry in ENTRIES:
-            module, kind, name = entry
-            owner = sys.modules.get(module)
-            if kind:
-                owner = getattr(owner, kind, None)
-            if entry not in self._entered and owner is not None and name in vars(owner):
-                self._entered.add(entry)
+        """Try again with each call of what loops call; an attribute is replaced at once, so any code may run."""
+        for module, kind, name in ENTRIES:
+            owner: Any = sys.modules.get(module)
+            owner = getattr(owner, kind, None) if kind else owner
+            if owner is not None and not self._ended.is_set():
                 self._entries.replace(owner, name, partial(self._at_entry, owner, name))
 
     def _at_entry(self, owner: Any, name: str, original: Any) -> Any:
@@ -354,17 +356,19 @@ class Standby:
 
     def _starts(self) -> bool:
         """Start the hook unless a framework runs; return whether it was started."""
-        if self._ready is None or self._ended.is_set() or in_framework():
+        if self._ready is None or self._ended.is_set() or os.getpid() != self._pid or in_framework():
             return False
         self.end()
         self._start(*self._ready)
         logger.warning("sm-profiler: the configuration changed: the hook has started, and counts the steps that begin from here on")  # fmt: skip
         return True
 
-    def _at_exit(self, pid: int) -> None:
+    def _at_exit(self) -> None:
         """Report that there was no moment to start."""
         ready = self._ready
-        if ready is None or self._ended.is_set() or os.getpid() != pid or multiprocessing.parent_process() is not None:
+        if ready is None or self._ended.is_set() or os.getpid() != self._pid:
+            return
+        if multiprocessing.parent_process() is not None:  # which reports it
             return
         self.end()
         logger.warning("sm-profiler: the configuration changed, but the hook did not start: %s", NO_MOMENT)

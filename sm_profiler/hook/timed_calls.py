@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import perf_counter_ns
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,7 @@ class CallbackTimes:
             callback.take()
 
 
+_PATHS = bytes, type(Path()), PurePosixPath
 MANY_MODULES = 50  # imported by a call, which is slow for this reason and only once
 MAX_FILES = 1_000  # of a folder, whose sizes are added up
 
@@ -313,19 +314,18 @@ class TimedCalls(Collector):
 
 
 def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Return the path among the arguments of a call, as a list of at most one: as `open` reads it, never by `str`."""
+    """Return the path among the arguments of a call, as a list of at most one.
+
+    A class of the script's for paths is left out: the call has run its code, which may count or change something.
+    """
     if place is None:
         return []
     number, keyword = place
-    value = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
-    try:
-        if not isinstance(value, (str, os.PathLike)):
-            return []
-        path = os.fsdecode(value)
-    except Exception as error:  # an object of the script's; the path is an extra
-        pass_on(error)
-        return []
-    return [str.__str__(path)]  # of a class derived from text, the text
+    value: Any = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
+    kind = type(value)
+    if kind in _PATHS or issubclass(kind, str):
+        return [str.__str__(os.fsdecode(value))]  # of a class derived from text, the text
+    return []
 
 
 def size_of(path: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import textwrap
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -205,11 +206,21 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
     except ConfigError:
         raise
     except ValueError as error:  # the SDK lists no image for the region
-        line = " ".join(str(error).split())
-        raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
+        if unknown := _unknown_region(region):
+            raise ConfigError(f"rule {name}: {unknown}") from None
+        reason = textwrap.shorten(str(error), 120, placeholder=" …")
+        raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({reason})") from None
     if not detailed:  # AWS chooses the machines of its rules
         request.pop("InstanceType", None)
         request.pop("VolumeSizeInGB", None)
+
+
+def _unknown_region(region: object) -> str:
+    try:
+        from sm_profiler.storage.s3 import unknown_region  # loads boto3, an extra
+    except ImportError:
+        return ""
+    return unknown_region(str(region))
 
 
 def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
@@ -377,6 +388,9 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
     """Return the API's `ProfilerConfig`, with the given path if the configuration has none."""
     if profiler_config is None:
         profiler_config = ProfilerConfig()
+    if isinstance(profiler_config, type):
+        kind = profiler_config.__name__
+        raise ConfigError(f"profiler_config must be a ProfilerConfig object, not the class {kind}: {kind}(…)")
     if isinstance(profiler_config, Mapping):
         request = dict(profiler_config)
     else:
@@ -395,16 +409,20 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
 
 def checked_rules(rules: object) -> Sequence[Any]:
     """Return rules as a sequence."""
-    if hasattr(rules, "to_profiler_rule_config_dict"):
+    if hasattr(rules, "to_profiler_rule_config_dict") and not isinstance(rules, type):
         raise ConfigError("rules must be a list of ProfilerRule objects, not one ProfilerRule: rules=[rule]")
     if rules is None:
         return ()
     if not isinstance(rules, (list, tuple)):
-        raise ConfigError(f"rules must be a list of ProfilerRule objects, not {type(rules).__name__}")
+        raise ConfigError(f"rules must be a list of ProfilerRule objects, not {_name_of(rules)}")
     for rule in rules:
-        if not hasattr(rule, "to_profiler_rule_config_dict"):
-            raise ConfigError(f"rules must be ProfilerRule objects, not {type(rule).__name__}")
+        if isinstance(rule, type) or not hasattr(rule, "to_profiler_rule_config_dict"):
+            raise ConfigError(f"rules must be ProfilerRule objects, not {_name_of(rule)}")
     return rules
+
+
+def _name_of(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def require_managed_profiling(region: object, instance_type: object = None) -> None:

@@ -151,6 +151,7 @@ class TrainingJobRecord(JobRecord):
 
     profiler_config: JsonDict | None = None
     profiler_path: str | None = None  # S3 URI of the profile, without a trailing slash; fixed once the profiler was on
+    hook_was_added: bool = False  # its processes have the variable that switches the hook on, and its request has not
     profile_stored: bool = True  # False if the profile's bucket does not exist or refuses uploads
     rules: list[RuleRecord] = attrs.field(factory=list)
     secondary: str = "Starting"
@@ -236,6 +237,8 @@ class TrainingJobRecord(JobRecord):
                 "LastModifiedTime": self.last_modified_time,
                 "ProfilingStatus": "Enabled" if self.profiling and self.profile_stored else "Disabled",
             }
+            if self.hook_was_added:
+                shown["Environment"] = {**shown.get("Environment", {}), AUTO.name: "1"}
             if self.profiler_config is not None:
                 shown["ProfilerConfig"] = dict(self.profiler_config)
             if self.rules:

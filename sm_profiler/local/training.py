@@ -165,7 +165,7 @@ def local_path(host: Host, config: dict[str, Any] | None) -> Path:
 
 POLL_S = 0.2
 HOOK_IS_ADDED = (
-    f"sm-profiler: the local endpoint switched the hook on; on SageMaker, add {AUTO.name}=1 to the job's environment"
+    f"sm-profiler: the local endpoint added {AUTO.name}=1; on SageMaker, add {AUTO.name}=1 to the job's environment"
 )
 
 
@@ -346,6 +346,7 @@ class TrainingRun(threading.Thread):
     def _start_profiling(self, s3: Any) -> None:
         if self.job.hook_is_added:
             self.streams[0].write(HOOK_IS_ADDED)
+            self.job.hook_was_added = True
         self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
         self.profiling.start()
         self.update_rules()

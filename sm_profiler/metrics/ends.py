@@ -321,7 +321,7 @@ def of_last_attempt(ranks: Sequence[RankEnd], metadata: Sequence[Mapping[str, An
             over = begin
         latest = max(latest, rank.at if rank.state else math.inf)
         seen.add(node)
-    return tuple(one for one in ranks if not (one.state and one.at <= over))
+    return tuple(rank for rank in ranks if not (rank.state and rank.at <= over))
 
 
 def with_hangs(ranks: Sequence[RankEnd], hangs: Sequence[Record[Hang]]) -> tuple[RankEnd, ...]:

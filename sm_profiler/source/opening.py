@@ -326,7 +326,8 @@ def where_instead(where: str, storage: Storage, client: Any = None) -> str:
     if len(found) == 1:
         return f"there is one below it: name {printable(found[0])}"
     many = f"more than {_SHOWN}" if len(found) > _SHOWN else str(len(found))
-    return f"there are {many} below it: name one of {', '.join(map(printable, found[:_SHOWN]))}"
+    names = ", ".join(map(printable, found[:_SHOWN]))
+    return f"there are {many} below it: name one of {names}, or read all of them with 'sm-profiler fleet' or 'sm-profiler serve'"
 
 
 class ListedStorage:

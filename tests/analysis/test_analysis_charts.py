@@ -11,7 +11,9 @@ from sm_profiler.analysis import (
     Heatmap,
     MetricsHistogram,
     PandasFrame,
+    PandasFrameAnalysis,
     PT_dataloader_analysis,
+    StatsBy,
     StepHistogram,
     StepTimelineChart,
     TimelineCharts,
@@ -28,6 +30,8 @@ from sm_profiler.analysis.charts import (
 from sm_profiler.analysis.readers import LocalSystemMetricsReader
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.system_writer import Measurement, SystemWriter
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.source import open_source
 from sm_profiler.storage.base import AccessDeniedError
 from tests.support.jobs import make_job
@@ -320,3 +324,48 @@ def test_dataloader_analysis_without_events(tmp_path, capsys):
         is None
     )
     assert capsys.readouterr().out.count("are not present") == 4
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The folder of a training whose hook also recorded threads, samples and what it costs itself."""
+    step = [
+        TraceEvent("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", START_US, 900_000, '{"step_num": "0"}'),
+        TraceEvent("Forward", "Net", START_US + 1000, 400_000, '{"step_num": "0"}'),
+        TraceEvent("sm_profiler/save", "torch.save", START_US + 500_000, 100_000, '{"step_num": "0"}'),
+    ]
+    own = [
+        TraceEvent(f"sm_profiler/{name}", name, START_US + 2000, 600_000, '{"step_num": "0"}')
+        for name in ("threads", "samples", "overhead", "profiling", "loop", "operators")
+    ]
+    writer = TraceWriter(tmp_path, "0-algo-1", start_us=START_US)
+    writer.write([*step, *own])
+    writer.finish()
+    system = SystemWriter(tmp_path, "algo-1")
+    for second in range(-1, 4):
+        system.write(START_US / 1e6 + second, [Measurement("cpu", "cpu0", "CPUUtilization", 50.0)])
+    system.finish()
+    return tmp_path
+
+
+USERS = {"Step:ModeKeys.TRAIN", "Net", "torch.save"}
+
+
+def test_records_of_the_profiler_are_no_time_of_the_training(recorded):
+    """They were listed among the most expensive events, and added to sums."""
+    frame = PandasFrame(recorded)
+    framework = frame.get_all_framework_metrics()
+    assert set(framework["framework_metric"]) == USERS
+    assert set(frame.get_latest_data()[1]["framework_metric"]) == USERS
+    assert set(frame.get_profiler_data_by_step(0, 0)[1]["framework_metric"]) == USERS
+    assert not set(frame.get_framework_metrics_by_timesteps([START_US + 5000, START_US + 10**6])[1]) - USERS
+    analysis = PandasFrameAnalysis(frame.get_all_system_metrics(), framework)
+    statistics = analysis.get_step_statistics(by=StatsBy.PROCESS)
+    assert set(statistics["process"]) == {"Step:ModeKeys.TRAIN", "Forward", "sm_profiler/save"}
+    charts = TimelineCharts(recorded)
+    assert {name.removesuffix("_0") for name in charts.find_time_annotations([0, 4])} == USERS
+    histogram = StepHistogram(recorded)
+    histogram.plot(select_metrics=[".*"], show_workers=False)
+    assert set(histogram.step_metrics) == {"Step:ModeKeys.TRAIN", "Forward", "sm_profiler/save"}
+    names = {event.event_name for event in frame.framework_metrics_reader.get_events(0, 2**62)}
+    assert "threads" in names  # the readers have all that is in the files

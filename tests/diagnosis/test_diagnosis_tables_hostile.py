@@ -151,3 +151,10 @@ def test_operations_that_each_occur_once_take_no_memory(tmp_path, start):
     path.write_text(f"step,seconds,operation{start}\n" + "".join(rows))
     assert peak_mib(path) < 300
     assert tables.OTHERS in read_table(path).ledger.totals.activities
+
+
+@pytest.mark.filterwarnings("error")
+def test_facts_whose_sum_is_no_number_warn_of_nothing(tmp_path):
+    rows = [f"{step},0.1,{rank},-1e308" for step in range(20) for rank in range(2)]
+    (path := tmp_path / "facts.csv").write_text("\n".join(["step,seconds,rank,tokens", *rows]))
+    read_table(path)

@@ -79,6 +79,66 @@ def test_a_regression_is_found_with_what_changed():
     assert found.usd == pytest.approx(2 * PRICE * (1 - 101 / 150))
 
 
+PUBLIC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312"
+OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/team:1"
+NAMES = ("input", "fast", "crash", "spot", "fraud", "churn")
+
+
+def of_account(name, place, step_ms, image, *, verdict=None, status="Completed", **hyperparameters):
+    """Return the row of a job in an account; all have different stems."""
+    about = description(
+        name, status=status, start=START_S + place * DAY, AlgorithmSpecification={"TrainingImage": image},
+        TrainingJobArn=f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}",
+        HyperParameters={"sagemaker_program": '"train.py"', "sagemaker_job_name": f'"{name}"', **hyperparameters},
+    )  # fmt: skip
+    return priced(report_json(name, verdict, step_ms=step_ms), about)
+
+
+def slower(image, *, before, after, **options):
+    jobs = [of_account(name, n, 100.0 + n, image, **before, **options) for n, name in enumerate(NAMES)]
+    return assemble([*jobs, of_account("later", 10, 200.0, image, **after)]).regressions
+
+
+def test_jobs_that_share_only_a_public_image_are_not_compared():
+    assert slower(PUBLIC, before={"steps": "150"}, after={"steps": "120"}) == ()
+    assert slower(PUBLIC, before={}, after={}) == ()  # many unrelated jobs run a train.py
+    (found,) = slower(PUBLIC, before={"steps": "150"}, after={"steps": "150"})
+    assert (found.same, found.changed) == ("script and hyperparameters", {})
+    assert found.sentence.endswith("No known change.")
+
+
+def test_all_that_is_known_to_differ_from_the_job_before_is_named():
+    (found,) = slower(
+        OWN, before={"batch-size": '"32"', "lr": "0.1"}, after={"batch-size": '"64"', "api_key": "s3cret"}
+    )
+    assert found.same == "image"
+    assert found.changed == {"hyperparameter batch-size": ("32", "64"), "hyperparameter lr": ("0.1", "")}
+    assert "Changed: hyperparameter batch-size 32 → 64, hyperparameter lr 0.1 → none." in found.sentence
+    many = {f"layer{n}": str(n) for n in range(9)}
+    assert slower(OWN, before={}, after=many)[0].sentence.endswith("and 4 more.")
+
+
+@pytest.mark.parametrize("status", ["Failed", "Stopped"])
+def test_jobs_that_did_not_complete_are_no_baseline(status):
+    assert slower(OWN, before={}, after={}, status=status) == ()
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {**finding("BALANCED"), "label": "Machine shared with other processes"},
+        {**finding("INPUT_BOUND", 10.0), "confidence": "low", "confidence_reason": "other programs use the cores"},
+        finding("INCONCLUSIVE"),
+    ],
+)
+def test_disturbed_jobs_are_neither_a_baseline_nor_slower(verdict):
+    assert slower(OWN, before={}, after={}, verdict=verdict) == ()
+    jobs = [of_account(name, n, 100.0, OWN) for n, name in enumerate(NAMES)]
+    disturbed = of_account("later", 10, 200.0, OWN, verdict=verdict)
+    assert disturbed.label == verdict.get("label", disturbed.label)
+    assert assemble([*jobs, disturbed]).regressions == ()
+
+
 def test_jobs_that_always_vary_do_not_regress():
     jobs = [
         priced(report_json("x", step_ms=100.0 * (1 + 0.3 * (n % 3))), description(f"bert-{n}", start=START_S + n * DAY))

@@ -339,3 +339,32 @@ def test_a_run_is_running_until_its_exit_code_is_known(tmp_path):
     assert read_state(tmp_path).end == "running"
     write_state(tmp_path, 1, stopped=True, out_of_memory=True)
     assert read_state(tmp_path).end == "stopped"
+
+
+OWN_HANDLER = """
+import faulthandler, os, signal, sys
+from pathlib import Path
+from sm_profiler.hook.process_end import StopSignals
+
+stops = StopSignals(lambda: (Path(sys.argv[1]), "rank"), lambda action: action(), print)
+stops.start()
+with open(sys.argv[2], "wb") as file:
+    faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=False)
+    if not os.fork():
+        os._exit(0)
+    os.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    stops.exit()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
+"""
+
+
+def test_a_handler_of_faulthandler_that_the_script_registers_stays(tmp_path):
+    """The address of the handler in C is the same for all registrations."""
+    stacks = tmp_path / "stacks"
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_HANDLER, tmp_path, stacks], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGHUP, "", "")
+    assert stacks.read_text().count("most recent call first") == 2

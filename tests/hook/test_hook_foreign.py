@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 
 from sm_profiler import threads
+from sm_profiler.hook import guard
 from sm_profiler.hook.guard import Guard, is_foreign, pass_on
 from sm_profiler.hook.memory import GarbageCollector
 from sm_profiler.hook.own_work import OwnWork
@@ -71,6 +72,73 @@ def test_what_a_signal_handler_raises_reaches_the_script(on_signal, one):
     on_signal(one)
     with pytest.raises((OutOfTimeError, TimeoutError)):
         work()
+
+
+HOOK = """
+import signal
+def collect(arrives, guard, action=None, name=""):
+    try:
+        if action is not None:
+            action()
+        elif name:
+            getattr(arrives, name)
+        else:
+            signal.raise_signal(signal.SIGUSR1)
+            for _ in range(100):
+                pass
+    except Exception as error:
+        guard.failed("collector", error)
+    return guard.failures
+"""
+collect = {}
+exec(compile(HOOK, guard.__file__, "exec"), collect)  # noqa: S102 - code of the hook, called by a script
+collect = collect["collect"]
+
+
+def deletes(_number, frame):
+    del frame
+    raise OutOfTimeError
+
+
+def goes_outwards(_number, frame):
+    while frame:
+        frame = frame.f_back
+    raise OutOfTimeError
+
+
+def only_once(_number, frame):
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    frame = None
+    raise OutOfTimeError(frame)
+
+
+@pytest.mark.parametrize("one", [deletes, goes_outwards, only_once, *HANDLERS])
+def test_a_handler_that_replaces_its_argument_reaches_the_script(on_signal, one):
+    on_signal(one)
+    with pytest.raises((OutOfTimeError, TimeoutError)):
+        collect(None, Guard())
+
+
+class Property:
+    """An object of the script."""
+
+    @property
+    def size(self):
+        raise OutOfTimeError
+
+
+def generates():
+    yield 1 // 0
+
+
+def test_what_the_hook_calls_of_the_script_stays_with_the_hook():
+    def named_otherwise():
+        raise OutOfTimeError
+
+    assert collect(Property(), Guard(), name="size")
+    assert collect(None, Guard(), named_otherwise)
+    assert collect(None, Guard(), functools.partial(named_otherwise))
+    assert collect(None, Guard(), functools.partial(next, generates()))
 
 
 def test_a_handler_that_interrupts_a_library_reaches_the_script(on_signal):

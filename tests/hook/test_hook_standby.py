@@ -141,7 +141,7 @@ def test_nothing_starts_while_a_framework_runs():
     ],
 )  # fmt: skip
 def test_modules_in_which_the_hook_may_start(module, busy):
-    """What fetches batches, starts processes or runs the script's functions is around most of its code, or all of it."""
+    """Code that fetches batches, starts processes or calls the script's functions is around most of it, or all."""
     assert is_busy(module) is busy
 
 
@@ -199,8 +199,8 @@ def step(x, y):
     optimizer.zero_grad(); loss = torch.nn.functional.cross_entropy(model(x), y); loss.backward(); optimizer.step()
     losses.append(loss.item())
 """
-    + "{loop}"
-    + """
+    "{loop}"
+    """
 entry.install()
 path, on = os.environ["SM_PROFILER_CONFIG"], os.environ.get("ON")
 began = None
@@ -287,8 +287,8 @@ inside.fit()
 """
 
 
-def test_a_hook_without_a_moment_to_start_says_so(tmp_path):
-    """The log said that it starts, and the report knew nothing of it."""
+def test_a_hook_without_a_moment_to_start_reports_that(tmp_path):
+    """The log had that it starts, and the report that no framework was found."""
     script, config, folder = tmp_path / "train.py", tmp_path / "config.json", tmp_path / "profile"
     script.write_text(NEVER)
     config.write_text(json.dumps({"DisableProfiler": True}))

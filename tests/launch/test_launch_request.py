@@ -215,6 +215,12 @@ def test_a_rule_source_without_the_class_is_refused_before_it_is_uploaded(tmp_pa
     ("call", "message"),
     [
         (lambda: to_request("config"), "must be a ProfilerConfig, not str"),
+        (
+            lambda: to_request(ProfilerConfig),
+            "must be a ProfilerConfig object, not the class ProfilerConfig: ProfilerConfig(…)",
+        ),
+        (lambda: to_request(None, ProfilerRule), "must be a list of ProfilerRule objects, not the class ProfilerRule"),
+        (lambda: to_request(None, [ProfilerRule]), "must be ProfilerRule objects, not the class ProfilerRule"),
         (lambda: to_request(None, ["rule"]), "ProfilerRule objects, not str"),
         (lambda: to_request(None, [REPORT]), "region="),
         (lambda: to_request(None, [custom("missing.py")]), "neither an S3 URI nor a local file"),
@@ -260,8 +266,15 @@ def test_reports_the_reason_in_one_line(call, message):
 
 
 @pytest.mark.sdk2
-def test_reports_a_region_without_rule_image():
-    with pytest.raises(ConfigError, match="AWS has no rule image for mars-1"):
+def test_reports_a_region_without_rule_image(monkeypatch):
+    with pytest.raises(ConfigError, match=r"unknown region mars-1$"):
+        to_request(None, [REPORT], region="mars-1")
+    with pytest.raises(ConfigError, match=r"unknown region eu-wset-1: did you mean eu-west-1 or us-west-1\?$"):
+        to_request(None, [REPORT], region="eu-wset-1")
+    monkeypatch.setattr("sm_profiler.storage.s3.unknown_region", lambda _name: "")  # a region that is new
+    with pytest.raises(
+        ConfigError, match=r"AWS has no rule image for mars-1 \(.*newer regions\. …\)$"
+    ):  # no word is cut
         to_request(None, [REPORT], region="mars-1")
 
 

@@ -93,7 +93,9 @@ def test_the_log_has_a_line_if_the_endpoint_switches_the_hook_on(bench, asked):
     parameters = {"LocalPath": "/opt/ml/output/profiler"}
     config = {"S3OutputPath": f"s3://{bench.local.bucket}/alone", "ProfilingParameters": parameters}
     more = {"Environment": {"SM_PROFILER_AUTO": asked}} if asked else {}
-    name = bench.run(script, ProfilerConfig=config, **more)["TrainingJobName"]
+    job = bench.run(script, ProfilerConfig=config, **more)
+    name = job["TrainingJobName"]
+    assert job["Environment"]["SM_PROFILER_AUTO"] == (asked or "1")  # reports read it there: the hook was off, they had
     assert ("Step:ModeKeys.TRAIN" in trace_phases(bench, f"alone/{name}/")) == (asked != "0")
     lines = [line for line in bench.lines(name) if "add SM_PROFILER_AUTO=1 to the job's environment" in line]
     assert len(lines) == (asked is None)

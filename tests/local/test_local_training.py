@@ -49,7 +49,7 @@ def test_describe_gives_back_what_moto_drops(shown):
     _, job, _, profiler = shown
     assert job["ProfilerConfig"] == profiler
     assert job["ProfilingStatus"] == "Enabled"
-    assert job["Environment"] == {"MINE": "/opt/ml/model/x", "OTHER": "1"}
+    assert job["Environment"] == {"MINE": "/opt/ml/model/x", "OTHER": "1", "SM_PROFILER_AUTO": "1"}  # which it added
     assert job["RetryStrategy"] == {"MaximumRetryAttempts": 1}
     assert job["AlgorithmSpecification"]["MetricDefinitions"] == [{"Name": "loss", "Regex": "loss: ([0-9.]+)"}]
     assert job["FinalMetricDataList"][0]["Value"] == 0.5

@@ -257,7 +257,7 @@ def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
     assert stopped.startswith("The job was stopped before its first step ended")
 
 
-def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_says_so():
+def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_is_named():
     main = without_steps("completed", collectors={"profiler": "never started: a framework ran"})
     assert main.headline == "The hook was switched on while the job ran, but found no moment to start."
     assert "Start the job with framework metrics on" in main.next_step

@@ -148,10 +148,13 @@ def test_a_prefix_of_jobs_names_them(uploaded, job, tmp_path):
         key = f"many/job-{number}/profiler-output/{path.relative_to(job).as_posix()}"
         uploaded.put_object(Bucket="jobs", Key=key, Body=path.read_bytes())
         if number == 1:
-            expected = r"there are 2 below it: name one of s3://jobs/many/job-0, s3://jobs/many/job-1$"
+            expected = r"there are 2 below it: name one of s3://jobs/many/job-0, s3://jobs/many/job-1, or read all"
             with pytest.raises(SourceError, match=expected):
                 open_source("s3://jobs/many")
-    with pytest.raises(SourceError, match=r"there are more than 5 below it: name one of s3://.*/job-4$"):
+    with pytest.raises(
+        SourceError,
+        match=r"there are more than 5 below it: name one of s3://.*/job-4, or read all of them with 'sm-profiler fleet' or 'sm-profiler serve'$",
+    ):
         open_source("s3://jobs/many")
     shutil.copytree(job, tmp_path / "runs" / "one" / "profiler-output")
     with pytest.raises(SourceError, match=f"there is one below it: name {tmp_path}/runs/one$"):

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import astuple, replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
+from sm_profiler.diagnosis.classes import MOSTLY_IDLE, SHARED, Class
 from sm_profiler.diagnosis.confidence import OTHERS_WORK, RIVALLED, Confidence, few_steps
 from sm_profiler.diagnosis.extensions import more_judges
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
@@ -42,7 +42,6 @@ from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
 
 NO_SINGLE_CAUSE = "No single cause"
-SHARED = "Machine shared with other processes"
 NOTHING = Interval(0.0, 0.0, 0.0)
 LATE = (Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE)
 

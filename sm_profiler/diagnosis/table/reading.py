@@ -485,7 +485,8 @@ def _by_step(ledger: Ledger, rows: _Rows) -> dict[str, Floats]:
     found = {}
     for key, values in rows.facts.items():
         sums = np.bincount(cell, values[here], size).reshape(shape)
-        usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
+        with np.errstate(over="ignore"):
+            usual = sums.sum(axis=0) / np.maximum(count.sum(axis=0), 1)  # where a rank's row is missing
         found[key] = np.where(count > 0, sums / np.maximum(count, 1), usual)
     return found
 

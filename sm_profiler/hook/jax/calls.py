@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import statistics
 import sys
 import threading
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from time import perf_counter_ns
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.formats.recorded import Operators
@@ -295,33 +296,8 @@ class Calls(Collector):
             finally:
                 self._inside = False
 
-        return self._with_rest(function, made, timed(made, begin, end, session.fail))
-
-    def _with_rest(self, function: Compiled, made: Any, observed: Any) -> Any:
-        """Return a function that only notes its calls during a rest, and else is `observed`."""
-        get_ident, clock, calls = threading.get_ident, self._clock, self
-
-        @functools.wraps(observed)
-        def call(*args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
-            part = function.part
-            if part is None or calls._inside or get_ident() != calls._thread:
-                return observed(*args, **kwargs)
-            now, begun, rest = clock(), part.calls, part.rest
-            if len(begun) == len(part.limit) or now > rest.until:
-                return observed(*args, **kwargs)  # ends the rest
-            begun.append(now)
-            calls._inside = True
-            try:
-                return made(*args, **kwargs)
-            except BaseException:
-                if begun is not rest.ends or len(begun) > 1:  # no step begins with a call that failed
-                    begun.pop()
-                raise
-            finally:
-                calls._inside = False
-
-        self._loop.codes.add(call.__code__)  # type: ignore[attr-defined]  # of a function
-        return call
+        self._loop.codes.add(Call.__call__.__code__)
+        return Call(function, made, timed(made, begin, end, session.fail), self, clock)
 
     def _find_running(self) -> tuple[Compiled, Any] | None:
         """Return the function that is called during a rest, with its arguments; the rest ends after this step."""
@@ -419,6 +395,45 @@ class Calls(Collector):
 
         loop.codes.add(wait.__code__)  # type: ignore[attr-defined]  # of a function
         return wait
+
+
+class Call:
+    """A function of the script that JAX made: during a rest it only notes its calls, and else is `observed`.
+
+    It is pickled as what JAX made, by value as well, and is bound to an object as that is.
+    """
+
+    def __init__(self, function: Compiled, made: Any, observed: Any, calls: Calls, clock: Callable[[], int]) -> None:
+        functools.update_wrapper(self, observed)
+        self._function, self._made, self._observed, self._calls, self._clock = function, made, observed, calls, clock
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # flat on purpose: calls cost time
+        function, calls = self._function, self._calls
+        part = function.part
+        if part is None or calls._inside or threading.get_ident() != calls._thread:
+            return self._observed(*args, **kwargs)
+        now, begun, rest = self._clock(), part.calls, part.rest
+        if len(begun) == len(part.limit) or now > rest.until:
+            return self._observed(*args, **kwargs)  # ends the rest
+        begun.append(now)
+        calls._inside = True
+        try:
+            return self._made(*args, **kwargs)
+        except BaseException:
+            if begun is not rest.ends or len(begun) > 1:  # no step begins with a call that failed
+                begun.pop()
+            raise
+        finally:
+            calls._inside = False
+
+    def __get__(self, instance: Any, _owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return operator.itemgetter(0), ((self._made,),)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
 
 
 def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:

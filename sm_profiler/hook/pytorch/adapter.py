@@ -7,10 +7,11 @@ import functools
 import inspect
 import sys
 import threading
+from collections import OrderedDict
 from importlib import import_module
 from time import perf_counter_ns
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -111,6 +112,33 @@ class Recursion:
         self._ours = 0
 
 
+class Hooks(OrderedDict[int, Any]):
+    """Torch's table of hooks of all optimizers, pickled without ours.
+
+    cloudpickle pickles a class of `__main__` by value, with the globals that its functions use: `step`, as torch wraps
+    it, uses these tables.
+
+    Attributes:
+        own: keys of our hooks.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.own: set[int] = set()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        others = [(key, hook) for key, hook in self.items() if key not in self.own]
+        return OrderedDict(others).__reduce_ex__(protocol)
+
+
+def _replace_tables(optimizers: Any) -> None:
+    """Replace torch's tables permanently: the handles of the script's hooks refer to them."""
+    for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        table = getattr(optimizers, name, None)
+        if type(table) is OrderedDict and not table:
+            setattr(optimizers, name, Hooks())
+
+
 class PyTorchAdapter(FrameworkAdapter):
     """Installs forward hooks, optimizer hooks and wrappers into torch."""
 
@@ -154,10 +182,14 @@ class PyTorchAdapter(FrameworkAdapter):
         self._phases |= dict.fromkeys(_with_inner(self._optimizer.profile_hook_step.__code__), "optimizer")
         self._constructor = self._optimizer.__init__
         self._optimizer.__init__ = self._wrap_constructor(self._constructor)
+        _replace_tables(optimizers)
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(before),
             optimizers.register_optimizer_step_post_hook(after),
         ]
+        for handle in self._handles:
+            if isinstance(table := handle.hooks_dict_ref(), Hooks):
+                table.own.add(handle.id)
         self._recursion.install()
         self.forwards.watch_compile()
         self.forwards.watch_evaluations()

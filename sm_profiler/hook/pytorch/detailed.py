@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,9 @@ class TorchProfiler(Profiler):
         kinds = self._torch.profiler.ProfilerActivity
         on_gpu = self._torch.cuda.is_available() and self._torch.cuda.is_initialized()
         profiler = self._torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU])
+        if not self._started:
+            with contextlib.suppress(ImportError):  # torch would discard an exception of the script during this import
+                import_module("torch.profiler._cupti_monitor")
         self._started = True
         with quiet(self._torch):
             profiler.start()
