@@ -15,7 +15,7 @@ from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, part_of_share
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
-from sm_profiler.diagnosis.profile.lines import WORKER, lines_of_phase, lines_of_samples
+from sm_profiler.diagnosis.profile.lines import WORKER, error_of_part, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
@@ -301,9 +301,7 @@ def _by_own_iterator(case: Case) -> Found | None:
     count = sum(one.count for one in making)
     if count == 0 or share * step < limits.HANDOVER_S:
         return None
-    samples = count / share + 2  # by the rule of succession, few samples leave an error even if all of them show it
-    part = (count + 1) / samples
-    error = math.hypot(case.share_error("outside"), math.sqrt(part * (1 - part) / samples))
+    error = math.hypot(case.share_error("outside"), error_of_part(count, count / share))
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
