@@ -69,7 +69,7 @@ def saving(case: Case) -> Found | None:
     timed = lines_of_records(spent.records if spent else ())
     seen, share = _seen_beside(case, SAVING, timed)
     if spent is None or share < 2 * seen.share:
-        return _seen(case, SAVING, seen, share)
+        return _seen("saving_seen", partial(activity, case, SAVING), seen, share)
     rank = spent.rank
     calls = [own for own in calls_by_name(spent) if own.seconds >= limits.SHOWN * 2 * spent.seconds][:2]
     most = calls[0]
@@ -114,7 +114,7 @@ def logging(case: Case) -> Found | None:
     seen, share = _seen_beside(case, LOGGING, timed)
     called = min(spent.seconds / spent.rank.loop, share) if spent else 0.0
     if spent is None or called < seen.share:
-        return _seen(case, LOGGING, seen, share)
+        return _seen("logging_seen", partial(activity, case, LOGGING), seen, share)
     rank, names, rest = spent.rank, [own.name for own in calls_by_name(spent)], share - called
     each = spent.seconds / spent.calls
     words = {
@@ -137,14 +137,13 @@ def _seen_beside(case: Case, name: str, timed: Sequence[Location]) -> tuple[Seen
     return seen_in_samples(case, name, {(line.file, line.line) for line in timed}), case.share_of(name)
 
 
-def _seen(case: Case, name: str, seen: Seen, share: float) -> Found | None:
+def _seen(text: str, saves: partial[Saving | None], seen: Seen, share: float) -> Found | None:
     """Return what only samples of lines show."""
     if not seen.lines:
         return None
     line = seen.lines[0]
     place = f"{line.function}()" if line.function != MODULE else f"line {line.line} of {line.file.rpartition('/')[2]}"
-    saves = partial(activity, case, name)
-    return seen.found(f"{name}_seen", "time in the training loop", share, {"place": place}, saves=saves)
+    return seen.found(text, "time in the training loop", share, {"place": place}, saves=saves)
 
 
 def callbacks(case: Case) -> Found | None:
