@@ -36,6 +36,7 @@ Result = TypeVar("Result")
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
 _SUSPENDED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR  # code that a call does not run
+_DEPTH = 3  # attributes of attributes
 _DELIVERY_SECONDS = 0.001
 _delivered: deque[BaseException] = deque(maxlen=8)  # set again by `deliver`
 
@@ -108,11 +109,22 @@ def _may_call(caller: FrameType, code: CodeType) -> bool:
     values = list(caller.f_locals.values())
     if any(value == name if type(value) is str else _code_of(value) is code for value in values):
         return True
-    places = [caller.f_globals, *(vars(of) for value in values for of in type(value).__mro__)]
-    for value in values:
-        with contextlib.suppress(Exception):  # it has none
-            places.append(dict(object.__getattribute__(value, "__dict__")))
-    return any(_code_of(place[held]) is code for place in places for held in own.co_names if held in place)
+    places: list[Any] = [caller.f_globals]
+    for _ in range(_DEPTH):  # as in self.session.tracker.end_step()
+        places += [place for value in values for place in _attributes(value)]
+        values = [place[held] for place in places for held in own.co_names if held in place]
+        if any(_code_of(value) is code for value in values):
+            return True
+        places = []
+    return False
+
+
+def _attributes(value: Any) -> list[Any]:
+    """Return what holds the attributes of an object, without running any code of the script."""
+    found: list[Any] = [vars(of) for of in type(value).__mro__]
+    with contextlib.suppress(Exception):  # it has none
+        found.append(dict(object.__getattribute__(value, "__dict__")))
+    return found
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,8 @@ def collect(arrives, guard, action=None, name=""):
     try:
         if action is not None:
             action()
+        elif name == "chain":
+            arrives.session.tracker.end()
         elif name:
             getattr(arrives, name)
         else:
@@ -137,6 +140,8 @@ def test_what_the_hook_calls_of_the_script_stays_with_the_hook():
 
     assert collect(Property(), Guard(), name="size")
     assert collect(None, Guard(), named_otherwise)
+    session = SimpleNamespace(tracker=SimpleNamespace(end=named_otherwise))
+    assert collect(SimpleNamespace(session=session), Guard(), name="chain")
     assert collect(None, Guard(), functools.partial(named_otherwise))
     assert collect(None, Guard(), functools.partial(next, generates()))
 

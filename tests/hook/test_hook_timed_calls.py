@@ -144,7 +144,7 @@ def test_wrappers_look_like_the_functions_and_are_removed():
     for (owner, name), original in zip(WRAPPED, originals, strict=True):
         wrapper = getattr(owner, name)
         assert (wrapper.__name__, wrapper.__doc__) == (name, original.__doc__)
-        assert wrapper.__module__ in (original.__module__, owner.__name__)  # where it is found
+        assert wrapper.__module__ in (original.__module__, owner.__name__)  # that it is found in
         try:
             expected = inspect.signature(original)
         except ValueError:
