@@ -145,7 +145,8 @@ def _waits_for_gpu(case: Case) -> Found | None:
     )
     return Found(
         "reads_gpu", {"waits": percent(waits), "idle": percent(spare)}, evidence, share,
-        error=error_of_part(*(sum(one.count for one in stacks) for stacks in (found, inside))), doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
+        error=error_of_part(*(sum(one.count for one in stacks) for stacks in (found, inside))),
+        doubt="the part of the idle time that these lines cause is unknown", where=lines_of_samples(case.metrics, reads),
     )  # fmt: skip
 
 
