@@ -141,7 +141,9 @@ def test_a_wrong_value_is_one_line_and_never_stops_a_training(setting, text, cap
     assert caplog.messages == [f"sm-profiler: {line}; using the default, {setting.shown_default}"]
 
 
-@pytest.mark.parametrize("setting", [each for each in VARIABLES if isinstance(each.default, bool)], ids=str)
+@pytest.mark.parametrize(
+    "setting", [each for each in VARIABLES if isinstance(each.default, bool)], ids=lambda setting: setting.name
+)
 def test_all_switches_have_the_same_values(setting):
     for text, value in {
         "on": True,
