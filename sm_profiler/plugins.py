@@ -56,8 +56,8 @@ class Rule(Protocol):
 class Judge(Protocol):
     """Finds a cause of lost time in a training's metrics: a function.
 
-    A `sm_profiler.diagnosis.Cause` instead of a function is a row of the table of causes for tables of times and GPU
-    traces: its repair is replayed in the ledger.
+    A `sm_profiler.diagnosis.Cause` instead of a function is a row of the table of causes for tables of times:
+    its repair is replayed in the ledger.
     """
 
     def __call__(self, context: Any) -> Any:
