@@ -171,7 +171,7 @@ def read_frames(draw: random.Random, frame):
     latest = frame.get_latest_data()
     assert len(latest[0]) <= len(system)  # it waits for a damaged file that is young enough to be incomplete
     assert len(latest[1]) <= len(framework)
-    use(frame.get_all_dataloader_metrics, SourceError, [draw.choice(TEXTS)])
+    use(frame.get_all_dataloader_metrics, ConfigError, [draw.choice(TEXTS)])
     frame.get_all_framework_metrics([draw.choice(TEXTS)])
     if draw.random() < 0.2:
         frame.to_arrow()

@@ -81,7 +81,10 @@ class Loop:
 
 
 @pytest.fixture
-def loop(session):
+def loop(session, monkeypatch):
+    monkeypatch.setattr(
+        session.controller, "beat", lambda _written: None
+    )  # it would decide how often phases are recorded
     yield Loop(session)
     assert session.guard.failures == {}
 
@@ -140,7 +143,7 @@ def test_a_step_that_is_observed_is_compared_with_those_of_the_rest_before_it(lo
 
 @pytest.mark.parametrize("every", [1, 3, 15])
 @pytest.mark.parametrize("period", [8, 10])
-def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, period, monkeypatch):
+def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, period):
     """A figure at each 8th step lay in each observed stretch and in no rest: 450 ms became the cost of the hook."""
     cpu, calls = [0], [0]
     loop.tracker.compared.clock = lambda: cpu[0]
@@ -151,7 +154,6 @@ def test_what_a_script_does_every_few_steps_is_no_cost_of_the_hook(loop, every, 
             cpu[0] += 450_000_000
         cpu[0] += 1_000_000 if loop.tracker.rest is not None else 1_010_000
 
-    monkeypatch.setattr(loop.session.controller, "beat", lambda _written: None)
     loop.inside, loop.tracker.compares = spend, True
     loop.run(every, 600)
     found = sorted(loop.tracker.compared.ns)
