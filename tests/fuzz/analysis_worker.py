@@ -29,7 +29,7 @@ from peak_memory import peak_bytes
 from sm_profiler import analysis
 from sm_profiler.analysis import parsers, python_stats
 from sm_profiler.analysis.times import TimeUnits
-from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 
 MEMORY_BYTES = 6 << 30  # of address space; torch is not loaded
 PEAK_BYTES = 1200 << 20  # resident
