@@ -12,8 +12,8 @@ OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if 
 # TensorFlow 2.18 runs on Python 3.12 at most; the other environments usually have another version.
 KERAS_PYTHON ?= $(firstword $(foreach python,python3.12 $(PYTHON) python3.11,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 13) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
-# Many tests wait for processes: two cores have work for three.
-WORKERS ?= 3
+# Many tests wait for processes: two cores have work for four.
+WORKERS ?= 4
 # what `make demo` trains with: pytorch or keras
 FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
