@@ -41,6 +41,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.first(1)
 @pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_input_is_read_or_refused_within_limits(part, folder):

@@ -87,6 +87,7 @@ def job(draw):
     return rows
 
 
+@pytest.mark.first(2)
 @pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_arbitrary_events_of_our_own_end_in_a_report(part):
