@@ -261,7 +261,8 @@ class StopSignals(Collector):
         """Restore the signals, and remove the file."""
         if self._file is not None:
             self._remove()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder is gone
+                self._path.unlink()
 
 
 class _File:
