@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sm_profiler.hook.own_work import OwnWork
+from sm_profiler.hook.rest import ENOUGH
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.008  # of a step without its waits for a core; what else the hook's threads delay is not seen
 UNSEEN = 3.0  # times what their own clock sees is what callbacks cost, with cold caches; until steps have been compared
-ENOUGH = 16  # comparisons
 DOUBT = 4.0  # if callbacks are within their budget even at so many times their cost, no steps are compared
 MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
 OVER = 2  # times in a row over the time budget before phases become sparser

@@ -16,6 +16,10 @@ import attrs
 
 REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages are live, and a job may be killed
 COMPARED = 256  # comparisons that are kept
+ENOUGH = 16  # comparisons
+COMPARED_RESTS = (
+    8  # of so many rests, the last step of one is compared once there are enough: a rest costs time to begin
+)
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 
@@ -35,6 +39,10 @@ class Comparison:
         self.clock = clock
         self._since = 0  # when the rest began
         self._before: tuple[int, int, int] | None = None  # a rest of one step: its number, its end, what it took
+
+    def is_due(self, rests: int) -> bool:
+        """Return whether the observed step after this many rests is to be compared."""
+        return len(self.ns) < ENOUGH or rests % COMPARED_RESTS == 0
 
     def rest_begins(self, step: int) -> None:
         """Compare the step since the last rest, if it was a single one, and `step` is that one."""

@@ -583,12 +583,13 @@ class StepTracker:
     def _until_observed(self) -> int:
         """Return the number of steps of the next rest: those before the next one whose phases are recorded.
 
-        The last of them is a rest by itself, with which the step after it is compared.
+        The last of them is a rest by itself if the step after it is to be compared with it.
         """
         if self.compares and self.every == 1:
             return int((self.global_step + 1) % COMPARE_EVERY in (0, 2))
-        left = self.every - 1 - self.global_step % self.every
-        return left - 1 if left > 1 else left
+        rests, at = divmod(self.global_step, self.every)
+        left = self.every - 1 - at
+        return left - 1 if left > 1 and self.compared.is_due(rests) else left
 
     def end_rest(self, *, regular: bool = False) -> None:
         """Record the steps of the rest, if there is one; from here on, all is reported again.
