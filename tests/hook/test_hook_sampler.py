@@ -571,6 +571,7 @@ def milliseconds(samples, phase, wanted):
     )
 
 
+@pytest.mark.flaky(reruns=2)  # on a busy machine, few samples are taken, and none may hit the line
 @pytest.mark.first(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
