@@ -207,7 +207,8 @@ class Verdict:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings that name a problem, the leading one first."""
-        return tuple(one for one in (self.main, *self.also) if not (one.kind.is_healthy or one.is_open))
+        found = (self.main, *self.also)
+        return tuple(finding for finding in found if not (finding.kind.is_healthy or finding.is_open))
 
     @property
     def kind(self) -> Class:

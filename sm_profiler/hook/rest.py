@@ -17,9 +17,7 @@ import attrs
 REST_NS = 1_000_000_000  # after which the steps of a rest are recorded: pages are live, and a job may be killed
 COMPARED = 256  # comparisons that are kept
 ENOUGH = 16  # comparisons
-COMPARED_RESTS = (
-    8  # of so many rests, the last step of one is compared once there are enough: a rest costs time to begin
-)
+COMPARED_RESTS = 8  # of so many, the last step of one is compared once there are enough: a rest costs time to begin
 MIN_WAIT_NS = 20_000  # a shorter wait for results found them ready
 Wait: TypeAlias = tuple[str, int, int]  # for results of compiled functions: name, start and end
 

@@ -225,7 +225,7 @@ class Sampler(Collector):
         if mode is ModeKeys.TRAIN and 0 < step <= LOOP_STEPS and self._is_recording():
             places, _ = self.reader.read(outwards(sys._getframe(1)))
             functions = tuple((file, function) for file, _, function in places)
-            if functions not in self._loops:
+            if functions and functions not in self._loops:  # generated code has none
                 self._loops.add(functions)
                 now_ns = self._clock()
                 self._append(Loop(frames=places).span(functions[-1][1], now_ns, now_ns, step))

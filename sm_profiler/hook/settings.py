@@ -238,6 +238,8 @@ HARMLESS = (
     "torch.utils._contextlib",
     "torch.utils.data",
 )
+_HARMLESS = tuple(f"{module}." for module in HARMLESS)
+NO_MOMENT = "the framework's code ran at every moment until the process ended"
 # What loops call in each step.  A loop may call frameworks only, and then the interpreter hardly ever makes a pending call
 # outside of them.
 ENTRIES = (
@@ -377,9 +379,6 @@ class Standby:
                 self._missed(*ready)
 
 
-NO_MOMENT = "the framework's code ran at every moment until the process ended"
-
-
 def _accompany_late(profile: Profile, source: ConfigText) -> None:
     """Start the monitor of a job that began without one, since the profiler was disabled."""
     try:
@@ -401,6 +400,3 @@ def in_framework() -> bool:
 def is_busy(module: str) -> bool:
     """Return whether the hook must not start while code of this module runs."""
     return module.partition(".")[0] in BUSY and not f"{module}.".startswith(_HARMLESS)
-
-
-_HARMLESS = tuple(f"{module}." for module in HARMLESS)

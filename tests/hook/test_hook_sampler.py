@@ -363,6 +363,13 @@ def test_the_functions_that_run_the_first_steps_are_recorded_once():
     assert here in [(file.rpartition("/")[2], function) for file, _, function in record[5]["frames"]]
 
 
+def test_a_loop_of_generated_code_has_no_functions():
+    machine = Machine()
+    machine.sampler.reader.read = lambda _stack: ((), "")
+    assert not machine.sampler.step_begins(1, ModeKeys.TRAIN)
+    assert machine.records == machine.errors == []
+
+
 def test_nothing_is_written_before_recording_starts():
     machine = Machine(recording=False)
     machine.sample(10, 2000)

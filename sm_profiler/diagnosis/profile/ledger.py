@@ -705,10 +705,7 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     table, measured = _recorded(rank, training)
     long = np.zeros(len(length), np.bool_)
     long[iterations.place - 1] = rank.stalls.long
-    for alike in (
-        long,
-        ~long,
-    ):  # parts that were not recorded are as those of the rows that are long, or usual, like them
+    for alike in (long, ~long):  # parts that were not recorded are as those of rows that are long, or usual, like them
         known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
         total = float(known.sum())
         shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]

@@ -241,9 +241,8 @@ class Forwards(Collector):
                     forwards.watch_updates(module)
                 training = gradients()
                 tracker.forward_begins(id(module), start_ns, gradients=training)
-                if (
-                    training and tracker.number >= 0 and args and isinstance(args[0], tensor)
-                ):  # reading another object's shape may change it
+                # reading the shape of an object that is no tensor may change it
+                if training and tracker.number >= 0 and args and isinstance(args[0], tensor):
                     session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
