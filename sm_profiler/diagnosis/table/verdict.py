@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.classes import Class, class_named
+from sm_profiler.diagnosis.classes import NO_CAUSE, Class, class_named
 from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
@@ -19,8 +19,6 @@ from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Repair, listed
 from sm_profiler.diagnosis.table.patterns import long_steps
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formatting import plural
-
-NOTHING_FOUND = "No cause found"
 
 
 def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
@@ -182,7 +180,7 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
         reason,
         next_step=f"{add}; or profile the training with 'sm-profiler run'.",
         confidence="low",
-        label=NOTHING_FOUND,
+        label=NO_CAUSE,
     )
 
 
