@@ -72,7 +72,7 @@ CAUSES = (
 
 @attrs.frozen
 class Traced:
-    """What traces show of a training: the ranks' times, the ledger of their devices, and when they came to collectives."""
+    """Traces of a training: the ranks' times, the ledger of their devices, and when they came to collectives."""
 
     ranks: Sequence[RankTime]
     gpu: GpuTraces
@@ -99,13 +99,13 @@ class Traced:
 
     @property
     def world(self) -> int:
-        """Ranks of the job, as far as the traces tell."""
+        """Ranks of the job, as far as the traces show it."""
         sizes = (_world_size(trace.properties) for trace in self.gpu.ranks.values())
         return max([len(self.gpu.ranks), *sizes])
 
     @property
     def signs(self) -> frozenset[str]:
-        """What the traces show of the program."""
+        """Signs of what the program does; see `RankTime.signs`."""
         return frozenset().union(*(rank.signs for rank in self.ranks))
 
     @property
@@ -310,11 +310,14 @@ def _variant(name: str, traced: Traced, share: float) -> tuple[str, dict[str, An
 
 
 def _dominant(ranks: Sequence[RankTime]) -> str:
-    """Return the kernel that takes most of the time; products and elementwise kernels are other causes."""
+    """Return the kernel that takes most of the time; "" if none takes enough to be shown.
+
+    Products and elementwise kernels are other causes.
+    """
     spent: dict[str, float] = {}
     for rank in ranks:
-        spent[rank.dominant] = spent.get(rank.dominant, 0.0) + rank.share(rank.dominant_us)
-    return max(spent, key=lambda name: spent[name], default="")
+        spent[rank.dominant] = spent.get(rank.dominant, 0.0) + rank.share(rank.dominant_us) / len(ranks)
+    return next((name for name, share in spent.items() if share >= limits.SHOWN and share == max(spent.values())), "")
 
 
 def _collective(traced: Traced) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:

@@ -382,7 +382,7 @@ class Arrivals:
     def saved_us(self) -> Floats:
         """Return what all would save if a rank did not come late: at least, usually and at most, shape (3, ranks).
 
-        What it waits itself is subtracted: a rank that is last as often as others delays nobody.
+        What it waits itself is subtracted: a rank that is last as often as the others delays them no more than they do.
         """
         count, waited = len(self.ranks), self.waited
         if count < 2 or not len(waited):

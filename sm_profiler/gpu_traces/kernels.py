@@ -105,7 +105,7 @@ def peaks_of(device: str) -> Peaks | None:
 
 @attrs.frozen
 class MatrixUnits:
-    """What the matrix units of a device multiply.
+    """Types that the matrix units of a device multiply.
 
     Attributes:
         known: it is known to have some.
