@@ -211,7 +211,7 @@ def _confidence(traced: Traced, certain: float, doubt: str = "") -> Confidence:
         rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in traced.ranks
     ):
         return Confidence("low", "few launches and steps in the traces")
-    if certain < limits.SURELY * limits.FLOOR:
+    if certain < limits.FAR:
         return Confidence("medium", CLOSE_TO_FLOOR)
     return Confidence("medium", doubt) if doubt else Confidence("high")
 

@@ -77,7 +77,7 @@ def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
 
 def _confidence(certain: float, ledger: Ledger) -> Confidence:
     """Return how sure a finding is: by its distance from the floor, and by what is known of the steps."""
-    if certain < limits.SURELY * limits.FLOOR:
+    if certain < limits.FAR:
         return Confidence("low", CLOSE_TO_FLOOR)
     if ledger.totals.coverage < limits.SEEN:
         return Confidence("medium", "what the steps spend their time on was not recorded")
@@ -134,7 +134,7 @@ def _ended_early(ledger: Ledger) -> tuple[Finding, ...]:
         return ()
     furthest = max((rank for rank in ledger.ranks), key=lambda rank: int(rank.steps[-1]))
     last = {rank.name: int(rank.steps[-1]) for rank in ledger.ranks}
-    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.MIN_STEPS]
+    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.SAMPLES]
     if not early:
         return ()
     first = min(early, key=lambda name: last[name])
