@@ -104,14 +104,15 @@ def run_fleet(options: Namespace) -> int:
     print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
     print(summary(fleet), flush=True)
     if not fleet.totals.jobs:
-        limits = "".join(
-            f", {option}" for option, value in (("--since", options.since), ("--tag", options.tag)) if value
-        )
-        print(
-            f"sm-profiler: there are no jobs in {printable(', '.join(options.sources))}. To do: check the names, the region "
-            f"of an account{limits}",
-            file=sys.stderr,
-        )
+        checks = [
+            text for text, given in (
+                ("the names: a job's folder contains system/, framework/ or a report.json", True),
+                ("the region", any(source.startswith("account:") for source in options.sources)),
+                ("--since", options.since), ("--tag", options.tag),
+            ) if given
+        ]  # fmt: skip
+        sources = printable(", ".join(options.sources))
+        print(f"sm-profiler: there are no jobs in {sources}. To do: check {', '.join(checks)}", file=sys.stderr)
     return _checked(options.fail_on, fleet.totals)
 
 
