@@ -284,7 +284,6 @@ def advice(outcome: LoaderTrials, needed: float | None) -> list[str]:
 
 
 def written(setting: LoaderSetting) -> str:
-    """Return the arguments of the DataLoader."""
     if not setting.num_workers:
         return f"num_workers=0, pin_memory={setting.pin_memory}"
     return (

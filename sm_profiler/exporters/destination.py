@@ -208,7 +208,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message as plain text."""
         return "\n".join((self.title, *self.lines))
 
 

@@ -548,7 +548,6 @@ class _Columns:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def weighed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the blocks of the file, and count their bytes."""
         for block in blocks:
             self._stored += len(block)
             yield block

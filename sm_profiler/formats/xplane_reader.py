@@ -135,12 +135,10 @@ def sound_fields(data: memoryview, at: int, end: int, tally: Tally) -> Iterator[
 
 
 def signed(value: int) -> int:
-    """Return an int64 from its unsigned form."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def text(data: memoryview, field: Field) -> str:
-    """Return a field's content as text."""
     return bytes(data[field.value : field.end]).decode(errors="replace")
 
 

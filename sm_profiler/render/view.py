@@ -84,7 +84,6 @@ class Share:
 
     @property
     def is_named(self) -> bool:
-        """True if the share belongs in the legend."""
         return self.share >= MIN_NAMED
 
     @property
@@ -532,6 +531,5 @@ def draw(heat: Use, lines: list[MapLine], colour: str, title: str, start: float)
 
 
 def levels(values: Floats) -> list[int]:
-    """Return the level of each value, -1 if it is missing."""
     whole = np.nan_to_num(values, nan=-1.0)
     return [int(level) for level in np.where(whole < 0, -1, np.minimum(whole // (100 / LEVELS), LEVELS - 1))]

@@ -163,7 +163,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def runs_of(
     names: Sequence[str], verdicts: Sequence[str], steps: Sequence[int]
 ) -> tuple[tuple[str, str, str, str], ...]:
-    """Return the rows of the two runs."""
     moments = ("before", "after")
     return tuple(
         (moment, shorten(name, _LONGEST_NAME), verdict, f"{count:,}")

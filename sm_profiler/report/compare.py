@@ -50,7 +50,6 @@ class Prediction:
 
     @property
     def sentence(self) -> str:
-        """The prediction and what came of it."""
         names = " and ".join(self.findings)
         if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"

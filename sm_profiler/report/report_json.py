@@ -455,7 +455,6 @@ class _OnlyVerdict(msgspec.Struct):
 
 
 def report_json(report: Report) -> ReportJson:
-    """Return the content of report.json."""
     verdict = report.verdict
     main = {name: getattr(verdict.main, name) for name in Finding.__struct_fields__}
     return ReportJson(
@@ -763,5 +762,4 @@ def _described(record: type) -> dict[str, str]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema of report.json."""
     return schema_of(ReportJson, "report", vars(model) | globals(), _FIRST)

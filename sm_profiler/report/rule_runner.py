@@ -41,7 +41,6 @@ log = logger_for("sm_profiler.rules")
 
 
 def is_possible() -> bool:
-    """Return whether Dask is installed."""
     return find_spec("distributed") is not None
 
 

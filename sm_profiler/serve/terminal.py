@@ -108,7 +108,6 @@ def use_of_machines(report: Report) -> str:
 
 
 def line_of(snapshot: Snapshot) -> str:
-    """Return a snapshot in one line, for logs."""
     parts = [state_line(snapshot)]
     if snapshot.report is not None:
         headline = printable(snapshot.report.verdict.main.headline).rstrip(".")
@@ -319,7 +318,6 @@ class RunIsOver(SignalEvent):
         self._parent = os.getppid()
 
     def is_set(self) -> bool:
-        """Return whether it is time to end."""
         return os.getppid() != self._parent or super().is_set()
 
 

@@ -122,7 +122,6 @@ class Launched:
 
     @property
     def s3_output_path(self) -> str | None:
-        """The S3 path of the configuration that applies, if it is one."""
         path = self._config.s3_output_path if self._config is not None else None
         return path if path is not None and path.startswith("s3://") else None
 

@@ -180,7 +180,6 @@ def _named(where: str) -> tuple[str, str] | None:
 
 
 def _located(where: str | os.PathLike[str] | Storage, client: Any) -> Storage:
-    """Return the storage that is named."""
     if not isinstance(where, (str, os.PathLike)):
         return where
     return _named_job(os.fspath(where), client) or _storage(where, client)

@@ -179,7 +179,6 @@ def _without_empty_variables() -> dict[str, Any]:
 
 
 def is_aws(url: str) -> bool:
-    """Return whether an endpoint is one of AWS's own."""
     host = urlsplit(url).hostname or ""
     return any(host == known or host.endswith("." + known) for known in AWS_HOSTS)
 

@@ -58,7 +58,6 @@ class RangeFile(io.RawIOBase):
         self._held, self._start = self._storage.read(self._info.key, start, end), start
 
     def held(self, start: int, end: int) -> memoryview:
-        """Return a part of the range that is held."""
         return memoryview(self._held)[start - self._start : end - self._start]
 
     def forget(self) -> None:
