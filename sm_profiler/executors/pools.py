@@ -278,10 +278,6 @@ def worker_version() -> str:
     return __version__
 
 
-def _version() -> str:
-    return __version__
-
-
 class Remote(Generic[TaskT, AnswerT]):
     """A function that workers call: a function of one task and its answer, called with bytes and returning bytes.
 
@@ -290,7 +286,7 @@ class Remote(Generic[TaskT, AnswerT]):
     another version, reach the caller as such.
     """
 
-    def __init__(self, function: Callable[[TaskT], AnswerT], version: Callable[[], str] = _version) -> None:
+    def __init__(self, function: Callable[[TaskT], AnswerT], version: Callable[[], str] = worker_version) -> None:
         """Wrap a function.
 
         Args:

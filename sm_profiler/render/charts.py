@@ -338,9 +338,15 @@ def strips(lanes: Sequence[Strip], seconds: float, title: str) -> Markup:
             about = element("title", f"{lane.name}: {label}, {_percent(mean)} of the time")
             drawn.append(element("path", about, d="".join(path), class_=f"f-{colour}"))
     bottom = len(lanes) * (height + space)
-    unit, scale = next(((unit, scale) for limit, unit, scale in TIMES if seconds < limit), ("h", 3600.0))
-    for value in ticks(0, seconds / scale, 5):
-        share = value * scale / seconds
-        anchor = "start" if not value else "end" if share > LAST_TICK else "middle"
-        drawn.append(text(left + width * share, bottom + 8, f"{value:g} {unit}" if value else "0", anchor=anchor))
-    return drawing(left + width, bottom + 14, title, *drawn)
+    return drawing(left + width, bottom + 14, title, *drawn, *time_axis(left, width, bottom + 8, 0.0, seconds))
+
+
+def time_axis(left: float, width: float, y: float, begin: float, span: float) -> list[Markup]:
+    """Return the labels of an axis of time, in round numbers of one unit; begin and span are seconds."""
+    unit, scale = next(((unit, scale) for limit, unit, scale in TIMES if begin + span < limit), ("h", 3600.0))
+    drawn = []
+    for value in ticks(begin / scale, (begin + span) / scale, 5):
+        share = (value * scale - begin) / span
+        anchor = "start" if share < 1 - LAST_TICK else "end" if share > LAST_TICK else "middle"
+        drawn.append(text(left + width * share, y, f"{value:g} {unit}" if value else "0", anchor=anchor))
+    return drawn

@@ -522,12 +522,8 @@ def draw(heat: Use, lines: list[MapLine], colour: str, title: str, start: float)
         for level, path in enumerate(paths)
         if path
     ]
-    begin, span = heat.first * heat.width - start, columns * heat.width
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        anchor = "start" if not share else "end" if share == 1 else "middle"
-        label = duration(max(begin + span * share, 0.0)) if begin + span * share >= 1 else "0"
-        labels.append(text(LEFT + WIDTH * share, top + 16, label, anchor=anchor))
-    return drawing(LEFT + WIDTH, top + 22, title, *drawn, *labels, kind="chart heat")
+    axis = charts.time_axis(LEFT, WIDTH, top + 16, heat.first * heat.width - start, columns * heat.width)
+    return drawing(LEFT + WIDTH, top + 22, title, *drawn, *labels, *axis, kind="chart heat")
 
 
 def levels(values: Floats) -> list[int]:

@@ -331,14 +331,7 @@ class Contents:
     def of(
         cls, parts: str, origin: str, rows: dict[str, int], infos: Iterable[FileInfo], odd: dict[str, str]
     ) -> Contents:
-        """Return the contents of a profile.
-
-        Args:
-            parts: see there, as the next two.
-            origin: see there.
-            rows: see there.
-            odd: see there.
-        """
+        """Return the contents of a profile; its files are sorted into `items` and `beside`."""
         items, beside = ItemTable(), dict[str, FileInfo]()
         for info in infos:
             parsed = layout.parse_path(info.key)
