@@ -6,27 +6,22 @@ import argparse
 import contextlib
 import difflib
 import io
+import json
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, overload
 
 from sm_profiler._lazy import install_hint
 from sm_profiler._version import __version__
-from sm_profiler.errors import ProfilerError
+from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.printable import ASCII, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-import json
-from argparse import ArgumentParser, Namespace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, overload
-
-from sm_profiler.errors import ConfigError
-
-if TYPE_CHECKING:
     from sm_profiler.report import JobInfo
 
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input

@@ -220,11 +220,7 @@ def follow(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Write a report while there is new data; return the last once the job is over.
-
-    Args:
-        out: folder or URI of the reports.
-    """
+    """Write a report while there is new data; return the last once the job is over."""
     from sm_profiler.report import write_report
 
     said, due_s, is_new = "", 0.0, False

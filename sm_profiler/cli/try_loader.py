@@ -230,13 +230,7 @@ def batches_needed(where: str) -> tuple[float, str]:
 
 
 def trial_table(outcome: LoaderTrials, needed: float | None = None, alarm: str = "") -> str:
-    """Return the table of all trials, the best of them, and what it means for the loop.
-
-    Args:
-        outcome: the trials.
-        needed: batches a second that the loop needs if it does not wait; None if unknown.
-        alarm: why it may need more.
-    """
+    """Return the table of all trials, the best of them, and what it means for the loop."""
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
     rows = [HEAD, *(_row(trial, outcome.best(needed), needed) for trial in outcome.trials)]

@@ -478,13 +478,6 @@ class Meter:
     """A line on the terminal: how much is done, by how many workers, and how long the rest will take."""
 
     def __init__(self, total: int, workers: int, *, noun: str = "files", show: bool | None = None) -> None:
-        """Draw nothing yet.
-
-        Args:
-            total: the number of things to do.
-            workers: the number of workers.
-            show: draw; None: if standard error is a terminal.
-        """
         self._total, self._workers, self._noun = total, workers, noun
         self._show = sys.stderr.isatty() if show is None else show
         self._started = time.monotonic()

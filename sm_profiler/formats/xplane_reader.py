@@ -501,9 +501,6 @@ class _Origins:
 def read_xplane(data: bytes | memoryview) -> tuple[XplaneTrace, Outcome]:
     """Read a trace.
 
-    Args:
-        data: the whole file; may be a memory map.
-
     Returns:
         The trace and the outcome. No content raises an error.
     """

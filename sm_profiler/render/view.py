@@ -93,12 +93,7 @@ class Share:
 
 
 def shares(totals: Totals | None, *, on_device: bool = False) -> list[Share]:
-    """Return the activities of all ranks in the order of a step; of many, the smallest are summed.
-
-    Args:
-        totals: the ledger, or None without one.
-        on_device: a GPU timed the phases of the steps; their names state it.
-    """
+    """Return the activities of all ranks in the order of a step; of many, the smallest are summed."""
     if totals is None:
         return []
     steps = sum(rank.steps for rank in totals.ranks) or 1

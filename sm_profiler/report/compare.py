@@ -69,13 +69,7 @@ class Prediction:
 
 
 def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
-    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left.
-
-    Args:
-        before: the run whose report made the predictions.
-        after: the next run.
-        measured: how many times as fast the next run is.
-    """
+    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left."""
     left = {finding.kind for finding in (after.verdict.main, *after.verdict.also)}
     known = [
         (finding, finding.gain)

@@ -350,16 +350,7 @@ def missing_profile(
     client: Any = None,
     problem: SourceError | None = None,
 ) -> str:
-    """Return the message for a described job without a profile: the reason, the searched places, and what to do.
-
-    Args:
-        job: the answer of DescribeTrainingJob.
-        name: the job's name.
-        looked: the URIs.
-        region: AWS region; the environment's by default.
-        client: a boto3 client of CloudWatch Logs; default: one created from the environment.
-        problem: why one of the places could not be listed.
-    """
+    """Return the message for a described job without a profile: the reason, the searched places, and what to do."""
     launched = Launched.of(job)
     if problem is not None:
         text = f"the profile of training job {name} cannot be read: {problem}"
