@@ -111,7 +111,7 @@ def newest_run(where: str, *, running: bool = False) -> str:
     unfinished = [job for job in found if running and job.state == "running"]
     if unfinished:
         run = max(unfinished, key=lambda each: (each.changed, each.where)).where
-        print(f"sm-profiler: following {printable(run)}", file=sys.stderr)
+        say(f"following {printable(run)}")
         return run
     times = {job.where: time for job in found if (time := last_written(Path(job.where)))}
     if not times:
@@ -120,13 +120,12 @@ def newest_run(where: str, *, running: bool = False) -> str:
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
     state = read_state(Path(run))
     now = " (still running)" if state is not None and not state.is_over else ""
-    print(f"sm-profiler: {printable(where)} contains {count}: {printable(run)}{now}", file=sys.stderr)
+    say(f"{printable(where)} contains {count}: {printable(run)}{now}")
     newer = [job for job in found if job.state == "running" and job.where not in times and read_state(Path(job.where))]
     if newer:
-        print(
-            f"sm-profiler: {printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "
-            "yet: 'sm-profiler watch' shows it, 'sm-profiler report --follow' waits for it",
-            file=sys.stderr,
+        say(
+            f"{printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "
+            "yet: 'sm-profiler watch' shows it, 'sm-profiler report --follow' waits for it"
         )
     return run
 
@@ -138,7 +137,7 @@ def priced_job(options: Namespace) -> JobInfo:
 
     prices = read_json(options.prices)
     if options.instance_type and (problem := Prices.of(prices).unknown(options.instance_type)):
-        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        say(printable(problem))
     return JobInfo(instance_type=options.instance_type, prices=prices)
 
 

@@ -19,7 +19,7 @@ from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.trial import BUSY, WORTH, LoaderSetting, LoaderTrial, LoaderTrials, Plan
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -178,7 +178,7 @@ def run_script(words: list[str], plan: Plan) -> int:
     environment = {**os.environ, TRIAL.name: json.dumps(attrs.asdict(plan)), AUTO.name: "0"}
     command = [sys.executable, "-m", "sm_profiler.trial", *words]
     script = printable(words[1] if words[0] == "-m" else words[0])
-    print(f"sm-profiler: running {script} up to its loop over a PyTorch DataLoader", file=sys.stderr, flush=True)
+    say(f"running {script} up to its loop over a PyTorch DataLoader")
     try:
         process = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
     except ValueError as error:  # a null byte in an argument
