@@ -86,7 +86,7 @@ print(*(number for number in got), flush=True)
 def test_a_signal_to_the_whole_group_reaches_the_script_once():
     """Slurm sends some so, and timeout first to the command alone and then to its group."""
     numbers = [int(signal.SIGUSR1), int(signal.SIGTERM)]
-    process = launch(COUNTS.format(numbers="%d, %d" % tuple(numbers), seconds=2, more=""))
+    process = launch(COUNTS.format(numbers=", ".join(map(str, numbers)), seconds=2, more=""))
     for again in range(2):
         os.killpg(process.pid, numbers[again])
         time.sleep(0.3)
