@@ -548,5 +548,6 @@ def _add_sampler(session: Session) -> Sampler | None:
     session.sampler = sampler
     session.add(sampler)
     session.controller.others.append(lambda: sampler.cpu_seconds)
+    sampler.thrift = lambda: session.controller.share
     session.run(sampler, sampler.begin)
     return sampler

@@ -312,7 +312,9 @@ class Standby:
                         self._asked.set()
                 if not self._waits_for and time.monotonic() - since > PATIENCE:
                     self._waits_for = running_call()
-                    logger.warning("sm-profiler: the configuration changed: the hook waits to start: %s runs", self._waits_for)
+                    logger.warning(
+                        "sm-profiler: the configuration changed: the hook waits to start: %s runs", self._waits_for
+                    )
 
     def changed(self) -> tuple[Profile, ConfigText] | None:
         """Return the configuration if it has changed and the profiler is on now."""
