@@ -639,6 +639,9 @@ def dead_rank(case: Case) -> Found | None:
     rank = ending.dead
     if rank is None:
         return None
+    hung = find_hang(case.metrics)
+    if hung is not None and rank.name in {one.name for one in hung.stopped}:
+        return None  # what ended it, or its peers, came long after all had stopped
     words = {
         "sentence": rank.sentence,
         "running": " The job is still running." if ending.state == RUNNING else "",
