@@ -1,4 +1,4 @@
-"""Will this page of a book be read to its end? Logistic factors and an MLP in plain JAX, with a cross-validated AUC."""
+"""Will a reader finish this book? Factors of readers and books and an MLP in plain JAX; AUC with an interval."""
 
 import os
 import pickle

@@ -73,7 +73,7 @@ class Towers(L.LightningModule):
 
 def main():
     L.seed_everything(9)
-    train = DataLoader(stays(19_200, 1), batch_size=128, shuffle=True)
+    train = DataLoader(stays(16_000, 1), batch_size=128, shuffle=True)
     test = DataLoader(stays(2_000, 2), batch_size=500)
     trainer = L.Trainer(
         max_epochs=3,

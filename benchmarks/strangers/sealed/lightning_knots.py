@@ -18,7 +18,7 @@ class Options:
     side: int = 64
     width: int = 24
     batch: int = 16
-    boards: int = 560
+    boards: int = 720
     epochs: int = 3
 
 

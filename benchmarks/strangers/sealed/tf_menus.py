@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-DISHES, LATENT, BATCH, EPOCHS, WARMUP = 600, 16, 64, 3, 150
+DISHES, LATENT, BATCH, EPOCHS, STAGES = 600, 16, 64, 3, 30
 keras.utils.set_random_seed(52)
 
 
@@ -62,13 +62,13 @@ def rebuilt_share(x):
 
 
 def warmed_up(step):
-    """From 0 to 1 in `WARMUP` steps."""
-    beta = min(1.0, step / WARMUP)
+    """From 0 to 1 in stages of ten steps."""
+    beta = min(1.0, step // 10 / STAGES)
     return tf.constant(beta, tf.float32) if os.environ.get("REPAIRED") == "1" else beta
 
 
 def main():
-    data = tf.data.Dataset.from_tensor_slices(menus(9600, 1)).shuffle(2000, seed=1).batch(BATCH, drop_remainder=True)
+    data = tf.data.Dataset.from_tensor_slices(menus(8000, 1)).shuffle(2000, seed=1).batch(BATCH, drop_remainder=True)
     data = data.prefetch(2)
     test = menus(500, 2)
     model(test[:2])

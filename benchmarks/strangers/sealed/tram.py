@@ -16,7 +16,7 @@ class Network:
     lines: int = 48
     minutes: int = 1080
     window: int = 24
-    days: int = 24
+    days: int = 8
     recent: int = 12
 
 
