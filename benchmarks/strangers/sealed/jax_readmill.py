@@ -87,7 +87,7 @@ def save(params, velocity, step):
     Path("state.tmp").rename("state.pkl")
 
 
-def main(steps=400):
+def main(steps=800):
     data = sessions(200_000, 1)
     params = init(jax.random.key(0))
     velocity = jax.tree.map(jnp.zeros_like, params)

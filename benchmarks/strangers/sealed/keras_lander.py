@@ -72,7 +72,7 @@ class DQNAgent:
         return self.model.train_on_batch(states, wanted)
 
 
-def main(steps=120, landers=4):
+def main(steps=320, landers=4):
     random.seed(64)
     agent, fleet = DQNAgent(), [Lander() for _ in range(landers)]
     states = [lander.reset() for lander in fleet]
@@ -94,7 +94,7 @@ def main(steps=120, landers=4):
                 scores.append(score[i])
                 states[i], score[i] = fleet[i].reset(), 0.0
         loss = agent.replay()
-        if step % 20 == 0:
+        if step % 40 == 0:
             agent.target.set_weights(agent.model.get_weights())
             print(f"step {step}: loss {float(loss):.4f}, mean score {np.mean(scores[-20:] or [0]):.2f}", flush=True)
     print(f"training took {time.time() - start:.2f} s")

@@ -75,7 +75,7 @@ def build(width=96, depth=4, patch=2):
 
 def main(epochs=2, batch=32):
     keras.utils.set_random_seed(14)
-    train = Tiles(*painted(1920, 1), batch, mix=True)
+    train = Tiles(*painted(1536, 1), batch, mix=True)
     test = Tiles(*painted(128, 2), 64, mix=False)
     model = build()
     decay = keras.optimizers.schedules.CosineDecay(2e-3, epochs * len(train))

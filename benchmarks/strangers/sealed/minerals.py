@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 SETTINGS = """
-threads: 48
+threads: 8
 batch_size: 32
 epochs: 2
 learning_rate: 0.002
 width: 32
 bands: 384
 minerals: 30
-spectra: 2400
+spectra: 1200
 seed: 12
 """
 

@@ -78,7 +78,7 @@ class Nose(nn.Module):
 if __name__ == "__main__":
     torch.manual_seed(1)
     rng = random.Random(1)
-    perfumes = [perfume(rng) for _ in range(6000)]
+    perfumes = [perfume(rng) for _ in range(4500)]
     begin = time.time()
     nearest = neighbours_of_all(perfumes) if os.environ.get("REPAIRED") == "1" else neighbours_of_each(perfumes)
     print(f"neighbours of {len(nearest)} perfumes found")
@@ -94,5 +94,5 @@ if __name__ == "__main__":
             loss.backward()
             optimizer.step()
             total += loss.detach()
-        print(f"epoch {epoch}: {total.item() / 94:.4f}", flush=True)
+        print(f"epoch {epoch}: {total.item() / 71:.4f}", flush=True)
     print(f"training took {time.time() - begin:.2f} s")
