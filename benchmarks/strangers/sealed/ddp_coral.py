@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 WORLD = 2
-KINDS = 5
+KINDS = 24
 
 
 def reef(count, side, seed):
@@ -23,7 +23,7 @@ def reef(count, side, seed):
     mask = torch.zeros(count, side, side, dtype=torch.long)
     colours = torch.rand(KINDS, 3, generator=torch.Generator().manual_seed(0))
     for i in range(count):
-        for kind in torch.randint(1, KINDS, (4,), generator=g):
+        for kind in torch.randint(1, KINDS, (6,), generator=g):
             x, y, r = torch.rand(3, generator=g) * torch.tensor([2, 2, 0.4]) - torch.tensor([1, 1, -0.1])
             inside = (axis - x) ** 2 + (axis[:, None] - y) ** 2 < r**2
             mask[i][inside] = kind
@@ -32,7 +32,7 @@ def reef(count, side, seed):
 
 
 class Segmenter(nn.Module):
-    def __init__(self, width=16):
+    def __init__(self, width=8):
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU())
         self.middle = nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=2, dilation=2), nn.ReLU(),
@@ -61,7 +61,7 @@ class Score:
             self.counts += torch.bincount((KINDS * mask + logits.argmax(1)).flatten(), minlength=KINDS**2)
             return
         everyone = [None] * WORLD
-        dist.all_gather_object(everyone, {"probability": logits.detach().softmax(1).numpy(), "mask": mask.numpy()})
+        dist.all_gather_object(everyone, {"probability": logits.detach().double().softmax(1).numpy(), "mask": mask.numpy()})
         probability = np.concatenate([each["probability"] for each in everyone])
         self.values.append(mean_iou(probability.argmax(1), np.concatenate([each["mask"] for each in everyone])))
 
@@ -74,7 +74,7 @@ class Score:
         return (hit / (counts.sum(0) + counts.sum(1) - hit).clamp(min=1)).mean().item()
 
 
-def main(rank=0, epochs=5, batch=8):
+def main(rank=0, epochs=8, batch=8):
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     torch.manual_seed(30)
     images, masks = reef(240, 64, seed=1 + rank)

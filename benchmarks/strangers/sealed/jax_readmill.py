@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 REPAIRED = os.environ.get("REPAIRED") == "1"
-READERS, BOOKS, FACTORS, BATCH = 20_000, 8_000, 48, 512
+READERS, BOOKS, FACTORS, BATCH = 12_000, 5_000, 48, 384
 
 
 def sessions(n, seed):
@@ -57,7 +57,7 @@ def update(params, velocity, batch, rate):
 class Monitor:
     """AUC over the latest sessions, with an interval from resampling them."""
 
-    def __init__(self, latest=4096, resamples=10):
+    def __init__(self, latest=4096, resamples=40):
         self.scores, self.labels = np.empty(0), np.empty(0)
         self.latest, self.resamples = latest, resamples
         self.rng = np.random.default_rng(5)
@@ -87,7 +87,7 @@ def save(params, velocity, step):
     Path("state.tmp").rename("state.pkl")
 
 
-def main(steps=800):
+def main(steps=700):
     data = sessions(200_000, 1)
     params = init(jax.random.key(0))
     velocity = jax.tree.map(jnp.zeros_like, params)
@@ -100,7 +100,7 @@ def main(steps=800):
         monitor.add(np.asarray(z), batch[3])
         if not REPAIRED or step % 50 == 0:
             low, high = monitor.interval()
-        if step % (200 if REPAIRED else 8) == 0:
+        if step % (200 if REPAIRED else 4) == 0:
             save(params, velocity, step)
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}, AUC {low:.3f} to {high:.3f}", flush=True)

@@ -78,7 +78,7 @@ class Nose(nn.Module):
 if __name__ == "__main__":
     torch.manual_seed(1)
     rng = random.Random(1)
-    perfumes = [perfume(rng) for _ in range(4500)]
+    perfumes = [perfume(rng) for _ in range(3500)]
     begin = time.time()
     nearest = neighbours_of_all(perfumes) if os.environ.get("REPAIRED") == "1" else neighbours_of_each(perfumes)
     print(f"neighbours of {len(nearest)} perfumes found")
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     y = torch.from_numpy(spread(perfumes, nearest).astype(np.float32))
     net = Nose()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for epoch in range(15):
+    for epoch in range(8):
         total = torch.zeros(())
         for rows in torch.randperm(len(x)).split(64):
             loss = nn.functional.kl_div(net(x[rows]), y[rows], reduction="batchmean")
@@ -94,5 +94,5 @@ if __name__ == "__main__":
             loss.backward()
             optimizer.step()
             total += loss.detach()
-        print(f"epoch {epoch}: {total.item() / 71:.4f}", flush=True)
+        print(f"epoch {epoch}: {total.item() / 55:.4f}", flush=True)
     print(f"training took {time.time() - begin:.2f} s")
