@@ -16,7 +16,7 @@ learning_rate: 0.002
 width: 32
 bands: 384
 minerals: 30
-spectra: 1200
+spectra: 720
 seed: 12
 """
 
