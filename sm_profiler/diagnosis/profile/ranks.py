@@ -88,7 +88,7 @@ def _late_rank(case: Case, loop: Loop) -> _Late | None:
         *(name for name in reversed(_MEETINGS) if name in means),
     ]
     # the jitter of a machine makes one of two ranks late by half as much
-    least, best = limits.SURELY * limits.FLOOR * float(np.median(sum(means.values()))), None
+    least, best = limits.FAR * float(np.median(sum(means.values()))), None
     for at, meeting in enumerate(_MEETINGS):
         for name in (name for name in work if meeting in means and name not in _MEETINGS[: at + 1]):
             slowest = int(means[name].argmax())
@@ -297,7 +297,7 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
 
 def _beyond_usual(values: Floats) -> Floats:
     """Subtract what is usual for each rank in each segment of the loop, so that a rank slow since a moment is no turn."""
-    segments = np.array_split(values, limits.SAMPLES, axis=1)
+    segments = np.array_split(values, limits.STRETCHES, axis=1)
     return np.concatenate([one - one.mean(axis=1, keepdims=True) for one in segments], axis=1)
 
 
@@ -324,11 +324,11 @@ def turns(case: Case) -> Found | None:
         return None
     delays = find_delays(ranks)
     # evenly divided work leaves half of it with two ranks
-    if delays is None or delays.usual_share < limits.SURELY * limits.FLOOR:
+    if delays is None or delays.usual_share < limits.FAR:
         return None
     causes, equal = delays.by_rank(len(ranks)), 1 / len(ranks)
     most = int(causes.argmax())
-    if delays.agreement < limits.TOGETHER and delays.usual_share < limits.SURELY * limits.FLOOR + limits.REPEAT:
+    if delays.agreement < limits.TOGETHER and delays.usual_share < limits.FAR + limits.REPEAT:
         return None  # other load on the machine makes ranks late, too, but not those that work more
     if causes[most] > equal + limits.MAJORITY * (1 - equal):
         return None  # a single rank is at fault
@@ -415,12 +415,12 @@ def communication(case: Case) -> Found | None:
     if not shares:
         return _called_collectives(case)
     share = min(float(np.mean(shares)), 1.0)
-    if share < limits.HEALTHY_PHASE:  # they overlap the backward pass up to a third of the step
+    if share < limits.HIDDEN:
         return None
     evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
     return Found(
         "communication", {"share": percent(share)}, (evidence,), share,
-        saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HEALTHY_PHASE, sure=False),
+        saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HIDDEN, sure=False),
         doubt="computation may hide some of it", where=_lines_of_collectives(case),
     )  # fmt: skip
 

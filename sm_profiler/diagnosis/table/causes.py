@@ -221,7 +221,7 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     if work is None or before.microbatches[0] >= limits.TOGETHER:
         return None
     more = np.median(relative(work.values, before.stage_of), axis=1)
-    most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
+    most = np.flatnonzero(more >= 1 + limits.FAR)
     most = most if len(most) <= len(more) // 2 else most[:0]
     names = tuple(before.ranks[rank] for rank in most.tolist())
     evidence = (
