@@ -77,6 +77,9 @@ with tempfile.TemporaryDirectory() as scratch:
             if name:
                 page.get_by_role("link", name=name[:8]).click()
                 page.locator("#heat").wait_for(timeout=120_000)
+                page.locator("#state", has_text="running").wait_for(timeout=120_000)
+            else:
+                page.wait_for_function("!document.body.textContent.includes('reading what is there')", timeout=120_000)
             if file in SECTIONS:
                 page.locator(SECTIONS[file]).evaluate("one => one.scrollIntoView({behavior: 'instant'})")
                 page.wait_for_timeout(500)

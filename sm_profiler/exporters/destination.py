@@ -137,11 +137,9 @@ class SentList:
 
     Attributes:
         storage: where the list is.
-        earlier: where earlier versions kept it, which is read only.
     """
 
     storage: Storage
-    earlier: Storage | None = None
     _sent: set[str] | None = None
 
     def has(self, report: Report, destination: str) -> bool:
@@ -161,7 +159,7 @@ class SentList:
 
     def _keys(self) -> set[str]:
         if self._sent is None:
-            self._sent = _read(self.storage) | (_read(self.earlier) if self.earlier is not None else set())
+            self._sent = _read(self.storage)
         return self._sent
 
 
@@ -208,7 +206,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message as plain text."""
         return "\n".join((self.title, *self.lines))
 
 
@@ -257,12 +254,7 @@ def group_length(count: int, points: int) -> int:
 
 
 def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
-    """Return the means of equal groups of values, the last of what is left, and the index of each group's first value.
-
-    Args:
-        values: the series; shape (n,).
-        points: the most groups.
-    """
+    """Return the means of equal groups of values, the last of what is left, and the index of each group's first value."""
     starts = np.arange(0, len(values), group_length(len(values), points))
     if not len(starts):
         return starts, np.zeros(0)

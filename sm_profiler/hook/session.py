@@ -25,7 +25,7 @@ from sm_profiler.formats.trace_writer import Span, TraceEvent, TraceWriter, writ
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import Collector, FrameworkAdapter, NoFramework, overrides
 from sm_profiler.hook.clock import Timebase, birth, kernel_clock
-from sm_profiler.hook.guard import Guard, pass_on
+from sm_profiler.hook.guard import Guard, find_handlers, pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import Aside, OwnWork
@@ -412,6 +412,7 @@ class Session(StepObserver):
         return records
 
     def _beat(self) -> None:
+        find_handlers()
         self._reload_profile()
         self._notify("beat")
 

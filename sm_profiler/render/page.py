@@ -92,7 +92,6 @@ def page_parts(report: Report) -> dict[str, Markup]:
 
 
 def section_part(section: Section) -> Markup:
-    """Return a section of the page."""
     return _part("section", section=section)
 
 

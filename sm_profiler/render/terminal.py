@@ -41,8 +41,9 @@ def terminal_summary(
     mood = "open" if main.is_open else "good" if main.kind.is_healthy else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     ending, so_far = report.metrics.ending, ", so far" if report.metrics.running else ""
+    certain = main.confidence_text.replace(" confidence", f" confidence{so_far}", 1)
     first = _ending(ending, width, colour=colour) if not main.is_end else []
-    title = f"{code}  {main.label} ({main.confidence_text}{so_far})"
+    title = f"{code}  {main.label} ({certain})"
     if main.kind is Class.INCONCLUSIVE and report.metrics.running:
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
@@ -61,6 +62,10 @@ def terminal_summary(
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
     for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm, report.profiling_alarm):
         last += _wrap(alarm, width) if alarm else []
+    if not (report.metrics.ranks or report.gpu_traces or main.is_open):
+        last += [
+            line for what, why in report.verdict.not_judged[:1] for line in _wrap(f"Not judged: {what}: {why}", width)
+        ]
     last += _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))

@@ -134,10 +134,6 @@ def to_markdown(summary: Summary, failure: str = "") -> str:
 
     The first line is a comment, by which a CI job finds the message that it posted before. Names come from a profile
     and are escaped, so that they can neither format, link nor mention.
-
-    Args:
-        summary: the content.
-        failure: the limit that the second run exceeds; "" if it holds.
     """
     title = f"**Failed: {escape(failure)}.** " if failure else ""
     lines = [MARKER, "### sm-profiler", "", title + escape(summary.sentence), ""]
@@ -163,7 +159,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def runs_of(
     names: Sequence[str], verdicts: Sequence[str], steps: Sequence[int]
 ) -> tuple[tuple[str, str, str, str], ...]:
-    """Return the rows of the two runs."""
     moments = ("before", "after")
     return tuple(
         (moment, shorten(name, _LONGEST_NAME), verdict, f"{count:,}")

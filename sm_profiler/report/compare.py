@@ -50,7 +50,6 @@ class Prediction:
 
     @property
     def sentence(self) -> str:
-        """The prediction and what came of it."""
         names = " and ".join(self.findings)
         if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"
@@ -70,13 +69,7 @@ class Prediction:
 
 
 def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
-    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left.
-
-    Args:
-        before: the run whose report made the predictions.
-        after: the next run.
-        measured: how many times as fast the next run is.
-    """
+    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left."""
     left = {finding.kind for finding in (after.verdict.main, *after.verdict.also)}
     known = [
         (finding, finding.gain)
@@ -117,6 +110,7 @@ SAME_BATCH = 0.02  # an epoch's last, smaller batch makes the mean of equal batc
 LOAD_FROM = 0.01  # of the loop; less of other programs' load changes no result
 NEGLIGIBLE = 0.001  # of a step; smaller parts have no row
 LOOP = "loop"  # in place of the key of a part: the step with its evaluation
+OTHERS = "others"  # in place of the key of a part: what other programs add to `LOOP`
 STEP, SAMPLE = "step", "sample"
 
 
@@ -125,9 +119,9 @@ class Change:
     """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: key of the part, `parts.WHOLE`, or `LOOP`.
-        before, after: mean time per step or sample.
-        change: after / before - 1, without the load of other programs; None if before is 0.
+        part: key of the part, `parts.WHOLE`, `LOOP` or `OTHERS`.
+        before, after: mean time per step or sample, without the load of other programs, which is in `OTHERS`.
+        change: after / before - 1; None if before is 0.
         low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
     """
 
@@ -267,8 +261,8 @@ def compare(before: Report, after: Report) -> Comparison:
     if len(known) < len(tables):
         few = result((), "")
         sentence = (
-            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]}, more than {thresholds.MIN_STEPS:.0f} needed "
-            "in each run."
+            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]} after the first ones, more than "
+            f"{thresholds.MIN_STEPS:.0f} are needed. Let each run make at least 100 steps."
         )
         return attrs.evolve(few, sentence=sentence)
     keys = _common_keys(contexts)
@@ -277,17 +271,19 @@ def compare(before: Report, after: Report) -> Comparison:
     each = [
         _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
     ]
-    load = (1 - others[1]) / (1 - others[0]) if max(others) >= LOAD_FROM else 1.0
-    changes = tuple(
-        _change(key, a, each[1][key], load) for key, a in each[0].items()
-        if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)
-    )  # fmt: skip
+    shown = [key for key in each[0] if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)]
     if max(others) >= limits.MAJORITY:
-        measured = tuple(Change(one.part, one.before, one.after, None, None, None) for one in changes)
+        measured = tuple(Change(key, each[0][key].mean, each[1][key].mean, None, None, None) for key in shown)
         return result((), _refusal(others), measured=measured, notes=_batch_notes(per, samples, metrics))
+    loaded = max(others) >= LOAD_FROM
+    own = (1 - others[0], 1 - others[1]) if loaded else (1.0, 1.0)
+    changes = tuple(_change(key, each[0][key], each[1][key], own) for key in shown)
+    if loaded:
+        waited = [times[LOOP].mean * share for times, share in zip(each, others, strict=True)]
+        changes += (Change(OTHERS, waited[0], waited[1], None, None, None),)
     step = changes[0] if changes else None
     found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
-    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others))
+    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
     return result(changes, _sentence(changes, per), predictions=found, notes=notes)
 
 
@@ -342,15 +338,15 @@ def _is_worth_a_row(key: str, before: dict[str, _Time], after: dict[str, _Time])
     return any(times[key].mean > NEGLIGIBLE * times[LOOP].mean for times in (before, after))
 
 
-def _change(key: str, a: _Time, b: _Time, load: float) -> Change:
-    """Compare two times; `load` is the factor by which they change without the load of other programs."""
-    before, after = a.mean, b.mean
+def _change(key: str, a: _Time, b: _Time, own: tuple[float, float]) -> Change:
+    """Compare two times; `own` are the shares of them without the load of other programs."""
+    before, after, load = a.mean * own[0], b.mean * own[1], own[1] / own[0]
     if before <= 0:
         return Change(key, before, after, None, None, None)
     ratios = b.rounds[a.rounds > 0] / a.rounds[a.rounds > 0]
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)
     low, high = low * min(load, 1.0), high * max(load, 1.0)
-    return Change(key, before, after, after / before * load - 1, float(low) - 1, float(high) - 1)
+    return Change(key, before, after, after / before - 1, float(low) - 1, float(high) - 1)
 
 
 def _speedup(step: Change) -> Interval:
@@ -386,13 +382,17 @@ def _batch_notes(
     return (f"Batch sizes unknown: steps{of_ranks} are compared.",)
 
 
-def _load_notes(others: tuple[float, float]) -> tuple[str, ...]:
+def _load_notes(others: tuple[float, float], contexts: Sequence[Case]) -> tuple[str, ...]:
     if max(others) < LOAD_FROM:
-        return ()
+        short = [moment for moment, case in zip(("before", "after"), contexts, strict=True) if case.load_doubt]
+        runs = "Both runs were" if len(short) > 1 else f"The run {''.join(short)} was"
+        return (f"{runs} too short to show whether other programs used the cores, which also changes times.",) * bool(
+            short
+        )
     before, after = (percent(share) for share in others)
     text = (
-        f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The changes "
-        "are without this time, and their intervals are wider by it."
+        f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The times "
+        "are without these waits, which are in the last row; the intervals are wider by them."
     )
     return (text,)
 
@@ -468,7 +468,7 @@ def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
 
 
 def _label(part: str) -> str:
-    return "Step with evaluation" if part == LOOP else parts.label(part)
+    return {LOOP: "Step with evaluation", OTHERS: "Waiting for a core"}.get(part) or parts.label(part)
 
 
 def _percent(change: float | None) -> str:

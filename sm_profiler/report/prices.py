@@ -66,11 +66,9 @@ class Prices:
 
     @property
     def origin(self) -> str:
-        """Origin of all prices."""
         return f"{OWN}; others: {self.listed}" if self.own else self.listed
 
     def origin_of(self, kind: str) -> str:
-        """Return the origin of a type's price."""
         if kind in self.own or kind not in self.by_type:
             return OWN
         return f"{self.listed}, the price of {kind} estimated" if self.is_estimated(kind) else self.listed

@@ -97,10 +97,6 @@ def _other_trace(head: bytes) -> str:
 def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) -> Report:
     """Judge traces of torch.profiler.
 
-    Args:
-        source: a file, a folder or an s3:// prefix of Kineto traces.
-        job: name and prices.
-
     Raises:
         SourceError: there are no traces, or they cannot be read.
     """

@@ -24,7 +24,6 @@ POLICY = (
 
 
 def render(template: str, **content: Any) -> str:
-    """Return a fragment of a page."""
     return _environment().get_template(template).render(version=__version__, **content)
 
 

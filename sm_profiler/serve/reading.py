@@ -339,7 +339,6 @@ class JobReader:
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         if self._source is not None:
             return job_name(self._source.origin)
         return job_name(str(self.folder.resolve()) if self.folder else self.where)

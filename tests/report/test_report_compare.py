@@ -214,9 +214,24 @@ def test_the_load_of_other_programs_is_named_and_taken_out():
     assert found.step.high == pytest.approx(0.15, abs=0.02)
     assert "No significant difference" in found.sentence
     assert "waiting for a CPU core 0 % of the loop before and 13 % after" in terminal_comparison(found)
+    *own, waited = found.changes
+    assert all(one.change == pytest.approx(one.after / one.before - 1) for one in own)
+    assert (waited.part, waited.before) == ("others", 0)
+    assert found.step.after + waited.after == pytest.approx(0.0117, rel=0.01)  # as the clock shows it
+    assert "Waiting for a core          0 µs   1.52 ms\n" in terminal_comparison(found) + "\n"
     assert not RegressionLimit.parse("regression>5%").is_exceeded_by(found)
     assert RegressionLimit.parse("regression>5%").is_exceeded_by(compare(quiet, slow))
     assert found.others == pytest.approx((0, 0.13))
+
+
+def test_runs_too_short_to_show_the_load_are_compared_with_a_doubt():
+    short, long = report_from(training(60)), report_from(training(60))
+    short = attrs.evolve(short, metrics=attrs.evolve(short.metrics, metadata={"framework": "pytorch"}, usage={}))
+    found = compare(short, long)
+    assert found.changes
+    assert "The run before was too short to show whether other programs used the cores" in terminal_comparison(found)
+    assert "Both runs were too short" in terminal_comparison(compare(short, short))
+    assert "too short" not in terminal_comparison(compare(long, long))
 
 
 def test_runs_that_mostly_waited_for_others_are_not_compared():
