@@ -487,7 +487,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "INPUT_BOUND", partial(activity, name="data wait", saved=limits.KERNELS_SAVED["INPUT_BOUND"], common=True),
-        "The ranks wait for data {share:.0%} of the time.",
+        "Waiting for data takes {share:.0%} of the time.",
         "Load ahead: more workers, prefetching, cheaper decoding; or prepare the data once and store it.",
     ),
     Cause(
