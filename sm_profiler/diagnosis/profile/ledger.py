@@ -359,27 +359,26 @@ class _Rows:
     def _take_samples(self, seen: SeenCode) -> None:
         """Take out what samples show of the part that they lie in.
 
-        What is done now and then lies first in rows that are longer in this part than usual ones.
+        What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, inside in (
-            ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
-            *(((one,), (one,)) for one in calling),
-        ):
-            found, sampled = dict[str, float](), 0.0
+        for keys in ((OUTSIDE, EVALUATION, BETWEEN), *((one,) for one in calling)):
+            found = dict[str, float]()
             for one in seen.samples.stacks:
-                if one.process == self.rank.name and one.phase in inside:
-                    sampled += one.seconds
+                if one.process == self.rank.name and one.phase in keys:
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
-                    if name and not is_timed(one.places[-1] if one.places else None, timed):
+                    if not is_timed(one.places[-1] if one.places else None, timed):
                         found[name] = found.get(name, 0.0) + one.seconds
-            whole = np.sum([self.left[key] for key in keys], axis=0)
-            total, beyond = float(whole.sum()), np.maximum(whole - np.median(whole), 0.0)
-            inside_phase = min(total / max(sampled, 1e-12), 1.0) if keys[0] in _STEPS else 1.0
-            fits = min(total * max(self.rank.scale, 1.0) / max(sum(found.values()), 1e-12), inside_phase)
+            whole, sampled = np.sum([self.left[key] for key in keys], axis=0), sum(found.values())
+            total, usual = float(whole.sum()), float(np.median(whole))
+            beyond = np.where(whole > thresholds.LONG_STEP * usual, whole - usual, 0.0)
+            found.pop("", None)
+            # beside the phases, samples may count for a neighbouring part: too many of them do not make it shorter
+            as_seen = 0.0 if keys[0] in _STEPS else 1 / max(self.rank.scale, 1.0)
+            fits = min(max(total / max(sampled, 1e-12), as_seen), total / max(sum(found.values()), 1e-12))
             for name, seconds in found.items():
-                wanted = seconds * fits / max(self.rank.scale, 1.0)
+                wanted = seconds * fits
                 now_and_then = min(wanted / max(float(beyond.sum()), 1e-12), 1.0) if name in NAMED else 0.0
                 first = beyond * now_and_then
                 rest = whole - first
