@@ -17,7 +17,7 @@ from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger, RankLedger, 
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Location, Verdict
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
-from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_HEADLINES
+from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_COMPILE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
 from sm_profiler.gpu_traces.device_time import Arrivals, arrivals, communication
 from sm_profiler.gpu_traces.measure import CodeLine, RankTime
@@ -263,6 +263,8 @@ def _finding(cause: GpuCause, traced: Traced, share: float, enough: float, certa
         evidence.append(Evidence("most of it in", names))
     text, words, more = _variant(cause.name, traced, share)
     words |= {"share": percent(share), "names": names or "a synchronization"}
+    if text in GPU_COMPILE:
+        words["compile"] = GPU_COMPILE[text]["compiled" in traced.signs]
     return Finding(
         cause.kind, GPU_HEADLINES[text].format_map(words), (*evidence, *more), GPU_ADVICE[words.pop("advice", text)].format_map(words),
         share, confidence=_confidence(traced, certain, _doubt(cause, traced)), where=_where(ranks, cause.name),

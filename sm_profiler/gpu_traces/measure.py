@@ -161,7 +161,7 @@ class RankTime:
         short: share of the launches whose kernel is shorter than the call.
         kernels_us: sum of the computing kernels, which may run at once.
         signs: what the events show of the program: `stacks` (functions of Python were recorded, which slows the host), `backward`,
-            `half precision`, `fused attention`, `convolution`.
+            `half precision`, `fused attention`, `convolution`, `compiled`.
         lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
             `compute`) → what costs most of it.
     """
@@ -282,6 +282,7 @@ def _signs(events: KinetoColumns) -> frozenset[str]:
     of_names = {
         "backward": (OPERATOR, lambda name: "backward" in name.lower()), "half precision": (KERNEL, is_half),
         "fused attention": (KERNEL, is_fused_attention), "convolution": (OPERATOR, lambda name: "conv" in name.lower()),
+        "compiled": (OPERATOR, lambda name: name.startswith(("CompiledFunction", "Torch-Compiled"))),
     }  # fmt: skip
     found = {
         sign

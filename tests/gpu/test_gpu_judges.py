@@ -120,7 +120,8 @@ def test_a_host_that_does_something_else_gets_other_advice(tmp_path):
 
 def test_copies_within_the_device_need_no_pinned_memory_first(tmp_path):
     one = findings(write(tmp_path, training(within, 300)))[Class.TRANSFER_BOUND]
-    assert one.next_step.startswith("Most of the time goes into copies within the device")
+    assert one.next_step.startswith("Look for .clone()")
+    assert one.label == "Copies within the device"
     other = findings(write(tmp_path, training(CASES["copying"][0], 300)))[Class.TRANSFER_BOUND]
     assert other.next_step.startswith("Pin the host's memory")
 
@@ -295,3 +296,22 @@ def test_what_others_wait_for_a_late_rank_is_no_communication(tmp_path):
     assert [one.kind for one in report.verdict.findings] == [Class.STRAGGLER]
     assert report.ledger.share("waiting for other ranks") == pytest.approx(0.253, abs=0.01)
     assert report.ledger.share("communication") == pytest.approx(0.02, abs=0.001)
+
+
+def test_advice_leaves_out_what_the_trace_shows_to_be_in_use(tmp_path):
+    name = "vectorized_elementwise_kernel"
+    plain = findings(write(tmp_path / "a", training(lambda start, at: busy(start, at, name=name), 300)))
+    advice = plain[Class.MEMORY_BANDWIDTH_BOUND].next_step
+    assert "scaled_dot_product_attention" in advice
+    assert "half precision" in advice
+    assert "optimizers" not in advice  # nothing shows that it trains
+
+    def step(start, at):
+        used = "flash_fwd_kernel_bf16" if at % 4 == 0 else name
+        return [*busy(start, at, name=used), event("cpu_op", "CompiledFunctionBackward", start, 5)]
+
+    advice = findings(write(tmp_path / "b", training(step, 300)))[Class.MEMORY_BANDWIDTH_BOUND].next_step
+    assert "scaled_dot_product_attention" not in advice
+    assert "half precision" not in advice
+    assert "fused norms and optimizers" in advice
+    assert "what torch.compile left out" in advice
