@@ -62,8 +62,9 @@ def run_export(options: Namespace) -> int:
     if options.problems_only and not is_issue(report):
         print(f"{report.verdict.kind.value}: nothing sent")
         return DONE
-    place = options.ledger or sent_folder(report.metrics.name) or default_folder(report.metrics.name)
-    sent_before = SentList(open_storage(place))
+    earlier = default_folder(report.metrics.name)
+    place = options.ledger or sent_folder(report.metrics.name) or earlier
+    sent_before = SentList(open_storage(place), None if options.ledger else open_storage(earlier))
     failed = []
     for text, exporter in exporters.items():
         kind = text.partition(":")[0]

@@ -137,9 +137,11 @@ class SentList:
 
     Attributes:
         storage: where the list is.
+        earlier: where earlier versions kept it, which is read only.
     """
 
     storage: Storage
+    earlier: Storage | None = None
     _sent: set[str] | None = None
 
     def has(self, report: Report, destination: str) -> bool:
@@ -159,7 +161,7 @@ class SentList:
 
     def _keys(self) -> set[str]:
         if self._sent is None:
-            self._sent = _read(self.storage)
+            self._sent = _read(self.storage) | (_read(self.earlier) if self.earlier is not None else set())
         return self._sent
 
 

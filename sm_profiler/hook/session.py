@@ -395,11 +395,13 @@ class Session(StepObserver):
             complete=self._complete,
         )
         self.tracker.append = recorder.records.append
-        self._notify("start")
-        recorder.tasks.append(self._complete_left_files)
-        recorder.start()
-        atexit.register(self.end)
-        multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
+        try:
+            self._notify("start")
+        finally:  # an exception of the script that strikes there ends its step, not the profile
+            recorder.tasks.append(self._complete_left_files)
+            recorder.start()
+            atexit.register(self.end)
+            multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
 
     def _helpers_ns(self) -> int:

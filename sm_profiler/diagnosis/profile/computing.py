@@ -414,9 +414,9 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     loss = [one for one in inside if case.seen.activity(one) != "backward"]
     if inside:
         between *= sum(one.seconds for one in loss) / max(sum(one.seconds for one in inside), 1e-12)
-    if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
+    if forward <= 0 or between < limits.HEALTHY or not _may_grow(case, launches):
         return None
-    if not _may_grow(case, launches) or not _loops_over_samples(case, launches, loss):
+    if not _loops_over_samples(case, launches, loss, long=limits.CLEARLY * forward > _launching_share(case, launches) / 2):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(loss)
@@ -427,11 +427,16 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
 _LOOP = re.compile(r"\bfor\b.+\bin\b")
 
 
-def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled]) -> bool:
-    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line."""
+def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled], *, long: bool) -> bool:
+    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line.
+
+    Such a loop may launch nothing if the forward pass is long enough for all operators.
+    """
     samples = case.metrics.samples_per_step or case.metrics.batch_size
     if launches.readers is not None and samples:
         return launches.readers >= samples
+    if long:
+        return False
     loops = [one for one in loss if one.places and _LOOP.search(case.metrics.samples.source(one.places[-1]))]
     return sum(one.count for one in loops) > limits.MAJORITY * sum(one.count for one in loss)
 

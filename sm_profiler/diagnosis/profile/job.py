@@ -30,7 +30,6 @@ from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
-    COMPILING,
     IMPORTS,
     INSIDE_LOOP,
     StartPart,
@@ -73,7 +72,6 @@ class Beginning:
         late: how much of that is not normal.
         first_steps: how much of what the first steps take beyond usual ones is not normal.
         allowance: what is normal before the first step.
-        judged: the job, for the share.
         whole: the job.
     """
 
@@ -82,7 +80,6 @@ class Beginning:
     late: float
     first_steps: float
     allowance: float
-    judged: float
     whole: float
 
     @property
@@ -110,26 +107,15 @@ def beginning_of(metrics: JobMetrics) -> Beginning | None:
     parts = tuple(part for part in start_parts(metrics) if part.paid)
     earlier, imports = before_profile(metrics)
     before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
-    first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
-    if _compiles_in_vain(metrics, parts):  # no model is built meanwhile, and a short job consists of its start anyway
-        first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
-    return Beginning(parts, before, max(before - allowance, 0.0), first_steps, allowance, judged, whole)
-
-
-def _compiles_in_vain(metrics: JobMetrics, parts: Sequence[StartPart]) -> bool:
-    """Return whether compiling in the first steps takes longer than all of the loop but the first steps' excess."""
-    compiling = sum(part.seconds for part in parts if part.key == COMPILING)
-    if metrics.loop is None or metrics.running or compiling < 1.0:
-        return False
-    start, end = metrics.loop
-    return compiling > max(end - start - in_first_steps(parts), 0.0)
+    first_steps = max(in_first_steps(parts) - _model_allowance(metrics), 0.0)
+    return Beginning(parts, before, max(before - allowance, 0.0), first_steps, allowance, whole)
 
 
 def start(case: Case) -> Found | None:
     """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
     metrics = case.metrics
     found = beginning_of(metrics)
-    if found is None or found.excess < limits.USUAL * found.judged:
+    if found is None or found.excess < limits.USUAL * found.whole:
         return None
     late, share = found.late, found.seconds / found.whole
     # what is normal is no cause
@@ -155,7 +141,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.judged and not metrics.running
+    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole and not metrics.running
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
@@ -639,6 +625,9 @@ def dead_rank(case: Case) -> Found | None:
     rank = ending.dead
     if rank is None:
         return None
+    hung = find_hang(case.metrics)
+    if hung is not None and rank.name in {one.name for one in hung.stopped}:
+        return None  # what ended it, or its peers, came long after all had stopped
     words = {
         "sentence": rank.sentence,
         "running": " The job is still running." if ending.state == RUNNING else "",
