@@ -38,9 +38,12 @@ from sm_profiler.gpu_traces.kernels import (
     COMPUTATION,
     KINDS,
     MEMORY,
+    MatrixUnits,
     avoids_tensor_cores,
     copy_direction,
     is_elementwise,
+    is_fused_attention,
+    is_half,
     is_matmul,
     is_pageable,
     kinds,
@@ -61,8 +64,6 @@ ONCE_MOST = 3
 # Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
 ELSEWHERE_US = 1000.0
 LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
-_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
-_TF32_SINCE = 8
 
 
 @attrs.frozen
@@ -151,14 +152,16 @@ class RankTime:
         matmul, matmul_plain: kernels that multiply matrices, and those of them that are known to use no tensor cores.
         elementwise: kernels that compute element by element.
         dominant, dominant_us: the kernel, neither product nor elementwise, that takes most time, and that time.
-        has_tensor_cores: the device has tensor or matrix cores.
-        has_tf32: they multiply single-precision matrices, too.
+        units: the device's tensor or matrix cores.
         pageable: copies from or to pageable memory.
         within: copies within the device.
         copies: number of copies between host and device.
         launches: number of launches.
         steps: number of marked steps.
         short: share of the launches whose kernel is shorter than the call.
+        kernels_us: sum of the computing kernels, which may run at once.
+        signs: what the events show of the program: `stacks` (functions of Python were recorded, which slows the host), `backward`,
+            `half precision`, `fused attention`, `convolution`.
         lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
             `compute`) → what costs most of it.
     """
@@ -181,14 +184,15 @@ class RankTime:
     elementwise: float
     dominant: str
     dominant_us: float
-    has_tensor_cores: bool
-    has_tf32: bool
+    units: MatrixUnits
     pageable: float
     within: float
     copies: int
     launches: int
     steps: int
     short: float
+    kernels_us: float
+    signs: frozenset[str]
     lines: dict[str, tuple[CodeLine, ...]]
 
     @property
@@ -266,16 +270,25 @@ def measure_rank(rank: int, trace: KinetoTrace, of: CauseLines) -> RankTime:
         rank, name_of(properties), whole, computing, exposed,
         max(busy - computing - exposed, 0.0), *idle, unrecorded, boundary, float(time[matmul].sum()), float(time[plain].sum()),
         float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
-        _is_since(properties, _TENSOR_CORES_SINCE), _is_since(properties, _TF32_SINCE), float(time[pageable].sum()),
+        MatrixUnits.of(properties), float(time[pageable].sum()),
         float(time[within].sum()), int(between.sum()),
-        int(known.sum()), len(step_rows(events)), float(short.mean()) if len(short) else 0.0, lines,
+        int(known.sum()), len(step_rows(events)), float(short.mean()) if len(short) else 0.0,
+        float(time[kind == COMPUTATION].sum()), _signs(events), lines,
     )  # fmt: skip
 
 
-def _is_since(properties: list[Any], first: int) -> bool:
-    """Return whether a device has at least this compute capability."""
-    major = properties[0].get("computeMajor") if properties else None
-    return isinstance(major, int) and major >= first
+def _signs(events: KinetoColumns) -> frozenset[str]:
+    """Return what the events show of the program; see `RankTime.signs`."""
+    of_names = {
+        "backward": (OPERATOR, lambda name: "backward" in name.lower()), "half precision": (KERNEL, is_half),
+        "fused attention": (KERNEL, is_fused_attention), "convolution": (OPERATOR, lambda name: "conv" in name.lower()),
+    }  # fmt: skip
+    found = {
+        sign
+        for sign, (kind, wanted) in of_names.items()
+        if (events.name.mask(wanted) & (events.category == kind)).any()
+    }
+    return frozenset(found | ({"stacks"} if (events.category == PYTHON).any() else set()))
 
 
 def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:

@@ -104,12 +104,10 @@ def _part(name: str, **content: Any) -> Markup:
 
 def _sections(report: Report) -> list[Section]:
     """Return the sections on traces, if there are any, and those on the profile, unless there are traces only."""
-    of_traces = gpu_section.sections(report.gpu_traces)
-    if of_traces and not report.rules and not report.metrics.ranks:
-        return of_traces
     ledger = [ledger_section(report.ledger, report.left_out_alarm)] if report.ledger else []
-    if ledger and not report.rules and not report.metrics.ranks:
-        return ledger
+    if report.ledger and not report.rules and not report.metrics.ranks:
+        return [*ledger, *gpu_section.sections(report.gpu_traces, of_windows=False)]
+    of_traces = gpu_section.sections(report.gpu_traces)
     sections = build_sections(report.metrics, report.rules, report.broken, report.verdict, report.ledger)
     return [*of_traces, *ledger, *folded(sections)]
 

@@ -16,7 +16,6 @@ from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attem
 from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
-from sm_profiler.render.gpu_section import parts_of as gpu_parts
 from sm_profiler.render.view import shares
 from sm_profiler.render.words import gain_of_finding, loop_alarm, readable_processes
 
@@ -190,10 +189,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     slices = _job_slices(report) or [
         (each.share, each.colour, each.letter, f"{each.name} {percent(each.share)}" if each.is_named else "")
         for each in shares(report.ledger, on_device=report.metrics.on_device)
-    ] or [
-        (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
-        for part, share in gpu_parts(report.gpu_traces)
-    ]  # fmt: skip
+    ]
     if not slices:
         return []
     title = "Job: " if report.verdict.kind is Class.INITIALIZATION_BOUND else "Loop: "

@@ -39,11 +39,14 @@ _SHOWN = {
     "waiting for data": ("amber", "W"), "data wait": ("amber", "W"), "making batches": ("bronze", "M"),
     "copies to the device": ("navy", "D"), "forward": ("blue", "F"), "backward": ("sky", "B"), "optimizer": ("teal", "O"),
     "compiled": ("blue", "C"), "compute": ("blue", "C"), "waiting for results": ("pine", "R"),
-    "communication": ("teal", "X"), "waiting for other ranks": ("slate", "N"),
+    "elementwise kernels": ("sky", "V"), "products without tensor cores": ("mint", "P"), "the largest other kernel": ("pine", "1"),
+    "communication": ("teal", "X"), "waiting for other ranks": ("slate", "N"), "copies": ("navy", "D"),
 }  # fmt: skip
 _SHOWN_LAST = {
     "logging": ("sand", "L"), "callbacks": ("olive", "K"), "saving": ("plum", "S"), "compiling": ("steel", "J"),
     "compiling again": ("steel", "A"), "garbage collection": ("brick", "G"), "evaluation": ("violet", "E"),
+    "idle after a wait for the GPU": ("rose", "S"), "idle before a late launch": ("steel", "L"),
+    "idle in a few long gaps": ("sand", "G"), "idle with work queued": ("grey", "q"),
     "other code": ("rose", "x"), "step": ("grey", "."), "unseen": ("pale", "?"),
 }  # fmt: skip
 _DECLARED = (("moss", "Y"), ("mint", "Z"), ("stone", "V"), ("sand", "U"), ("olive", "T"))  # in turn, for other names
@@ -255,7 +258,7 @@ def pictures(report: Report) -> list[Picture]:
     """
     metrics, kind = report.metrics, report.verdict.kind
     if report.ledger is None:
-        return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
+        return _usage(metrics)
     title = "Where the training loop's time goes" if metrics.loop else "Where the time of all ranks goes"
     loop = ledger_picture(report.ledger, title, on_device=metrics.on_device)
     if not metrics.loop:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.gpu import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces, ledger_of
 from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Report, Verdict
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
@@ -105,7 +105,13 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
     files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
     shown = tuple(describe(gpu, rank) for rank in ranks)
     return report_without_profile(
-        job_name(where), verdict_on(gpu, ranks), files, job or JobInfo(), where, gpu_traces=shown
+        job_name(where),
+        verdict_on(gpu, ranks),
+        files,
+        job or JobInfo(),
+        where,
+        gpu_traces=shown,
+        ledger=ledger_of(ranks, gpu) if ranks else None,
     )
 
 

@@ -9,7 +9,9 @@ import attrs
 import pytest
 
 from sm_profiler.analysis.gpu import GpuTraces
+from sm_profiler.diagnosis.classes import NO_CAUSE
 from sm_profiler.diagnosis.gpu import decide_traces
+from sm_profiler.gpu_traces.kernels import MatrixUnits
 from sm_profiler.gpu_traces.measure import ELSEWHERE_US, RankTime, measure
 from sm_profiler.report import Class
 from sm_profiler.report.recordings import report_traces
@@ -195,7 +197,7 @@ REAL = os.environ.get("SM_PROFILER_GPU_TRACES", "")
 SIGNED = {
     "alexnet": (Class.INITIALIZATION_BOUND, set(), "low"), "nccl": (Class.HOST_BOUND, set(), "high"),
     "diff_control": (Class.COMMUNICATION_BOUND, set(), "medium"),
-    "diff_test": (Class.TENSOR_CORES_UNUSED, {Class.TRANSFER_BOUND}, "medium"),
+    "diff_test": (Class.TENSOR_CORES_UNUSED, {Class.TRANSFER_BOUND}, "high"),
     "sampled2": (Class.HOST_BOUND, {Class.COMMUNICATION_BOUND}, "medium"),
     "amd": (Class.INCONCLUSIVE, set(), "low"), "triton": (Class.INCONCLUSIVE, set(), "low"),
 }  # fmt: skip
@@ -219,18 +221,77 @@ def rank_time(**seconds):
     """Return a rank whose other times are nothing."""
     kinds = {"str": "", "int": 0, "float": 0.0, "bool": False}
     nothing = {field.name: kinds.get(str(field.type), {}) for field in attrs.fields(RankTime)}
-    return RankTime(**{**nothing, "total": 100.0, "launches": 1000, "steps": 10, **seconds})
+    known = {"units": MatrixUnits(known=True), "signs": frozenset()}
+    return RankTime(**{**nothing, **known, "total": 100.0, "launches": 1000, "steps": 10, **seconds})
 
 
 def test_a_gpu_that_is_idle_most_of_the_time_is_not_healthy_even_without_a_leading_cause():
     gpu = SimpleNamespace(ranks={}, columns=lambda _: ())
-    idle = {"idle_launch": 24.0, "idle_queued": 20.0, "exposed_communication": 14.0, "idle_sync": 9.0}
+    idle = {"idle_launch": 14.0, "idle_queued": 29.0, "exposed_communication": 15.0, "idle_sync": 9.0}
     found = decide_traces([rank_time(compute=33.0, **idle)], gpu).main
     assert found.is_open
     assert "computes only 33 %" in found.headline
-    assert "waits for slow launches 24 %, pauses between queued kernels 20 %" in found.headline.replace(
+    assert "idle with work queued 29 %, communication 15 %, idle before a late launch 14 %" in found.headline.replace(
         "\N{NO-BREAK SPACE}", " "
     )
     healthy = decide_traces([rank_time(compute=90.0)], gpu).main
     assert healthy.kind.is_healthy
     assert not healthy.is_open
+
+
+def test_a_gpu_that_is_idle_a_third_of_the_time_without_a_cause_is_not_called_healthy():
+    gpu = SimpleNamespace(ranks={}, columns=lambda _: ())
+    found = decide_traces([rank_time(compute=67.0, idle_launch=15.0, exposed_communication=15.0)], gpu).main
+    assert (found.is_open, found.label) == (True, NO_CAUSE)
+
+
+def test_all_findings_rank_by_what_their_repair_certainly_saves():
+    """Waiting for data takes less than elementwise kernels do, but its repair certainly saves more."""
+    gpu = SimpleNamespace(ranks={}, columns=lambda _: ())
+    verdict = decide_traces([rank_time(compute=75.0, elementwise=40.0, idle_input=25.0)], gpu)
+    assert [one.kind for one in verdict.findings] == [Class.INPUT_BOUND, Class.MEMORY_BANDWIDTH_BOUND]
+    assert verdict.main.share_of_time < verdict.also[0].share_of_time
+
+
+@pytest.mark.parametrize(("device", "known", "bfloat16", "tf32"), [
+    ({"name": "NVIDIA H100", "computeMajor": 9}, True, True, True), (V100, True, False, False),
+    ({"name": "Tesla P100", "computeMajor": 6}, False, False, False), ({"name": "AMD Instinct MI300X", "computeMajor": 9}, True, True, False),
+    ({"name": "AMD Radeon RX 5700", "computeMajor": 10}, False, True, False), ({"name": "Intel(R) Data Center GPU Max"}, False, False, False),
+])  # fmt: skip
+def test_matrix_units_need_a_positive_sign(device, known, bfloat16, tf32):
+    units = MatrixUnits.of([device])
+    assert (units.known, units.bfloat16, units.tf32) == (known, bfloat16, tf32)
+
+
+def test_two_ranks_that_are_late_in_turn_are_no_straggler(tmp_path):
+    def rank(number):
+        def step(start, at):
+            length = 400.0 if at % 2 == number else 20.0
+            return [
+                call(start, 5, 2 * at), kernel("tensorop_gemm", start, STEP_US - length, correlation=2 * at),
+                call(start + 6, 5, 2 * at + 1),
+                kernel("ncclDevKernel_AllReduce", start + STEP_US - length, length, stream=20, correlation=2 * at + 1),
+            ]  # fmt: skip
+
+        return training(step, 300)
+
+    found = findings(write(tmp_path, rank(0), rank(1)))
+    assert Class.STRAGGLER not in found
+    assert Class.COMMUNICATION_BOUND in found
+
+
+def test_what_others_wait_for_a_late_rank_is_no_communication(tmp_path):
+    def rank(length):
+        def step(start, at):
+            return [
+                call(start, 5, 2 * at), kernel("tensorop_gemm", start, STEP_US - length, correlation=2 * at),
+                call(start + 6, 5, 2 * at + 1),
+                kernel("ncclDevKernel_AllReduce", start + STEP_US - length, length, stream=20, correlation=2 * at + 1),
+            ]  # fmt: skip
+
+        return training(step, 300)
+
+    report = report_traces(write(tmp_path, rank(400.0), rank(20.0), rank(400.0)))
+    assert [one.kind for one in report.verdict.findings] == [Class.STRAGGLER]
+    assert report.ledger.share("waiting for other ranks") == pytest.approx(0.253, abs=0.01)
+    assert report.ledger.share("communication") == pytest.approx(0.02, abs=0.001)

@@ -338,7 +338,7 @@ class Case:
             error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = certain - limits.FLOOR
         # waits for a core shift the shares of the parts
-        far = certain * (1 - self.shared_wait) >= limits.SURELY * limits.FLOOR
+        far = certain * (1 - self.shared_wait) >= limits.FAR
         steady = beyond >= limits.SURE_SIGMAS * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
@@ -393,7 +393,9 @@ def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
 
 def _blocks(values: Floats) -> Floats:
     """Return the sums of some consecutive stretches of equally many values, because neighbours resemble each other."""
-    return np.asarray(values[: len(values) // limits.SAMPLES * limits.SAMPLES].reshape(limits.SAMPLES, -1).sum(axis=1))
+    return np.asarray(
+        values[: len(values) // limits.STRETCHES * limits.STRETCHES].reshape(limits.STRETCHES, -1).sum(axis=1)
+    )
 
 
 def _share_error(part: Floats, whole: Floats) -> float:
