@@ -102,6 +102,7 @@ ADVICE: Mapping[str, str] = {
     "input_network": "Send less over the network (compress, resize once, use binary shards), keep the data on local disk after the first epoch, or use FastFile mode or FSx closer to the job.",
     "input_no_workers": f"Prepare batches in worker processes: {{loader}}; {_TRY}. {{more}}",
     "input_one_core": "Reduce preprocessing: each training process has 1 core, and worker processes would share it. Prepare the data once and store the result, use a faster decoder, or give the job more cores (an affinity that taskset or a launcher sets, a container's limit), and then as many workers.",
+    "input_one_by_one": "Make a batch at once instead of sample by sample: data in memory is indexed with all indices of a batch (data[indices], or DataLoader(…, batch_size=None, sampler=BatchSampler(…))), and what __getitem__ computes anew in each epoch is computed once. Workers save little of waits this short: to hand over a batch takes about as long.",
     "input_cores_busy": f"Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
     "input_few_workers": f"Give the DataLoader more workers (num_workers={{suggested}} instead of {{now}}) and a larger prefetch_factor; {_TRY}. {{more}}",
     "input_unknown": "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the result.",
@@ -212,6 +213,7 @@ FRAGMENTS: Mapping[str, str] = {
     # why the loader is slow
     "input_disk": ", and the CPU cores wait for the disk",
     "input_network": " while data streams in over the network",
+    "input_one_by_one": " because the training process itself makes them, sample by sample (num_workers=0)",
     "input_no_workers": " because batches are prepared in the training process itself (num_workers=0)",
     "input_cores_busy": ", and all CPU cores are busy",
     "input_worker_per_core": ", with one worker per core already",
@@ -281,6 +283,7 @@ FRAGMENTS: Mapping[str, str] = {
     # healthy, and open
     "rare_waits": " Waiting for data ({share}) is not named as the cause: it lies in a few long waits, and takes {usual} of the other steps.",
     "hidden_waits": " Waiting for data ({share}) is not named as the cause: the GPU computes meanwhile.",
+    "short_waits": " Waiting for data ({share}) is not named as the cause: {wait} for a batch is about what it takes to hand over one that is ready.",
     "stretched": ", and {share} is lost in steps that compute far longer than usual",
     "shared_besides": " Other processes use the machine: the training waits for a core {waited} of the time.",
     "look_first": "Look at {place} first. ",

@@ -46,11 +46,28 @@ def test_finds_waiting_for_data():
     assert verdict.main.share_of_time == pytest.approx(0.02 / 0.0292, abs=0.01)
 
 
-@pytest.mark.parametrize(("workers", "found"), [(0, False), (2, True)])
-def test_a_worker_that_is_late_by_less_than_collating_takes_is_too_slow(workers, found):
-    metrics = metrics_of(training(300, wait=0.0008, forward=0.001, backward=0.0015, optimizer=0.0002))
-    metrics = attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
-    assert (cause_found("INPUT_BOUND", Case(metrics, {})) is not None) is found
+def short_steps(workers, wait):
+    metrics = metrics_of(training(300, wait=wait, forward=0.001, backward=0.0015, optimizer=0.0002))
+    return attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
+
+
+@pytest.mark.parametrize(("workers", "wait", "found"), [(0, 0.0008, True), (2, 0.0008, True), (-1, 0.0008, False), (2, 0.0005, False)])  # fmt: skip
+def test_what_it_takes_to_hand_over_a_batch_is_no_slow_input(workers, wait, found):
+    assert (cause_found("INPUT_BOUND", Case(short_steps(workers, wait), {})) is not None) is found
+
+
+def test_a_third_of_short_steps_spent_making_batches_is_the_input():
+    main = decide(Case(short_steps(0, 0.0013), {})).main
+    assert main.kind is Class.INPUT_BOUND
+    assert "sample by sample" in main.headline
+    assert "Make a batch at once" in main.next_step
+
+
+def test_why_short_waits_are_not_named_is_true_without_a_gpu():
+    main = decide(Case(short_steps(-1, 0.0008), {})).main
+    assert main.kind is Class.BALANCED
+    assert "GPU" not in main.headline
+    assert "800 µs for a batch is about what it takes to hand over" in main.headline
 
 
 def test_ignores_short_waits():

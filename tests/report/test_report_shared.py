@@ -73,6 +73,8 @@ def test_batches_of_a_generator_are_input():
     assert "turn batches() into a Dataset" in verdict.main.next_step
     assert (verdict.main.where[0].line, verdict.main.where[0].function) == (8, "batches")
     assert verdict.also == ()
+    one_core = (event_names.THREADS, "threads", 2.0, 1.0, NAME, -1, {"threads": 9, "cores": 1.0})
+    assert "worker processes would share it" in decide(judged([*rows, one_core], making, stack("forward", 2.0, 21))).main.next_step
     beside = stack("outside", 6.0, 21, (8, "metrics"))
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
 

@@ -13,7 +13,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
-from sm_profiler.diagnosis.profile.computing import MAX_NAME, part_of_share
+from sm_profiler.diagnosis.profile.computing import MAX_NAME, host, part_of_share
 from sm_profiler.diagnosis.profile.ledger import BESIDE_THE_PHASES, COLLECTING, MAKING, WAIT
 from sm_profiler.diagnosis.profile.lines import WORKER, error_of_part, lines_of_phase, lines_of_samples
 from sm_profiler.diagnosis.profile.loader_queue import fetch_times, simulated_wait
@@ -202,11 +202,12 @@ def _by_restarts(case: Case) -> Found | None:
 
 def _by_waits(case: Case) -> Found | None:
     wait, mean = case.wait, _mean_wait(case)
-    late = case.metrics.loader.num_workers > 0 or (mean > 0 and batch_seconds(case) >= mean)
-    least = limits.HANDOVER_S if late else limits.COLLATING_S
+    least = handed_over(case)
     # handing over a ready batch takes longer if others have the cores
     if wait < limits.HEALTHY or mean * (1 - case.shared_wait) < least:
         return None
+    if mean < limits.HANDOVER_S and (steps := host(case)) is not None and steps.larger_batch:
+        return None  # what the loader's own code takes for a batch, a larger batch spreads like that of the steps
     share = case.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     cause = _keras(case) or _of_stage(slow_stage(case)) or _cause(case)
@@ -215,7 +216,7 @@ def _by_waits(case: Case) -> Found | None:
         doubt = OTHERS_WORK
     evidence = (
         Evidence("time in the training loop spent waiting for data", round(share, 4), unit="share"),
-        Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3, unit="ms"),
+        Evidence("mean wait for a batch", round(mean * 1e3, 3), least * 1e3 or None, unit="ms"),
         *cause.evidence,
     )
     (short, unit), length = duration(mean).split(" "), duration(step)
@@ -230,6 +231,23 @@ def _by_waits(case: Case) -> Found | None:
         lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
         cause.where or _lines(case),
     )  # fmt: skip
+
+
+def handed_over(case: Case) -> float:
+    """Return the seconds that a wait may take without being the input's fault: to hand over a batch that is ready.
+
+    Without workers, nothing is ready: the training process makes the batch while it waits.
+    """
+    workers, mean = case.metrics.loader.num_workers, _mean_wait(case)
+    if workers == 0:
+        return 0.0
+    late = workers > 0 or (mean > 0 and batch_seconds(case) >= mean)
+    return limits.HANDOVER_S if late else limits.COLLATING_S
+
+
+def _would_share_a_core(case: Case, workers: int, share: float) -> bool:
+    """Return whether worker processes would compute in turn with the training process; `share` is what loading takes."""
+    return _cores(case.metrics) == 1 and not _mostly_waits(case, workers, share)
 
 
 def _others_hold_the_cores(case: Case) -> bool:
@@ -281,7 +299,9 @@ def _cause(case: Case) -> _Cause:
         )
         return cause("network")
     if workers == 0:
-        if pool.cores == 1 and not pool.idle:  # workers would compute in turn with the training process
+        if pool.wait * (1 - case.shared_wait) < limits.COLLATING_S and not pool.idle:
+            return cause("one_by_one")
+        if _would_share_a_core(case, workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
@@ -322,8 +342,9 @@ def _by_own_iterator(case: Case) -> Found | None:
         "step": duration(step),
         "repair": case.stack.generators.format(function),
     }
+    shared = _would_share_a_core(case, 0, share)
     return Found(
-        "own_iterator", words, evidence, share, saves=saves, error=error,
+        "own_iterator", words, evidence, share, "input_one_core" if shared else "own_iterator", saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
     )  # fmt: skip
 
@@ -418,10 +439,10 @@ def _keras(case: Case) -> _Cause | None:
     record = training_input(case)
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
-    where = _lines(case)
+    where, now, pool = _lines(case), max(record.args.num_workers or 0, 0), workers_of(case)
+    shared = _would_share_a_core(case, now, pool.wait / max(pool.wait + pool.rest, 1e-9))
     if record.name == "generator":
-        return _Cause(FRAGMENTS["input_generator"], "input_generator", (), where)
-    now, pool = max(record.args.num_workers or 0, 0), workers_of(case)
+        return _Cause(FRAGMENTS["input_generator"], "input_one_core" if shared else "input_generator", (), where)
     more = max(pool.suggested, 2, now + 1)
     threads = not record.args.processes
     words = {
@@ -430,7 +451,8 @@ def _keras(case: Case) -> _Cause | None:
     }  # fmt: skip
     name = "input_py_dataset_workers" if now else "input_py_dataset"
     evidence = (Evidence("workers of the PyDataset", max(now, 1)),)
-    return _Cause(FRAGMENTS[name].format_map(words), name, evidence, where, words, pool.advice())
+    advice = "input_one_core" if shared else name
+    return _Cause(FRAGMENTS[name].format_map(words), advice, evidence, where, words, pool.advice())
 
 
 def training_input(case: Case) -> Record[Input] | None:
