@@ -29,7 +29,16 @@ from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, K
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
-from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, find_stalls, iterations_of, of_all, strata, weighted
+from sm_profiler.metrics.stalls import (
+    Iterations,
+    Stalls,
+    as_run_on_device,
+    find_stalls,
+    iterations_of,
+    of_all,
+    strata,
+    weighted,
+)
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
@@ -439,9 +448,7 @@ def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dic
     return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(
-    rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, *, on_device: bool
-) -> dict[str, float]:
+def _slices(rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)

@@ -365,7 +365,11 @@ class _Rows:
         What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, edges in (((BETWEEN,), True), ((OUTSIDE, EVALUATION, BETWEEN), False), *(((one,), False) for one in calling)):
+        for keys, edges in (
+            ((BETWEEN,), True),
+            ((OUTSIDE, EVALUATION, BETWEEN), False),
+            *(((one,), False) for one in calling),
+        ):
             found = dict[str, float]()
             for one in seen.samples.stacks:
                 if one.process == self.rank.name and one.phase in keys and (edges or not seen.edge(one)):
@@ -740,7 +744,9 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     long[iterations.place - 1] = rank.stalls.long
     if (spent := table.sum(axis=0)).any():  # parts that were not recorded are as those of the recorded rows around
         stratum = strata(np.maximum.accumulate(ends[rows][:-1]), spent > 0, long)
-        shares = np.stack([np.bincount(stratum, part) for part in table]) / np.maximum(np.bincount(stratum, spent), 1e-12)
+        shares = np.stack([np.bincount(stratum, part) for part in table]) / np.maximum(
+            np.bincount(stratum, spent), 1e-12
+        )
         table = np.where(measured, table, shares[:, stratum] * training)
     else:
         table[keys.index(BETWEEN)] = training
