@@ -115,7 +115,7 @@ ADVICE: Mapping[str, str] = {
     "own_iterator": "Let other processes make the batches: {repair} If it makes the same batches in each epoch, make them once.",
     "storage": "Copy the data to local disk at the start (or cache it there in the first epoch), pack small files into large ones, and read ahead with more workers. Check the file system's throughput mode and burst credits (EFS), or its stripes (Lustre).",
     # a step
-    "outside": "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, averaging the weights, writing files. Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.{larger_batch}",
+    "outside": "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, averaging the weights, writing files. {ahead}{larger_batch}",
     "reads_gpu": "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
     "own_phase": "Make “{name}” cheaper, do it less often, or move it out of the loop: into loader workers, another process, or before the training. Declare phases inside it to see which of its parts takes the time.",
     "small_steps": _SMALL_STEPS,
@@ -239,7 +239,10 @@ FRAGMENTS: Mapping[str, str] = {
     "stage_prefetch": "End the pipeline with .prefetch(tf.data.AUTOTUNE), so that it works while the model does.",
     "stage_cache": "If the result is the same in every epoch and fits in memory, add .cache() behind it; else store it once.",
     # steps
-    "larger_batch": " Steps this short make per-step trainer overhead visible; a larger batch means fewer steps.",
+    "ahead_in_workers": "Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.",
+    "ahead_once": "Make batches with less work (once, if they are the same in each epoch), and do the rest, including reads from the device, only every 50 steps.",
+    "after_the_model": "Most of it follows a pass of the model in the same step, so that no worker can do it ahead: make faster what a step needs of it (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
+    "larger_batch": " Steps this short make the overhead of each visible; a larger batch means fewer steps.",
     "without_tf_function": ": the loop runs without tf.function",
     "however_little": ", however little they compute",
     "in_place": " in {place}",

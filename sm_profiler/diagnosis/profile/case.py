@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -273,6 +275,40 @@ class Case:
         used = ((rank, self.metrics.usage.get(rank.name)) for rank in self.ranks)
         found = [usage.cores(rank.start, rank.end) for rank, usage in used if usage is not None]
         return [cores for cores in found if cores is not None]
+
+    @property
+    def cores(self) -> int:
+        """Cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
+
+        Workers inherit the affinity of the process that starts them.
+        """
+        metrics = self.metrics
+        ranks = Counter(rank.node for rank in metrics.ranks)
+        shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
+        threads = metrics.recorded(Threads)
+        usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
+        return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
+
+    def mostly_waits(self, workers: int, load: float) -> bool | None:
+        """Return whether loading, which takes a share of a step, occupies fewer cores than it would if it computed.
+
+        Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
+        may lack it, and then busy cores do not show whether loading computes: None.
+        """
+        metrics, own = self.metrics, self.own_cores
+        if workers <= 0 and own:
+            available = 1 - min(self.core_wait, 1 - limits.FLOOR)  # a thread without a core does not compute
+            return float(np.mean(own)) / available - (1 - load) < limits.MAJORITY * load
+        cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
+        if cpu is None or not cores or not metrics.ranks:
+            return False
+        busy = cpu / 100 * cores / len(metrics.ranks)  # per training process, which occupies one while it does not wait
+        idle = bool(busy - (1 - load) < limits.MAJORITY * (workers if workers > 0 else load))
+        return idle or (False if workers > 0 else None)
+
+    def would_share_a_core(self, workers: int, load: float) -> bool:
+        """Return whether worker processes would compute in turn with the training process; of `load` as `mostly_waits`."""
+        return self.cores == 1 and not self.mostly_waits(workers, load)
 
     @property
     def gpu_mean(self) -> float | None:

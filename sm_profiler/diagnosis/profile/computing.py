@@ -89,7 +89,12 @@ def outside(case: Case) -> Found | None:
             not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
         )
 
-    where = lines_of_samples(case.metrics, counts)
+    where, seen = lines_of_samples(case.metrics, counts), [one for one in case.metrics.samples.stacks if counts(one)]
+    after = sum(one.seconds for one in seen if one.phase == "between")  # and not before the model is called
+    if after > limits.MAJORITY * sum(one.seconds for one in seen):
+        words["ahead"] = FRAGMENTS["after_the_model"]
+    else:
+        words["ahead"] = FRAGMENTS["ahead_once" if case.would_share_a_core(0, share) else "ahead_in_workers"]
     return Found(
         "outside", words, evidence, share, saves=saves,
         doubt="" if case.waits_known else "waits for data were not recorded",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import attrs
@@ -21,7 +20,7 @@ from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.recorded import DataStages, Input, Threads, place_of
+from sm_profiler.formats.recorded import DataStages, Input, place_of
 from sm_profiler.formatting import duration, percent, plural, shorten
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.record_fold import Record
@@ -75,41 +74,11 @@ def workers_of(case: Case) -> Workers:
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
     needed = max(math.ceil(load / rest), now + 1, 1)
-    return Workers(now, _cores(metrics), needed, wait, rest, _mostly_waits(case, now, wait / max(step, 1e-9)))
-
-
-def _cores(metrics: JobMetrics) -> int:
-    """Return the cores of the process that has the fewest: its share of the node's, of which it may use only some; 0 if unknown.
-
-    Workers inherit the affinity of the process that starts them.
-    """
-    ranks = Counter(rank.node for rank in metrics.ranks)
-    shares = [max(count // max(ranks[node], 1), 1) for node, count in metrics.system.cores.items() if count]
-    threads = metrics.recorded(Threads)
-    usable = [max((one.args.cores for one in threads.of(rank.name)), default=0.0) for rank in metrics.ranks]
-    return min([*shares, *(max(math.floor(count), 1) for count in usable if count > 0)], default=0)
+    return Workers(now, case.cores, needed, wait, rest, case.mostly_waits(now, wait / max(step, 1e-9)))
 
 
 def _mean_wait(case: Case) -> float:
     return case.mean(lambda rank: rank.mean("wait", without_stalls=False))
-
-
-def _mostly_waits(case: Case, workers: int, wait: float) -> bool | None:
-    """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step.
-
-    Without workers, the training process loads, whose own CPU time counts, not that of other programs. A short profile
-    may lack it, and then busy cores do not show whether loading computes: None.
-    """
-    metrics, own = case.metrics, case.own_cores
-    if workers <= 0 and own:
-        available = 1 - min(case.core_wait, 1 - limits.FLOOR)  # of the time; a thread without a core does not compute
-        return float(np.mean(own)) / available - (1 - wait) < limits.MAJORITY * wait
-    cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
-    if cpu is None or not cores or not metrics.ranks:
-        return False
-    busy = cpu / 100 * cores / len(metrics.ranks)  # per training process, which occupies one while it does not wait
-    idle = bool(busy - (1 - wait) < limits.MAJORITY * (workers if workers > 0 else wait))
-    return idle or (False if workers > 0 else None)
 
 
 def waiting(case: Case) -> Found | None:
@@ -245,11 +214,6 @@ def handed_over(case: Case) -> float:
     return limits.HANDOVER_S if late else limits.COLLATING_S
 
 
-def _would_share_a_core(case: Case, workers: int, share: float) -> bool:
-    """Return whether worker processes would compute in turn with the training process; `share` is what loading takes."""
-    return _cores(case.metrics) == 1 and not _mostly_waits(case, workers, share)
-
-
 def _others_hold_the_cores(case: Case) -> bool:
     """Return whether threads that load in the training process wait for cores that other programs use."""
     metrics, own = case.metrics, case.own_cores
@@ -301,7 +265,7 @@ def _cause(case: Case) -> _Cause:
     if workers == 0:
         if pool.wait * (1 - case.shared_wait) < limits.COLLATING_S and not pool.idle:
             return cause("one_by_one")
-        if _would_share_a_core(case, workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
+        if case.would_share_a_core(workers, pool.wait / max(pool.wait + pool.rest, 1e-9)):
             return cause("no_workers", advice="one_core")
         return cause("no_workers", pool.advice())
     if cpu is not None and cpu >= limits.BUSY:
@@ -342,7 +306,7 @@ def _by_own_iterator(case: Case) -> Found | None:
         "step": duration(step),
         "repair": case.stack.generators.format(function),
     }
-    shared = _would_share_a_core(case, 0, share)
+    shared = case.would_share_a_core(0, share)
     return Found(
         "own_iterator", words, evidence, share, "input_one_core" if shared else "own_iterator", saves, error=error,
         where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
@@ -440,7 +404,7 @@ def _keras(case: Case) -> _Cause | None:
     if record is None or record.name not in {"PyDataset", "generator"}:
         return None
     where, now, pool = _lines(case), max(record.args.num_workers or 0, 0), workers_of(case)
-    shared = _would_share_a_core(case, now, pool.wait / max(pool.wait + pool.rest, 1e-9))
+    shared = case.would_share_a_core(now, pool.wait / max(pool.wait + pool.rest, 1e-9))
     if record.name == "generator":
         return _Cause(FRAGMENTS["input_generator"], "input_one_core" if shared else "input_generator", (), where)
     more = max(pool.suggested, 2, now + 1)

@@ -401,10 +401,8 @@ def _why_not_waiting(case: Case) -> str:
     share = case.metrics.average_share("wait")
     if not case.waits_known or share < limits.HEALTHY:
         return ""
-    if case.wait < limits.HEALTHY:
-        name = "rare_waits"
-    else:
-        name = "hidden_waits" if case.metrics.gpus else "short_waits"
+    hidden = "hidden_waits" if case.metrics.gpus else "short_waits"
+    name = "rare_waits" if case.wait < limits.HEALTHY else hidden
     wait = duration(case.mean(lambda rank: rank.mean("wait", without_stalls=False)))
     return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait), wait=wait)
 
