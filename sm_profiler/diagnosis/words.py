@@ -128,7 +128,7 @@ ADVICE: Mapping[str, str] = {
     "gpu_never_used": 'Move the model and the batches to the device (model.to("cuda"), batch.to("cuda")) and check that the container has a CUDA build of the framework; otherwise use a CPU instance.',
     "one_by_one": "Write the step as one function (gradients, the optimizer's update, metrics) and compile it once, before the loop: step = jax.jit(step).",
     "partly_compiled": "Compile these lines with jax.jit, too: move them into the compiled function, so that one call runs the whole step: gradients, the optimizer's update (tx.update and optax.apply_updates) and metrics.",
-    "optimizer": "{stack.optimizer} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
+    "optimizer": "{repair} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
     "transfer": "Set pin_memory=True in the DataLoader and copy with non_blocking=True. Copy a batch as one tensor instead of many, in its smallest type (uint8 images, normalized on the device), and keep what does not change on the device.",
     # calls
     "saving": "{stack.saving} Save less often, to a local disk first, and only from rank 0; leave out what can be recomputed.",
@@ -242,6 +242,9 @@ FRAGMENTS: Mapping[str, str] = {
     "ahead_in_workers": "Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.",
     "ahead_once": "Make batches with less work (once, if they are the same in each epoch), and do the rest, including reads from the device, only every 50 steps.",
     "after_the_model": "Most of it follows a pass of the model in the same step, so that no worker can do it ahead: make faster what a step needs of it (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
+    "optimizer_way": "Create the optimizer with {way}, which updates all parameters in a few operators.",
+    "optimizer_is_fused": "The optimizer updates all parameters in a few operators already.",
+    "optimizer_has_one_way": "This optimizer has neither a fused nor a foreach implementation.",
     "larger_batch": " Steps this short make the overhead of each visible; a larger batch means fewer steps.",
     "without_tf_function": ": the loop runs without tf.function",
     "however_little": ", however little they compute",

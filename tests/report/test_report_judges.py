@@ -27,6 +27,7 @@ from tests.support.reports import (
     metrics_of,
     ranked,
     report_from,
+    sampled,
     training,
     verdict_of,
 )
@@ -87,6 +88,25 @@ def test_finds_tiny_steps():
 
 def test_finds_a_slow_optimizer():
     assert verdict_of(training(200, optimizer=0.02)).kind is Class.OPTIMIZER_BOUND
+
+
+@pytest.mark.parametrize(
+    ("leaf", "advised"),
+    [
+        ("adam._single_tensor_adam", "Create the optimizer with fused=True"),
+        ("rprop._single_tensor_rprop", "Create the optimizer with foreach=True"),
+        ("adamw._multi_tensor_adamw", "Create the optimizer with fused=True"),
+        ("nadam._multi_tensor_nadam", "in a few operators already"),
+        ("adam._fused_adam", "in a few operators already"),
+        ("_functional.sparse_adam", "neither a fused nor a foreach implementation"),
+    ],
+)
+def test_an_optimizer_is_not_advised_what_it_does_not_accept(leaf, advised):
+    seen = sampled(("optimizer", False, 4.0, 12, "train.py", "main", f"torch.optim.{leaf}"))
+    main = verdict_of([*training(200, optimizer=0.02), seen]).main
+    assert main.kind is Class.OPTIMIZER_BOUND
+    assert main.next_step.count("=True") == advised.count("=True")
+    assert advised in main.next_step
 
 
 def test_finds_periodic_stalls_and_their_cost():

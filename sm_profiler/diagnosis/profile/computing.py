@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.lines import (
 )
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, all_but
-from sm_profiler.diagnosis.stack import KERAS
+from sm_profiler.diagnosis.stack import KERAS, PYTORCH
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.recorded import Compile, Operators
 from sm_profiler.formatting import duration, percent, shorten
@@ -781,10 +781,36 @@ def optimizer(case: Case) -> Found | None:
         Evidence("time in optimizer.step()", round(share, 4), unit="share"),
         Evidence("optimizer in a typical step", round(spent * 1e3, 3), unit="ms"),
     )
+    words = {"share": percent(share), "time": duration(spent), "repair": _fewer_operators(case)}
     return Found(
-        "optimizer", {"share": percent(share), "time": duration(spent)}, evidence, share, saves=saves,
+        "optimizer", words, evidence, share, saves=saves,
         error=case.share_error("optimizer"), where=lines_of_phase(case.metrics, "optimizer"),
     )  # fmt: skip
+
+
+_OF_TORCH = re.compile(r"^torch\.optim\.")
+_IMPLEMENTATION = re.compile(r"^torch\.optim\.\w+\._(?P<how>single_tensor|multi_tensor|fused)_(?P<algorithm>\w+)$")
+_HAS_FUSED = ("adagrad", "adam", "adamw", "sgd")  # algorithms of torch.optim
+
+
+def _fewer_operators(case: Case) -> str:
+    """Return what runs the optimizer in fewer operators: of torch's own, what its class accepts and does not do already."""
+    if case.stack is not PYTORCH:
+        return case.stack.optimizer
+    seen = Counter[str]()
+    for one in case.metrics.samples.stacks:
+        if one.phase == "optimizer" and _OF_TORCH.match(one.leaf):
+            seen[one.leaf] += one.count
+    if not seen:
+        return case.stack.optimizer
+    found = [(match, count) for leaf, count in seen.items() if (match := _IMPLEMENTATION.match(leaf))]
+    if not found:
+        return FRAGMENTS["optimizer_has_one_way"]
+    match = max(found, key=lambda one: one[1])[0]
+    fused = match["algorithm"] in _HAS_FUSED
+    ways = {"single_tensor": "fused=True" if fused else "foreach=True", "multi_tensor": "fused=True" if fused else ""}
+    way = ways.get(match["how"], "")
+    return FRAGMENTS["optimizer_way" if way else "optimizer_is_fused"].format(way=way)
 
 
 def transfer(case: Case) -> Found | None:
