@@ -242,6 +242,7 @@ FRAGMENTS: Mapping[str, str] = {
     "ahead_in_workers": "Let loader workers prepare batches, and do the rest, including reads from the device, only every 50 steps.",
     "ahead_once": "Make batches with less work (once, if they are the same in each epoch), and do the rest, including reads from the device, only every 50 steps.",
     "after_the_model": "Most of it follows a pass of the model in the same step, so that no worker can do it ahead: make faster what a step needs of it (an environment: several at once), and do metrics, logging and reads from the device only every 50 steps.",
+    "mostly_compiled": " Compiling what had been compiled before takes {share} of the loop: if later steps go on like that, it is the cause.",
     "optimizer_way": "Create the optimizer with {way}, which updates all parameters in a few operators.",
     "optimizer_is_fused": "The optimizer updates all parameters in a few operators already.",
     "optimizer_has_one_way": "This optimizer has neither a fused nor a foreach implementation.",

@@ -707,3 +707,13 @@ def test_the_reason_of_a_confidence_is_shown():
     assert json.loads(to_json(report))["verdict"]["confidence_reason"] == "only 59 steps"
     sure = report_from(training(400, wait=0.02)).verdict.main
     assert (sure.confidence, sure.doubt) == ("high", "")
+
+
+@pytest.mark.parametrize(("steps", "named"), [(12, True), (4, False)])
+def test_a_loop_that_compiling_again_keeps_short_is_not_simply_too_short(steps, named):
+    rows = training(steps, wait=0, forward=1.0, backward=0.001, optimizer=0.001)
+    again = [(event_names.COMPILE, "step", row[2] + 0.01, 0.97, "algo-1-0", row[5], {"again": True}) for row in rows if row[0] == "Forward"]  # fmt: skip
+    main = verdict_of([*rows, *again[3:]]).main
+    assert main.kind is (Class.RECOMPILATION if named else Class.INCONCLUSIVE)
+    assert "compiles step again 9 times" in main.headline or not named
+    assert "Compiling" not in verdict_of(rows).main.headline

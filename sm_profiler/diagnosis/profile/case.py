@@ -17,6 +17,7 @@ from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, Totals
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.ledger import (
     AFTER,
+    AGAIN,
     CALLBACKS,
     COLLECTING,
     COPYING,
@@ -129,7 +130,15 @@ class Case:
 
         If ranks wait for each other, all pay for the one that spends most; otherwise it is the mean.
         """
-        names = {rank.name for rank in self.ranks}
+        return self._share(self.ranks, activities)
+
+    @property
+    def compiled_again(self) -> float:
+        """Share of the loop in which functions are compiled again; of all loops if none is long enough to be judged."""
+        return self._share(self.ranks or self.metrics.ranks, (AGAIN,))
+
+    def _share(self, ranks: Sequence[Rank], activities: Sequence[str]) -> float:
+        names = {rank.name for rank in ranks}
         shares = [Totals((one,)).share(*activities) for one in self.totals.ranks if one.name in names]
         return float((np.max if self.in_step else np.mean)(shares)) if shares else 0.0
 
