@@ -16,6 +16,7 @@ HEADLINES: Mapping[str, str] = {
     "idle_gpus_wait": "The GPUs wait for data: they are idle while {cores} {share} of the time.",
     "storage": "The loop waits for data {share} of the time because the loader waits for a shared file system{took}.",
     # a step
+    "one_function": "{function}() takes {share} of each training step, outside the model and the optimizer: {time} of a typical step of {step}.",
     "outside": "{share} of each training step is spent outside the model, {optimizer} and data loading: {time} of a typical step of {step}.",
     "reads_gpu": "The training thread waits {waits} of the loop in lines that read results from the GPU, which is idle {idle} of the time because nothing is launched ahead.",
     "own_phase": "The phase “{name}” takes {share} of the training loop: {time} a step.",
@@ -115,6 +116,7 @@ ADVICE: Mapping[str, str] = {
     "own_iterator": "Let other processes make the batches: {repair} If it makes the same batches in each epoch, make them once.",
     "storage": "Copy the data to local disk at the start (or cache it there in the first epoch), pack small files into large ones, and read ahead with more workers. Check the file system's throughput mode and burst credits (EFS), or its stripes (Lustre).",
     # a step
+    "one_function": "Call it every 50 steps instead of at each one, or make it cheaper: tensors that stay on the device, no loops over their elements in Python.",
     "outside": "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, averaging the weights, writing files. {ahead}{larger_batch}",
     "reads_gpu": "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
     "own_phase": "Make “{name}” cheaper, do it less often, or move it out of the loop: into loader workers, another process, or before the training. Declare phases inside it to see which of its parts takes the time.",

@@ -82,6 +82,18 @@ def test_batches_of_a_generator_are_input():
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize(("of_function", "of_loop", "found"), [(2.0, 0.1, True), (0.3, 1.8, False)])
+def test_a_function_of_an_otherwise_healthy_loop_is_named(of_function, of_loop, found):
+    """A loop may spend as much on its own Python, which cannot be left out; what it calls can be called less often."""
+    learning = stack("backward", 3.0, 21)
+    seen = stack("outside", of_function, 21, (8, "histograms")), stack("outside", of_loop, 21), learning
+    verdict = decide(judged(training(400, outside=0.0017), *seen))
+    assert (verdict.kind is Class.SYNC_BOUND) is found
+    if found:
+        assert "histograms() takes 13 % of each training step" in verdict.main.headline
+        assert verdict.main.where[0].function == "histograms"
+
+
 @pytest.mark.parametrize(("phase", "said"), [("between", "no worker can do it ahead"), ("outside", "loader workers")])
 def test_what_follows_the_models_pass_is_nothing_for_loader_workers(phase, said):
     """An environment acts on what the model put out."""

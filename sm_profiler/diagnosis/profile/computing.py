@@ -62,8 +62,10 @@ def outside(case: Case) -> Found | None:
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
         share -= _dispatched(case).share
     spent = share * step
-    if spent < limits.HANDOVER_S or share < kept + limits.FLOOR or _is_small_for_trainer(case):
+    if spent < limits.HANDOVER_S or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
+    if share < kept + limits.FLOOR:
+        return _waits_for_gpu(case) or _one_function(case, share, step)
 
     def saves(loop: Loop) -> Saving:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
@@ -85,9 +87,7 @@ def outside(case: Case) -> Found | None:
     )
 
     def counts(one: Sampled) -> bool:
-        return (
-            not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
-        )
+        return _is_rest(one, case)
 
     where, seen = lines_of_samples(case.metrics, counts), [one for one in case.metrics.samples.stacks if counts(one)]
     after = sum(one.seconds for one in seen if one.phase == "between")  # and not before the model is called
@@ -100,6 +100,44 @@ def outside(case: Case) -> Found | None:
         doubt="" if case.waits_known else "waits for data were not recorded",
         error=case.share_error("outside"),
         where=where or window_functions(case.metrics),
+    )  # fmt: skip
+
+
+def _is_rest(one: Sampled, case: Case) -> bool:
+    return not one.long and other_code(one) and not _LOSS.search(one.leaf) and case.seen.activity(one) in ("", OTHER)
+
+
+def _one_function(case: Case, share: float, step: float) -> Found | None:
+    """Find a function that the loop calls outside the phases, of a loop whose other code is as short as usual.
+
+    What the loop itself does there is the price of a Python loop; a function of its own can be called less often.
+    """
+    seen = [one for one in case.metrics.samples.stacks if one.places and _is_rest(one, case)]
+    counts = Counter[tuple[str, str]]()
+    for one in seen:
+        called = (key for place in one.places if (key := (place.file, place.function)) not in case.seen.learning)
+        if (function := next(called, None)) is not None:
+            counts[function] += one.count
+    if not counts:
+        return None
+    function, count = counts.most_common(1)[0]
+    whole = sum(one.count for one in seen)
+    likely = (count + 1) / (whole + 2)  # of few samples, chance may be all
+    part = share * likely
+    if count < limits.REPEATS or part * step < limits.HANDOVER_S:
+        return None
+    words = {
+        "function": shorten(printable(function[1]), MAX_NAME), "share": percent(part), "time": duration(part * step),
+        "step": duration(step),
+    }  # fmt: skip
+    evidence = (
+        Evidence("time of a training step in this function", round(part, 4), unit="share"),
+        Evidence("time of a training step in other code", round(share, 4), unit="share"),
+    )
+    error = math.hypot(case.share_error("outside"), share * error_of_part(count, whole))
+    return Found(
+        "one_function", words, evidence, part, saves=lambda loop: part_of_share(loop, part, REST), error=error,
+        where=lines_of_samples(case.metrics, lambda one: function in {(at.file, at.function) for at in one.places} and _is_rest(one, case)),
     )  # fmt: skip
 
 
