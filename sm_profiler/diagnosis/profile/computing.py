@@ -532,7 +532,8 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     )
     total = min(share + launching, 1.0) * _in_training(case)
     doubt = "Python and operators are measured together"
-    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt))
+    where = lines_of_samples(case.metrics, lambda one: _is_rest(one, case))
+    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt, where=where))
 
 
 def _tiny_steps(case: Case) -> Found | None:
