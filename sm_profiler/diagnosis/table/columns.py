@@ -38,6 +38,7 @@ _SCALES = (1.0, 1e-3, 1e-6, 1e-9)
 _TIME = re.compile(r"\b(time|timers?|timings?|times|duration|secs?|seconds?|elapsed|wait|latency|runtime)\b")
 _RATE = re.compile(r"\bper\b|\bpct\b|percent|\btotal\b")
 _PATH = re.compile(r"/| - ")  # of a metric, and of a run
+MAX_PARTS = 100
 NEEDED = (
     "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
     "--columns {missing}=NAME; a name that ends with _ms is in milliseconds"
@@ -84,7 +85,7 @@ class Columns:
             )
         parts = [
             key for key in head if "operation" not in found and "microbatch" not in found and key not in found.values() and is_part(key)
-        ]  # fmt: skip
+        ][:MAX_PARTS]  # fmt: skip
         if "seconds" not in found and not {*MOMENTS} <= found.keys():
             scaled = [key for key in head if unit_of(key) < 1]
             moment = _called(head, RECORDED, "end")
