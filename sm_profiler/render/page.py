@@ -28,7 +28,7 @@ from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, heat_section, ledger_section, pictures, stacks_view
-from sm_profiler.render.words import readable_processes
+from sm_profiler.render.words import loop_alarm, readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 
@@ -75,7 +75,9 @@ def page_parts(report: Report) -> dict[str, Markup]:
             cost=report.cost,
             ending=report.metrics.ending,
             running=report.metrics.running,
-            alarms=[alarm for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm) if alarm],
+            alarms=list(
+                filter(None, (report.damage_alarm, report.left_out_alarm, report.load_alarm, loop_alarm(report)))
+            ),
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),

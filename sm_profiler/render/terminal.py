@@ -17,7 +17,7 @@ from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
 from sm_profiler.render.view import shares
-from sm_profiler.render.words import gain_of_finding, readable_processes
+from sm_profiler.render.words import gain_of_finding, loop_alarm, readable_processes
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -60,12 +60,14 @@ def terminal_summary(
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
-    for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm, report.profiling_alarm):
+    for alarm in (
+        report.damage_alarm,
+        report.left_out_alarm,
+        report.load_alarm,
+        report.profiling_alarm,
+        loop_alarm(report),
+    ):
         last += _wrap(alarm, width) if alarm else []
-    if not (report.metrics.ranks or report.gpu_traces or main.is_open):
-        last += [
-            line for what, why in report.verdict.not_judged[:1] for line in _wrap(f"Not judged: {what}: {why}", width)
-        ]
     last += _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))

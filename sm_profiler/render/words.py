@@ -10,7 +10,7 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Finding, Gain, Interval
+from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -28,6 +28,15 @@ MARKER = "<!-- sm-profiler compare -->"
 _LONGEST_NAME = 70
 # Characters that mean something in Markdown or HTML; a backslash before any of them is not shown.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&@:])")
+
+
+def loop_alarm(report: Report) -> str:
+    """Return that the loop was not recorded, and why; "" if it was, or if that is the verdict."""
+    if report.metrics.ranks or report.gpu_traces or report.verdict.main.is_open:
+        return ""
+    return "".join(
+        f"Not judged: {what}: {why}" for what, why in report.verdict.not_judged if what == "the training loop"
+    )
 
 
 def gain_of_finding(finding: Finding) -> str:

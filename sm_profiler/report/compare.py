@@ -33,7 +33,7 @@ class Prediction:
 
     Attributes:
         findings: classes of the earlier run's findings that the prediction is about.
-        repaired: the later run no longer has them.
+        repaired: the later run hardly has them, if at all.
         predicted: speedup of the loop by their gains.
         measured: how many times as fast the later run is, by the numbers of the comparison; None if it still has them.
     """
@@ -45,8 +45,14 @@ class Prediction:
 
     @property
     def held(self) -> bool | None:
-        """True if the measured value is in the predicted range; None without one."""
-        return None if self.measured is None else self.predicted.low <= self.measured.value <= self.predicted.high
+        """True if the measured value is in the predicted range, as both are shown; None without one."""
+        if self.measured is None:
+            return None
+        digits = 1 if self.predicted.high - self.predicted.low >= DIGITS_FROM else 2
+        low, value, high = (
+            round(one, digits) for one in (self.predicted.low, self.measured.value, self.predicted.high)
+        )
+        return low <= value <= high
 
     @property
     def sentence(self) -> str:
@@ -54,13 +60,11 @@ class Prediction:
         if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"
             return f"{names} {is_are} still found: predicted {factors(self.predicted)} times as fast once repaired."
-        end = (
-            ""
-            if self.held
-            else ", less than predicted"
-            if self.measured.value < self.predicted.low
-            else ", more than predicted"
-        )
+        end = ""
+        if self.measured.low <= 1 <= self.measured.high:
+            end = ", which may be chance"
+        elif not self.held:
+            end = f", {'less' if self.measured.value < self.predicted.low else 'more'} than predicted"
         return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, measured {factors(_point(self.measured.value))}{end}."
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,14 +73,19 @@ class Prediction:
 
 
 def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
-    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left."""
-    left = {finding.kind for finding in (after.verdict.main, *after.verdict.also)}
+    """Return the predictions of a run: for the findings that the next one hardly has, and for each that is left."""
+    left = {finding.kind: finding.gain for finding in (after.verdict.main, *after.verdict.also)}
+
+    def is_gone(finding: Finding, gain: Gain) -> bool:
+        now = left.get(finding.kind, _NOTHING)
+        return now is not None and now.seconds_per_step.value <= HARDLY * gain.seconds_per_step.value
+
     known = [
         (finding, finding.gain)
         for finding in (before.verdict.main, *before.verdict.also)
         if finding.gain is not None and finding.gain.of == "loop" and finding.gain.speedup.high > 1
     ]
-    gone = [pair for pair in known if pair[0].kind not in left]
+    gone = [pair for pair in known if is_gone(*pair)]
     groups = ([gone] if gone else []) + [[pair] for pair in known if pair not in gone]
     return tuple(_prediction(group, measured, repaired=group is gone) for group in groups)
 
@@ -92,6 +101,9 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     return Prediction(findings, repaired, predicted, measured if repaired else None)
 
 
+_NOTHING = Gain.of_share(Interval(0.0, 0.0, 0.0), 1.0, 0.0)
+
+
 def compute_seconds(metrics: JobMetrics) -> float | None:
     """Return the mean seconds of a training step without waiting for data; None if unknown."""
     table = loop_of_parts(Case(metrics, {}).ranks)
@@ -104,14 +116,19 @@ def _point(value: float) -> Interval:
     return Interval(value, value, value)
 
 
+HARDLY = 0.2  # of what a repair saved; if it still saves less, it was made
+DIGITS_FROM = 0.15  # narrower ranges of factors are shown with two decimals
 MAX_PREDICTIONS = 2  # lines of the terminal; compare.json has all
 FACTOR_FROM = 2.0  # larger changes are worded as a factor
 SAME_BATCH = 0.02  # an epoch's last, smaller batch makes the mean of equal batches differ by less
 LOAD_FROM = 0.01  # of the loop; less of other programs' load changes no result
 NEGLIGIBLE = 0.001  # of a step; smaller parts have no row
 LOOP = "loop"  # in place of the key of a part: the step with its evaluation
+AROUND = "around"  # in place of the keys of `_AROUND`: what is outside the phases, if waits for data are not known
 OTHERS = "others"  # in place of the key of a part: what other programs add to `LOOP`
 STEP, SAMPLE = "step", "sample"
+_AROUND = ("wait", "outside")
+_LABELS = {LOOP: "Step with evaluation", AROUND: "Data and other code", OTHERS: "Waiting for a core"}
 
 
 @attrs.frozen
@@ -119,7 +136,7 @@ class Change:
     """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: key of the part, `parts.WHOLE`, `LOOP` or `OTHERS`.
+        part: key of the part, `parts.WHOLE`, `LOOP`, `AROUND` or `OTHERS`.
         before, after: mean time per step or sample, without the load of other programs, which is in `OTHERS`.
         change: after / before - 1; None if before is 0.
         low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
@@ -303,11 +320,12 @@ def _alike(one: float | None, two: float | None) -> bool:
 
 
 def _common_keys(contexts: Sequence[Case]) -> tuple[str, ...]:
-    """Return the parts that both runs recorded in the same way."""
+    """Return the parts that both runs recorded in the same way; waiting for data may be one with what surrounds it."""
     if len({rank.on_device for context in contexts for rank in context.metrics.ranks}) > 1:
         return ("evaluation",)  # phases timed by a GPU and by a host are not comparable
-    unknown = () if all(context.waits_known for context in contexts) else ("wait", "outside")
-    return tuple(key for key in row_keys() if key not in unknown)
+    if all(context.waits_known for context in contexts):
+        return row_keys()
+    return (AROUND, *(key for key in row_keys() if key not in _AROUND))
 
 
 @attrs.frozen(eq=False)
@@ -325,7 +343,9 @@ def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.ran
     """
     scale = 1 / table.steps / (samples or 1.0)
     found = {}
-    for key, rows in ({parts.WHOLE: table.training} | {key: table.of_activity(key) for key in keys}).items():
+    for key in (parts.WHOLE, *keys):
+        activities = _AROUND if key == AROUND else (key,)
+        rows = table.training if key == parts.WHOLE else np.sum([table.of_activity(one) for one in activities], axis=0)
         drawn = rows[rows > 0] if key == "evaluation" else rows
         blocks = Blocks.of(drawn, draw) if len(drawn) else None
         rounds = blocks.means(blocks.seconds) * len(drawn) if blocks else np.zeros(limits.ROUNDS)
@@ -407,7 +427,7 @@ def _sentence(changes: tuple[Change, ...], per: str) -> str:
         if change.part not in (LOOP, parts.WHOLE) and change.is_clear and (change.after > change.before) == slower
     ]  # fmt: skip
     cause = max(moved, key=lambda change: abs(change.after - change.before), default=None)
-    why = f", mostly in: {parts.label(cause.part).lower()}" if cause is not None else ""
+    why = f", mostly in: {_label(cause.part).lower()}" if cause is not None else ""
     subject = f"{per.capitalize()}s with their evaluation" if step.part == LOOP else f"{per.capitalize()}s"
     return f"{subject} {step.sentence}{why}."
 
@@ -468,7 +488,7 @@ def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
 
 
 def _label(part: str) -> str:
-    return {LOOP: "Step with evaluation", OTHERS: "Waiting for a core"}.get(part) or parts.label(part)
+    return _LABELS.get(part) or parts.label(part)
 
 
 def _percent(change: float | None) -> str:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from sm_profiler.cli import main
+from sm_profiler.diagnosis.model import Interval
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report.compare import (
     Change,
     Comparison,
+    Prediction,
     RegressionLimit,
     _rows,
     compare,
@@ -270,3 +272,22 @@ def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
     )
     assert printed.out.count("Too few training steps") == 2  # once for each command
     assert "Too few" not in printed.err
+
+
+def test_data_without_recorded_waits_has_a_row():
+    runs = [
+        report_from([row for row in training(400, wait=wait) if row[0] != "DataLoaderWait"]) for wait in (0.02, 0.001)
+    ]
+    assert compare(*runs).sentence.endswith("mostly in: data and other code.")
+
+
+def test_what_is_still_found_but_hardly_costs_anything_was_repaired():
+    (one,) = compare(report_from(training(400, wait=0.0405)), report_from(training(400, wait=0.0045))).predictions
+    assert (one.repaired, one.findings) == (True, ("INPUT_BOUND",))
+
+
+def test_predictions_hold_as_they_are_shown():
+    shown = Prediction(("FAIL_SLOW",), True, Interval(1.29, 1.4, 1.577), Interval(1.5, 1.58, 1.6))
+    assert shown.sentence == "Repairing FAIL_SLOW: predicted 1.3 to 1.6 times as fast, measured 1.58."
+    chance = attrs.evolve(shown, measured=Interval(0.95, 1.27, 1.35))
+    assert chance.sentence.endswith("measured 1.27, which may be chance.")
