@@ -1,4 +1,4 @@
-"""What the columns of a table of times hold, by their names."""
+"""Columns of a table of times: roles, parts of a step and units, by their names."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _called(head: Sequence[str], aliases: Sequence[str], role: str) -> str | Non
 
 
 def _plain(column: str) -> str:
-    """Return a column's name in words, without its unit and the path of a metric: `train/step_time_ms` is `step time`."""
+    """Return a column's name as words, without its unit and the path of a metric: `train/step_time_ms` is `step time`."""
     last = _PATH.split(column)[-1]
     found = _UNIT.fullmatch(last.lower())
     return words_of(last[: len(found[1])] if found else last)
