@@ -385,7 +385,8 @@ class _Rows:
                 first = beyond * now_and_then
                 rest = whole - first
                 more = max(wanted - float(first.sum()), 0.0)
-                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), keys)
+                inside = keys if name in NAMED else tuple(key for key in keys if key != EVALUATION)
+                self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), inside)
 
 
 @attrs.frozen(eq=False)
@@ -443,9 +444,12 @@ class SeenCode:
         )
 
     def maker(self, one: Sampled) -> Place | None:
-        """Return the function from which the loop's header gets its next batch, if the stack is in one."""
+        """Return the function from which the loop's header, or the line that calls the model, gets its next batch, if it is in one."""
         for caller, callee in zip(one.places, one.places[1:], strict=False):
-            if (caller.file, caller.function) in self.loops and _NEXT_BATCH.search(self.samples.source(caller)):
+            if (caller.file, caller.function) not in self.loops:
+                continue
+            before_model = one.phase in ("outside", "gc") and self.phases_of.get(caller, {}).keys() == {"forward"}
+            if before_model or (not one.long and _NEXT_BATCH.search(self.samples.source(caller))):
                 return callee
         return None
 
@@ -537,7 +541,7 @@ class SeenCode:
 
     def _own_activity(self, one: Sampled) -> str:
         """Return the activity that the innermost function of a stack, or its line, shows; "" if it shows none."""
-        if self.loops and not one.long and self.maker(one) is not None:
+        if self.loops and self.maker(one) is not None:
             return MAKING
         if _READ.search(one.leaf) or (one.leaf == _LAUNCH and one.places[-1:] and one.places[-1] in self.blocked):
             return RUNNING
@@ -579,6 +583,16 @@ class SeenCode:
                 found |= {place: phase for place, count in counts.items() if count >= limits.REPEATS}
         return found
 
+    @cached_property
+    def phases_of(self) -> Mapping[Place, Counter[str]]:
+        """Lines of the code that runs steps → samples of each phase that they call."""
+        found: dict[Place, Counter[str]] = defaultdict(Counter)
+        for one in self.samples.stacks:
+            if one.places and one.phase in _STEPS:
+                inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
+                found[next(inner, one.places[-1])][one.phase] += one.count
+        return found
+
     def edge(self, one: Sampled) -> str:
         """Return the phase to which a stack between the phases belongs: that of its line, or the forward pass for a loss."""
         return self.edges.get(one.places[-1], "") if one.phase == "between" and one.places else ""
@@ -592,17 +606,13 @@ class SeenCode:
         """
         if self.without_forward:
             return {}
-        phases: dict[Place, Counter[str]] = defaultdict(Counter)
         seen, loss = Counter[Place](), Counter[Place]()
         for one in self.samples.stacks:
-            if one.places and one.phase in _STEPS:
-                inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
-                phases[next(inner, one.places[-1])][one.phase] += one.count
-            elif one.places and one.phase == "between":
+            if one.places and one.phase == "between":
                 seen[one.places[-1]] += one.count
                 loss[one.places[-1]] += one.count if _LOSS.search(one.leaf) else 0
         found = {place: "forward" for place in seen if loss[place] > limits.MAJORITY * seen[place]}
-        for place, own in phases.items():
+        for place, own in self.phases_of.items():
             alone = len(own) == 1 or own.keys() == {"forward", "backward"}
             if place in seen and alone and sum(own.values()) >= seen[place]:
                 found[place] = max(own)
