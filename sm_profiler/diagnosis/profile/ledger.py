@@ -364,10 +364,11 @@ class _Rows:
         What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, edges in (((BETWEEN,), True), ((OUTSIDE, EVALUATION, BETWEEN), False), *(((one,), False) for one in calling)):
+        self._take_edges(seen)
+        for keys in ((OUTSIDE, EVALUATION, BETWEEN), *((one,) for one in calling)):
             found = dict[str, float]()
             for one in seen.samples.stacks:
-                if one.process == self.rank.name and one.phase in keys and (edges or not seen.edge(one)):
+                if one.process == self.rank.name and one.phase in keys and not seen.edge(one):
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
                     if not is_timed(one.places[-1] if one.places else None, timed):
@@ -375,7 +376,7 @@ class _Rows:
             whole, sampled = np.sum([self.left[key] for key in keys], axis=0), sum(found.values())
             total, usual = float(whole.sum()), float(np.median(whole))
             beyond = np.where(whole > thresholds.LONG_STEP * usual, whole - usual, 0.0)
-            found = {name: spent for name, spent in found.items() if name and (name in _STEPS or not edges)}
+            found.pop("", None)
             # beside the phases, samples may count for a neighbouring part: too many of them do not make it shorter
             as_seen = 0.0 if len(keys) == 1 else 1 / max(self.rank.scale, 1.0)
             fits = min(max(total / max(sampled, 1e-12), as_seen), total / max(sum(found.values()), 1e-12))
@@ -387,6 +388,18 @@ class _Rows:
                 more = max(wanted - float(first.sum()), 0.0)
                 inside = keys if name in NAMED else tuple(key for key in keys if key != EVALUATION)
                 self._take(name, first + rest * (more / max(float(rest.sum()), 1e-12)), inside)
+
+    def _take_edges(self, seen: SeenCode) -> None:
+        """Take what lies between the phases and belongs to one of them; rows have one length for all beside the phases."""
+        own = [one for one in seen.samples.stacks if one.process == self.rank.name and one.phase == BETWEEN]
+        whole = self.left[OUTSIDE] + self.left[BETWEEN]
+        known, sampled = self.rank.seconds[BETWEEN] + self.rank.seconds[OUTSIDE], sum(one.seconds for one in own)
+        if known <= 0 or sampled <= 0:
+            return
+        part = self.rank.seconds[BETWEEN] / known / sampled
+        for phase in _STEPS:
+            spent = sum(one.seconds for one in own if seen.edge(one) == phase)
+            self._take(phase, whole * (spent * part), (BETWEEN, OUTSIDE))
 
 
 @attrs.frozen(eq=False)
