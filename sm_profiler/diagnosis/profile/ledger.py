@@ -88,6 +88,7 @@ _COMPUTING = {
 }
 # Innermost functions that compute the loss, from the forward pass to the gradients.
 _LOSS = re.compile(r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b")
+_UPDATE = re.compile(r"^torch\.nn\.utils\.")  # clips gradients and parameters, as a part of the update
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -608,6 +609,8 @@ class SeenCode:
 
     def edge(self, one: Sampled) -> str:
         """Return the phase to which a stack between the phases belongs: that of its line, or the forward pass for a loss."""
+        if one.phase == "between" and _UPDATE.search(one.leaf):
+            return "optimizer"
         return self.edges.get(one.places[-1], "") if one.phase == "between" and one.places else ""
 
     @cached_property
