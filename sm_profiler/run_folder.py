@@ -7,18 +7,20 @@ import errno
 import itertools
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import attrs
 
+from sm_profiler import threads
 from sm_profiler.errors import ProfilerError
 from sm_profiler.limits import oom_kills
 from sm_profiler.printable import printable, say
@@ -41,7 +43,7 @@ FORWARDED = sorted(
         signal.SIGTTIN, signal.SIGTTOU,
     }
 )  # fmt: skip
-BY_TERMINAL = (signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH)  # to all processes in its foreground
+GROUP_SECONDS = 0.05  # in which a signal reaches the other processes of a group, to each of which it may be sent
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
@@ -239,48 +241,101 @@ def run_command(command: list[str], environment: dict[str, str]) -> Ended:
         raise ProfilerError(f"{command[0]}: {error.strerror}") from error
     except ValueError as error:  # a null byte in an argument
         raise ProfilerError(f"{command[0]}: {error}") from error
-    forwarded: list[int] = []
-    interrupts: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if number in STOPPING:
-            forwarded.append(number)
-        if number not in BY_TERMINAL or not _in_foreground():
-            process.send_signal(number)
-        if number == signal.SIGTSTP:  # stop as well, until SIGCONT, which is forwarded
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-            signal.signal(number, forward)
-
-    # The terminal sends Ctrl-C to the script too, which decides how to end.
-    actions = {signal.SIGINT: lambda number, _frame: interrupts.append(number), **dict.fromkeys(FORWARDED, forward)}
+    stopping = set[int]()
+    arrived, arrives = os.pipe()
+    for end in (arrived, arrives):
+        os.set_blocking(end, False)
+    # Not by the handlers: one whose signal arrives just before the main thread waits runs after the wait.
+    wakeup = signal.set_wakeup_fd(arrives, warn_on_full_buffer=False)
     kept = {
-        number: signal.signal(number, action)
-        for number, action in actions.items()
+        number: signal.signal(number, lambda _number, _frame: None)
+        for number in (signal.SIGINT, *FORWARDED)
         if signal.getsignal(number) is not signal.SIG_IGN  # the script ignores it, too
     }
+    forwarder = threads.start(_forward, process, arrived, stopping, name="sm-profiler signals")
     try:
         code = process.wait()
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        os.write(arrives, b"\0")
+        forwarder.join()
+        os.close(arrived)
+        os.close(arrives)
     code = code if code >= 0 else 128 - code
     # After SIGTERM, a spot instance may resume the job under the same prefix; Ctrl-C is the user's end of it.
-    ended = code not in SIGNALS or code == INTERRUPTED
-    asked = bool(forwarded or interrupts) and code != 0
-    return Ended(code, ended and not forwarded, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    ended = (code not in SIGNALS or code == INTERRUPTED) and stopping <= {signal.SIGINT}
+    asked = bool(stopping) and code != 0
+    return Ended(code, ended, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
-def _in_foreground() -> bool:
-    """Return whether the terminal sends its signals to this process, and to the script."""
+def _forward(process: subprocess.Popen[bytes], arrived: int, stopping: set[int]) -> None:
+    """Send the script the signals that it did not get itself, until the number 0 comes.
+
+    Args:
+        process: the script's.
+        arrived: where the numbers of signals are read.
+        stopping: gets those that ask the script to end.
+    """
+    witness, taken = _new_witness(), b""
+    while 0 not in taken:
+        select.select([arrived], [], [])
+        taken = os.read(arrived, 1)
+        if taken != b"\0":
+            time.sleep(GROUP_SECONDS)
+            with contextlib.suppress(BlockingIOError):
+                taken += os.read(arrived, 4096)
+        stopping.update({signal.SIGINT, *STOPPING}.intersection(taken))
+        known = _pending(witness) if _are_together(process) else set()
+        if known:
+            _end(witness)
+            witness = _new_witness()
+        for number in taken:
+            if number in FORWARDED and number not in known:
+                with contextlib.suppress(OSError):  # the script's process is another user's
+                    process.send_signal(number)
+        if signal.SIGTSTP in taken:  # stop as well, until SIGCONT, which is forwarded
+            os.kill(os.getpid(), signal.SIGSTOP)
+    _end(witness)
+
+
+# A signal may be sent to this process alone, or to all of its group or its job: by the terminal, by timeout, by Slurm.
+# Neither its number nor its sender shows which.  So there is a witness in the group, which does nothing and blocks all
+# signals: those that it got, too, are pending there.
+
+
+def _new_witness() -> subprocess.Popen[bytes] | None:
+    start = partial(subprocess.Popen[bytes], ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # no terminal
-        return False
+        return threads.with_blocked_signals(start)  # it ends when its input does, with this process
+    except OSError:  # all signals are forwarded then
+        return None
+
+
+def _pending(witness: subprocess.Popen[bytes] | None) -> set[int]:
+    """Return the signals that the witness got."""
     try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    finally:
-        os.close(terminal)
+        lines = Path(f"/proc/{witness.pid}/status").read_text().splitlines() if witness else []
+    except OSError:
+        return set()
+    fields = dict(line.split(":", 1) for line in lines)
+    found = int(fields.get("ShdPnd", "0"), 16) | int(fields.get("SigPnd", "0"), 16)
+    return {number for number in signal.valid_signals() if found >> (number - 1) & 1}
+
+
+def _end(witness: subprocess.Popen[bytes] | None) -> None:
+    if witness is not None and witness.stdin is not None:
+        witness.stdin.close()
+        witness.wait()
+
+
+def _are_together(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether the script is still in this process's group."""
+    try:
+        return os.getpgid(process.pid) == os.getpgrp()
+    except OSError:  # it has ended
+        return True
 
 
 def run(

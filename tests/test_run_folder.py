@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -66,3 +67,44 @@ def test_an_ignored_signal_stays_ignored():
     process.send_signal(signal.SIGHUP)
     os.kill(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=60)[0] == f"{128 + signal.SIGTERM} True\n"
+
+
+COUNTS = """
+import os, signal, time
+got = []
+for number in ({numbers}):
+    signal.signal(number, lambda number, _frame: got.append(number))
+{more}
+print("ready", flush=True)
+end = time.monotonic() + {seconds}
+while time.monotonic() < end:
+    time.sleep(0.01)
+print(*(number for number in got), flush=True)
+"""
+
+
+def test_a_signal_to_the_whole_group_reaches_the_script_once():
+    """Slurm sends some so, and timeout first to the command alone and then to its group."""
+    numbers = [int(signal.SIGUSR1), int(signal.SIGTERM)]
+    process = launch(COUNTS.format(numbers=", ".join(map(str, numbers)), seconds=2, more=""))
+    for again in range(2):
+        os.killpg(process.pid, numbers[again])
+        time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
+    output = process.communicate(timeout=60)[0].splitlines()
+    assert output == [" ".join(map(str, [*numbers, numbers[1]])), "0 False"]
+
+
+def test_a_script_in_another_group_gets_a_signal_to_the_first():
+    number = int(signal.SIGUSR1)
+    process = launch(COUNTS.format(numbers=f"{number},", seconds=1, more="os.setpgid(0, 0)"))
+    os.killpg(process.pid, number)
+    assert process.communicate(timeout=60)[0].splitlines()[0] == str(number)
+
+
+def test_without_a_witness_signals_are_forwarded(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    process = launch(HANDLES.format(number=int(signal.SIGUSR1)))
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=60)[0] == "7 False\n"

@@ -460,17 +460,20 @@ def _wait(source: settings.ConfigText) -> None:
     _waiting[0].begin()
 
 
-def _start_late(profile: Profile, source: settings.ConfigText) -> None:
+def _start_late(profile: Profile, source: settings.ConfigText, waited_for: str) -> None:
     profile = settle(profile)
     uninstall()
-    start(profile, source).session.tracker.join_loop()
+    session = start(profile, source).session
+    session.tracker.join_loop()
+    if waited_for:
+        session.note("profiler", f"switched on while the job ran, and started when {waited_for} was over")
 
 
-def _record_never_started(profile: Profile, source: settings.ConfigText) -> None:
+def _record_never_started(profile: Profile, source: settings.ConfigText, reason: str) -> None:
     """Record why there are no steps, at the end of a process in which the hook could not start."""
     session = Session(settle(profile), source=source)
     session.rank = settings.rank_from()
-    session.note("profiler", f"{NEVER_STARTED}: {settings.NO_MOMENT}")
+    session.note("profiler", f"{NEVER_STARTED}: {reason}")
     record_end(session.root, session.source, session.describe(), session.timebase.now_us())
 
 
@@ -545,5 +548,6 @@ def _add_sampler(session: Session) -> Sampler | None:
     session.sampler = sampler
     session.add(sampler)
     session.controller.others.append(lambda: sampler.cpu_seconds)
+    sampler.thrift = lambda: session.controller.share
     session.run(sampler, sampler.begin)
     return sampler

@@ -12,20 +12,18 @@ import _thread
 import contextlib
 import dis
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS
+from inspect import CO_VARARGS
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
 
 import attrs
 
 from sm_profiler import threads
-from sm_profiler.hook.frames import is_library
 from sm_profiler.printable import logger_for
 
 Result = TypeVar("Result")
@@ -35,10 +33,9 @@ Result = TypeVar("Result")
 
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
-_SUSPENDED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR  # code that a call does not run
-_DEPTH = 3  # attributes of attributes
 _DELIVERY_SECONDS = 0.001
 _delivered: deque[BaseException] = deque(maxlen=8)  # set again by `deliver`
+_handlers: set[CodeType] = set()  # code of all signal handlers that were found so far
 
 
 def pass_on(error: BaseException) -> None:
@@ -67,23 +64,19 @@ def is_foreign(error: BaseException) -> bool:
         return False  # our threads are none of the script's
     if any(error is delivered for delivered in _delivered):
         return True
-    trace, last, handlers, inside = error.__traceback__, None, None, True
+    find_handlers()
+    trace, last = error.__traceback__, None
     while trace is not None:
-        frame, inside = trace.tb_frame, inside and (last is None or is_library(last.tb_frame.f_code.co_filename))
-        if last is not None:
-            handlers = _handlers() if handlers is None else handlers
-            if frame.f_code in handlers or _interrupts(frame, last.tb_frame):
-                return True
-            if inside and not is_library(frame.f_code.co_filename) and not _may_call(last.tb_frame, frame.f_code):
-                return True
+        frame = trace.tb_frame
+        if last is not None and (frame.f_code in _handlers or _interrupts(frame, last.tb_frame)):
+            return True
         trace, last = trace.tb_next, trace
     return last is not None and _was_set(error, last)
 
 
-def _handlers() -> set[CodeType | None]:
-    """Return the code of the functions that Python calls between two instructions, as far as they are still registered."""
-    found = [*map(signal.getsignal, signal.valid_signals()), sys.gettrace(), sys.getprofile()]
-    return {_code_of(value) for value in found} - {None}
+def find_handlers() -> None:
+    """Remember the signal handlers: one that raises may be registered no more, and may have lost its arguments."""
+    _handlers.update(filter(None, map(_code_of, map(signal.getsignal, signal.valid_signals()))))
 
 
 def _code_of(value: Any) -> CodeType | None:
@@ -93,38 +86,6 @@ def _code_of(value: Any) -> CodeType | None:
     if not isinstance(value, FunctionType):
         value = next((its["__call__"] for of in type(value).__mro__ if "__call__" in (its := vars(of))), None)
     return value.__code__ if isinstance(value, FunctionType) else None
-
-
-def _may_call(caller: FrameType, code: CodeType) -> bool:
-    """Return whether the hook, or a library, may have called a function of the script: by its name, or as an object it has.
-
-    If it has not, Python has called the function, a handler, which may have replaced its argument, and may be registered
-    no more.
-    """
-    name, own = code.co_name, caller.f_code
-    if name.startswith("__") or (name.startswith("<") and name != "<lambda>") or code.co_flags & _SUSPENDED:
-        return True
-    if name in own.co_names or any(type(value) is str and value == name for value in own.co_consts):
-        return True
-    values = list(caller.f_locals.values())
-    if any(value == name if type(value) is str else _code_of(value) is code for value in values):
-        return True
-    places: list[Any] = [caller.f_globals]
-    for _ in range(_DEPTH):  # as in self.session.tracker.end_step()
-        places += [place for value in values for place in _attributes(value)]
-        values = [place[held] for place in places for held in own.co_names if held in place]
-        if any(_code_of(value) is code for value in values):
-            return True
-        places = []
-    return False
-
-
-def _attributes(value: Any) -> list[Any]:
-    """Return what holds the attributes of an object, without running any code of the script."""
-    found: list[Any] = [vars(of) for of in type(value).__mro__]
-    with contextlib.suppress(Exception):  # it has none
-        found.append(dict(object.__getattribute__(value, "__dict__")))
-    return found
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sm_profiler.config import Profile
     from sm_profiler.hook.rest import MarkedRest
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.adapter import Loops
 
 
 # The time that each callback takes, by its class and method.
@@ -74,11 +75,6 @@ class TimedList(list[Any]):
     def __init__(self, of: list[Any], original: list[Any]) -> None:
         super().__init__(of)
         self.original = original
-
-    def is_current(self, callbacks: list[Any]) -> bool:
-        """Return whether these are still the list's callbacks."""
-        own = self.original
-        return len(own) == len(callbacks) and all(a is b for a, b in zip(own, callbacks, strict=True))
 
 
 class Callbacks(Collector):
@@ -500,6 +496,7 @@ MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PRE
 AGAIN = "the script called compile() again, which discards the compiled step: call it once, before the loop"
 LOOPS = ("fit", "evaluate", "predict")
 _TRAIN = ModeKeys.TRAIN
+ENDLESS = 2**62
 RESULTS_NS = 100_000  # a shorter wait for a step's results is not worth an event
 WORKER = "Keras_worker"  # start of the name of a PyDataset's worker process
 
@@ -530,6 +527,8 @@ class KerasAdapter(FrameworkAdapter):
         self._ending: tuple[Callable[..., None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
         self._rest: MarkedRest | None = None
+        self._begins: Replaced | None = None  # the list's methods that are called with each batch of `fit`
+        self._ends: Replaced | None = None
         self._results: list[Replaced] = []  # functions that wait for results
         self._waits = False  # some have waited since the last rest began
         self._hidden: list[Replaced] = []
@@ -544,11 +543,13 @@ class KerasAdapter(FrameworkAdapter):
         session.add(self.inputs)
         owner = keras.callbacks.CallbackList
         patches.around(owner, "on_epoch_begin", self._epoch_begins)
-        patches.around(owner, "on_epoch_end", _always, self._epoch_ends)
+        patches.around(owner, "on_epoch_end", self._epoch_ending, self._epoch_ends)
         self.callbacks.install(patches, owner)  # first, so that a step's wrapper lies around it
         for name, mode in MODES.items():
-            patches.replace(owner, f"on_{name}_batch_begin", functools.partial(self._wrap_begin, mode))
-            patches.replace(owner, f"on_{name}_batch_end", functools.partial(self._wrap_end, mode))
+            begins = patches.replace(owner, f"on_{name}_batch_begin", functools.partial(self._wrap_begin, mode))
+            ends = patches.replace(owner, f"on_{name}_batch_end", functools.partial(self._wrap_end, mode))
+            if mode is _TRAIN and begins is not None:
+                self._begins, self._ends = begins, ends
             self._around(keras.Model, f"{name}_on_batch", functools.partial(self._enter_batch, mode), self._leave_batch)
         for name in LOOPS:
             self._around(keras.Model, name, self._enter, self._leave)
@@ -629,6 +630,7 @@ class KerasAdapter(FrameworkAdapter):
         session = self.session
         if session.quiet or (self._depth and get_ident() != self._thread):
             return None
+        self._interrupt_rest()
         if not self._depth:
             if not session.tracker.claim(KERAS):
                 return None
@@ -647,13 +649,15 @@ class KerasAdapter(FrameworkAdapter):
         self.session.tracker.cancel_step()  # it raised an error, or found no batch
         if self._depth == 0:
             self._settle()
+            if self._loops is not None:
+                self._loops.forget_unseen()
             self._epoch = self._model = None
             self.session.tracker.release(KERAS)
 
     def _enter_batch(self, mode: ModeKeys, model: Any, *_args: Any, **_kwargs: Any) -> bool | None:
         if self._depth or not self._enter(model):
             return None
-        self._begin(mode, None, None, 0)
+        self._begin(mode, None, 0)
         return True
 
     def _leave_batch(self, *_outcome: Any) -> None:
@@ -695,21 +699,14 @@ class KerasAdapter(FrameworkAdapter):
 
         return waits
 
-    def _wrap_begin(self, mode: ModeKeys, original: Any) -> Any:  # written out, as is the next: every call costs time
+    def _wrap_begin(self, mode: ModeKeys, original: Any) -> Any:
         fail = self.session.fail
 
         @functools.wraps(original)
         def on_batch_begin(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                rest = self._rest
-                if (
-                    rest is None
-                    or get_ident() != self._thread
-                    or mode is not _TRAIN
-                    or not rest.begins(perf_counter_ns())
-                ):
-                    self._begin(mode, result, *args, **kwargs)
+                self._begin(mode, *args, **kwargs)
             except Exception as problem:  # fail open
                 fail(problem)
             return result
@@ -722,27 +719,67 @@ class KerasAdapter(FrameworkAdapter):
         @functools.wraps(original)
         def on_batch_end(*args: Any, **kwargs: Any) -> Any:
             try:
-                rest = self._rest
-                if rest is not None and get_ident() == self._thread and mode is _TRAIN and rest.is_open:
-                    rest.finished.append(perf_counter_ns())
-                else:
-                    self._end(mode, *args, **kwargs)
+                self._end(mode, *args, **kwargs)
             except Exception as problem:  # fail open
                 fail(problem)
             return original(*args, **kwargs)
 
         return on_batch_end
 
-    def _rests(self, mode: ModeKeys, start_ns: int) -> bool:
-        """Return whether a rest begins, and with it the step."""
-        if mode is _TRAIN and self._late and self._batches_a_run() == 1:
-            self._rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
-            if self._rest is not None:
-                self._hidden = [*self.callbacks.in_rests, *(() if self._waits else self._results)]
-                for replaced in self._hidden:
-                    replaced.hide()
-                self._waits = False
-        return self._rest is not None
+    def _rests(self, mode: ModeKeys, start_ns: int, callbacks: Any) -> bool:
+        """Return whether a rest begins, and with it the step.
+
+        All that runs in its steps is one wrapper: after the callbacks of a batch, the next step begins.
+        """
+        if mode is not _TRAIN or not self._late or self._batches_a_run() != 1 or None in (self._begins, self._ends):
+            return False
+        self._rest = rest = self.session.tracker.begin_marked_rest(start_ns, self._awake, self._phase_of)
+        if rest is None:
+            return False
+        loops, slow_ns = self._loops, ENDLESS
+        results = () if self._waits else self._results
+        self._waits = False
+        self._hidden = [*self.callbacks.in_rests, *results, self._begins]
+        if loops is not None and (limit_ns := loops.inspected_from):
+            slow_ns = limit_ns
+            self._hidden += loops.in_rests
+        light = self._light(rest, callbacks, self._ends.original, slow_ns)
+        self._hidden.append(self._ends._replace(original=light))
+        for replaced in self._hidden:
+            replaced.hide()
+        return True
+
+    def _light(self, rest: MarkedRest, own: Any, original: Any, slow_ns: int) -> Any:
+        """Return the list's method that is called at the end of a batch, as it is during a rest."""
+        starts, ends, steps, until = rest.ends, rest.finished, rest.steps, rest.until
+
+        @functools.wraps(original)
+        def on_batch_end(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
+            if callbacks is not own:  # of a loop on another thread
+                return original(callbacks, *args, **kwargs)
+            ends.append(end_ns := perf_counter_ns())
+            result = original(callbacks, *args, **kwargs)
+            if end_ns - starts[-1] >= slow_ns and self._loops is not None:
+                self._loops.rested_call_ended(starts[-1], end_ns)
+            now_ns = perf_counter_ns()
+            if len(ends) < steps and now_ns < until:
+                starts.append(now_ns)
+            else:
+                self._end_rest()
+            return result
+
+        return on_batch_end
+
+    def _end_rest(self) -> None:
+        try:
+            self.session.tracker.end_rest()
+        except Exception as error:  # fail open
+            self.session.fail(error)
+
+    def _interrupt_rest(self) -> None:
+        """End the rest between two steps, the second of which does not follow at once."""
+        if self._rest is not None:
+            self.session.tracker.cancel_step()
 
     def _awake(self) -> None:
         rest, self._rest = self._rest, None
@@ -752,12 +789,17 @@ class KerasAdapter(FrameworkAdapter):
         if rest is not None:
             self.callbacks.rested(rest.ends, rest.finished, self.session.tracker.number + 1 - len(rest.ends))
 
+    @functools.cached_property
+    def _loops(self) -> Loops | None:
+        """What TensorFlow's adapter knows of functions, on that backend."""
+        return getattr(self.session.find("tensorflow"), "loops", None) if self.backend == "tensorflow" else None
+
     def _phase_of(self, stack: Sequence[FrameType]) -> str:
         if self.session.tracker.in_compiled:
             return "compiled"
         return PHASE if self.callbacks.in_callback(stack) else ""
 
-    def _begin(self, mode: ModeKeys, _result: Any, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
+    def _begin(self, mode: ModeKeys, callbacks: Any, batch: int, *_args: Any, **_kwargs: Any) -> None:
         session, tracker = self.session, self.session.tracker
         if session.quiet or tracker.owner != KERAS or get_ident() != self._thread:  # as _owns(): a call costs time
             return
@@ -766,7 +808,7 @@ class KerasAdapter(FrameworkAdapter):
         if tracker.is_open:
             tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
         self._batch = batch
-        if callbacks is not None and self._rests(mode, start_ns):
+        if callbacks is not None and self._rests(mode, start_ns, callbacks):
             return
         batches = self._batches_a_run()
         tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode, batches=batches)
@@ -828,6 +870,11 @@ class KerasAdapter(FrameworkAdapter):
         if self._batches_a_run() > 1:
             self._iterations = self._count()
 
+    def _epoch_ending(self, *_args: Any, **_kwargs: Any) -> bool:
+        if get_ident() == self._thread:
+            self._interrupt_rest()
+        return True
+
     def _epoch_ends(self, *_outcome: Any) -> None:
         if self.session.quiet:
             return
@@ -882,10 +929,6 @@ class KerasAdapter(FrameworkAdapter):
     def _apply_ends(self, optimizer: Any, _result: Any, _error: BaseException | None) -> None:
         if not self.session.quiet:
             self.session.tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, perf_counter_ns())
-
-
-def _always(*_args: Any, **_kwargs: Any) -> bool:
-    return True
 
 
 def _definer(kind: type, name: str) -> type | None:

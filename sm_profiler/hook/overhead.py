@@ -12,7 +12,11 @@ from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
-TIME_SHARE = 0.008  # of a step without its waits for a core; what else the hook's threads delay is not seen
+TIME_SHARE = (
+    0.008  # of a step without its waits for a core, for all that the hook does; what its threads delay is not seen
+)
+LEAST = 8  # part of the budget that observing steps may always take: without any phases there is nothing to report
+THRIFT = 3  # times less CPU time than usual the sampler gets where steps of a rest and threads take most of the budget
 UNSEEN = 3.0  # times what their own clock sees is what callbacks cost, with cold caches; until steps have been compared
 DOUBT = 4.0  # if callbacks are within their budget even at so many times their cost, no steps are compared
 MIN_US = UNSEEN * 30  # a step, which are allowed while windows are open
@@ -40,6 +44,7 @@ class OverheadController:
     Attributes:
         shed: collectors whose windows are over because the hook cost too much.
         others: return the CPU seconds of the hook's other threads.
+        share: the part of its usual CPU time that the sampler may take.
     """
 
     def __init__(  # each is a part that tests replace
@@ -78,6 +83,7 @@ class OverheadController:
         self._estimated = (0, 0.0)  # steps that were observed before any were compared, and what they seemed to cost
         self._unjudged = [0.0] * 4  # steps, what observing them and all else cost, their length; microseconds
         self._every_for_time = self._every_for_bytes = 1
+        self.share = 1.0
 
     def begin(self) -> None:
         """Measure from now on, on the thread of the beats: a fast loop is through its windows before the first one.
@@ -162,7 +168,7 @@ class OverheadController:
     def _judge(self, steps: int, observed_us: float, fixed_us: float, length_us: float) -> None:
         """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps.
 
-        What threads and steps of rests cost stays as it is if phases become sparser: half the budget is not theirs.
+        What threads and steps of rests cost stays as it is if phases become sparser: the rest of the budget is theirs.
         """
         unjudged = self._unjudged
         for index, more in enumerate((steps, observed_us, fixed_us, length_us)):
@@ -174,7 +180,8 @@ class OverheadController:
         budget_us, window = TIME_SHARE * length_us, self._open_window()
         if window is not None:
             budget_us = max(budget_us, MIN_US * count)
-        factor = observed_us / max(budget_us - fixed_us, budget_us / 2, 1e-9)
+        factor = observed_us / max(budget_us - fixed_us, budget_us / LEAST, 1e-9)
+        self.share = min(max(budget_us / max(2 * fixed_us, 1e-9), 1 / THRIFT), 1.0)
         self._tracker.compares = window is None and factor * DOUBT > 1
         self._over = self._over + 1 if factor > 1 else 0
         self._under = self._under + 1 if factor * self._every_for_time < self._every_for_time // 2 else 0

@@ -147,7 +147,7 @@ class CallRest(Rest):
 
 @attrs.define(eq=False)
 class MarkedRest(CallRest):
-    """The same of a loop that marks start and end of its steps; `ends` are their starts.
+    """The same of a loop whose steps are marked; `ends` are their starts.
 
     Attributes:
         finished: when they ended; the running step has not.
@@ -160,14 +160,6 @@ class MarkedRest(CallRest):
     def is_open(self) -> bool:
         """True while a step runs."""
         return len(self.ends) > len(self.finished)
-
-    def begins(self, now_ns: int) -> bool:
-        """Count a step that begins, unless the rest has to end."""
-        starts = self.ends
-        if len(starts) != len(self.finished) or len(starts) >= self.steps or now_ns > self.until:
-            return False
-        starts.append(now_ns)
-        return True
 
     def phase(self, stack: Sequence[FrameType]) -> str:
         """Return the phase of a sample."""

@@ -72,6 +72,7 @@ class Sampler(Collector):
         sources: samples of other processes.
         reader: reduces stacks.
         cpu_seconds: CPU time of the sampler's thread so far.
+        thrift: returns the part of its usual CPU time that it may take.
         helpers_ns: time so far by which threads that the training thread waits for had no core.
     """
 
@@ -108,6 +109,7 @@ class Sampler(Collector):
         self.sources: list[Source] = []
         self.reader = StackReader()
         self.cpu_seconds = 0.0
+        self.thrift: Callable[[], float] = lambda: 1.0
         self._random = random.Random()  # not a secret; the script's own generator must not be touched
         self._prompt = Prompt()
         self._reset()
@@ -189,7 +191,7 @@ class Sampler(Collector):
     def delay(self, now_ns: int) -> float:
         """Return the seconds until the next sample: fewer in a long step, more if sampling is expensive here."""
         if self._saved < 0:
-            return min(DELAY - self._saved / SHARE, MAX_DELAY)
+            return min(DELAY - self._saved / (SHARE * self.thrift()), MAX_DELAY)
         number, start_ns = self._seen
         if number < 0:
             return min(max(DELAY, (now_ns - self._began_ns) / 1e9 / START_SLOWS), MAX_DELAY)
@@ -216,7 +218,7 @@ class Sampler(Collector):
         self.helpers_ns += delay
         waiting = (waited - self._last_waited + delay) / 1e9
         self._last_waited = waited
-        self._saved = min(self._saved + SHARE * max(seconds - waiting, 0.0), SAVED)
+        self._saved = min(self._saved + SHARE * self.thrift() * max(seconds - waiting, 0.0), SAVED)
         if places:
             self._tally.hold((phase, long, leaf, places), seconds, waiting)
 

@@ -257,19 +257,20 @@ class Standby:
 
     Args:
         source: the configuration, by which the hook is off.
-        start: installs the hook with a profile.
-        missed: takes the profile if the process ends before there was a moment to start.
+        start: installs the hook with a profile; gets what it had to wait for, or "".
+        missed: takes the profile if the process ends before there was a moment to start, and the reason.
     """
 
     def __init__(
         self,
         source: ConfigText,
-        start: Callable[[Profile, ConfigText], object],
-        missed: Callable[[Profile, ConfigText], object] | None = None,
+        start: Callable[[Profile, ConfigText, str], object],
+        missed: Callable[[Profile, ConfigText, str], object] = lambda *_: None,
     ) -> None:
         self._source = source
         self._start = start
         self._missed = missed
+        self._waits_for = ""  # what runs while there is no moment to start
         self._ended = threading.Event()
         self._asked = threading.Event()
         self._call = _PENDING(self._on_main_thread)
@@ -300,7 +301,7 @@ class Standby:
             if not changed[0].hook_on:
                 continue
             self._ready = changed
-            since, told = time.monotonic(), False
+            since = time.monotonic()
             with self._lock:
                 self._watch_entries()
             self._asked.set()
@@ -309,9 +310,11 @@ class Standby:
                     self._asked.clear()
                     if ctypes.PyDLL(None).Py_AddPendingCall(self._call, None) != 0:
                         self._asked.set()
-                if not told and time.monotonic() - since > PATIENCE:
-                    told = True
-                    logger.warning("sm-profiler: the configuration changed: the hook waits for a moment to start")
+                if not self._waits_for and time.monotonic() - since > PATIENCE:
+                    self._waits_for = running_call()
+                    logger.warning(
+                        "sm-profiler: the configuration changed: the hook waits to start: %s runs", self._waits_for
+                    )
 
     def changed(self) -> tuple[Profile, ConfigText] | None:
         """Return the configuration if it has changed and the profiler is on now."""
@@ -361,7 +364,7 @@ class Standby:
         if self._ready is None or self._ended.is_set() or os.getpid() != self._pid or in_framework():
             return False
         self.end()
-        self._start(*self._ready)
+        self._start(*self._ready, self._waits_for)
         logger.warning("sm-profiler: the configuration changed: the hook has started, and counts the steps that begin from here on")  # fmt: skip
         return True
 
@@ -373,10 +376,10 @@ class Standby:
         if multiprocessing.parent_process() is not None:  # which reports it
             return
         self.end()
-        logger.warning("sm-profiler: the configuration changed, but the hook did not start: %s", NO_MOMENT)
-        if self._missed is not None:
-            with suppress(Exception):  # the report of a job that ends
-                self._missed(*ready)
+        reason = f"{self._waits_for} ran until the process ended" if self._waits_for else NO_MOMENT
+        logger.warning("sm-profiler: the configuration changed, but the hook did not start: %s", reason)
+        with suppress(Exception):  # the report of a job that ends
+            self._missed(*ready, reason)
 
 
 def _accompany_late(profile: Profile, source: ConfigText) -> None:
@@ -395,6 +398,15 @@ def in_framework() -> bool:
         if not threads.is_own(ident)
         for frame in stack_of(ident)
     )
+
+
+def running_call() -> str:
+    """Return the name of the framework's function that the script has called, such as `keras fit()`."""
+    for frame in reversed(stack_of(threading.main_thread().ident)):
+        module = str(frame.f_globals.get("__name__", ""))
+        if is_busy(module) and not module.endswith("traceback_utils"):  # the wrapper of all that scripts call in Keras
+            return f"{module.partition('.')[0]} {frame.f_code.co_name}()"
+    return "a framework's code"
 
 
 def is_busy(module: str) -> bool:

@@ -581,7 +581,7 @@ def test_marked_steps_are_recorded_when_the_rest_ends():
     assert phase_of(tracker) == "between"
     rest.finished.append(15)
     assert phase_of(tracker) == "outside"
-    assert rest.begins(20)
+    rest.ends.append(20)
     assert tracker.latest == (2, 20)
     assert tracker.train_number == 2
     rest.finished.append(28)
@@ -596,7 +596,7 @@ def test_a_marked_step_that_runs_when_the_rest_ends_stays_open():
     tracker, records = marked()
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)
-    rest.begins(20)
+    rest.ends.append(20)
     tracker.end_rest()
     assert tracker.is_open
     assert len(records) == 2
@@ -608,8 +608,7 @@ def test_a_marked_step_that_found_no_batch_does_not_count():
     tracker, records = marked()
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
     rest.finished.append(15)
-    rest.begins(20)
-    assert not rest.begins(30)  # the step before has not ended
+    rest.ends.append(20)
     tracker.cancel_step()
     tracker.begin_step(30, gradients=True, mode=ModeKeys.TRAIN)
     assert (tracker.global_step, tracker.number, len(records)) == (2, 2, 2)
@@ -618,20 +617,15 @@ def test_a_marked_step_that_found_no_batch_does_not_count():
 def test_a_marked_rest_ends_before_the_next_step_that_is_observed_and_after_a_second():
     tracker, _ = marked(every=4)
     rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
-    rest.finished.append(15)
-    assert rest.begins(20)
-    rest.finished.append(25)
-    assert not rest.begins(30)
+    assert (rest.steps, rest.until) == (2, 10 + REST_NS)
+    rest.ends.append(20)
+    rest.finished += [15, 25]
     tracker.end_rest()
     rest = tracker.begin_marked_rest(30, lambda: None, lambda _stack: "")  # the step that the next one is compared with
+    assert rest.steps == 1
     rest.finished.append(35)
-    assert not rest.begins(40)
     tracker.end_rest()
     assert tracker.begin_marked_rest(40, lambda: None, lambda _stack: "") is None
-    tracker, _ = marked()
-    rest = tracker.begin_marked_rest(10, lambda: None, lambda _stack: "")
-    rest.finished.append(15)
-    assert not rest.begins(11 + REST_NS)
 
 
 def test_the_times_of_data_parallel_are_read_now_and_then(loop, tmp_path):

@@ -299,11 +299,37 @@ def test_a_hook_without_a_moment_to_start_reports_that(tmp_path):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "the hook has started" not in done.stderr
-    assert "the hook waits for a moment to start" in done.stderr
-    assert "the hook did not start" in done.stderr
+    assert "the hook waits to start: keras fit() runs" in done.stderr
+    assert "the hook did not start: keras fit() ran until the process ended" in done.stderr
     recover_traces(folder, stopped=False)
     main = build_report(open_source(str(folder))).verdict.main
     assert "found no moment to start" in main.headline
+
+
+def test_a_hook_that_had_to_wait_for_a_moment_reports_for_what(tmp_path):
+    """A loop inside a framework, as Keras's fit, is left out as a whole."""
+    script, config, folder = tmp_path / "train.py", tmp_path / "config.json", tmp_path / "profile"
+    script.write_text(f"{NEVER}\nimport torch\n{LATE_LOOP}")
+    config.write_text(json.dumps({"DisableProfiler": True}))
+    on = json.dumps({"ProfilingParameters": {"LocalPath": str(folder)}})
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(SM_PROFILER_CONFIG=str(config), ON=on), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "the hook has started" in done.stderr
+    _, (state,) = end_of_steps(folder)
+    assert state == "switched on while the job ran, and started when keras fit() was over"
+
+
+LATE_LOOP = """
+while entry.get_hook(create=False) is None:
+    time.sleep(0.001)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(5):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
 
 
 def test_a_configuration_of_the_environment_cannot_change(quick, monkeypatch):

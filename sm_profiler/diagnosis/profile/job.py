@@ -120,7 +120,7 @@ def start(case: Case) -> Found | None:
     late, share = found.late, found.seconds / found.whole
     # what is normal is no cause
     main = largest(found.parts if late else [part for part in found.parts if part.key in INSIDE_LOOP])
-    if main is not None and main.seconds < limits.HEALTHY_PHASE * (found.seconds if late else found.first_steps):
+    if main is not None and main.seconds < limits.MAJORITY * (found.seconds if late else found.first_steps):
         main = None
     most = ""
     if main is not None:
@@ -363,7 +363,7 @@ def _process_memory(case: Case) -> Found | None:
         if (
             growth is None
             or not growth.is_steady
-            or growth.gained < max(limits.GROWTH_BYTES, limits.HEALTHY * growth.start)
+            or growth.gained < max(limits.GROWTH_BYTES, limits.NOTICEABLE * growth.start)
         ):
             continue
         if growth.late < limits.CLOSE * growth.slope and _keeps_nothing(_objects(case, name)):
@@ -405,7 +405,7 @@ def _grows(
 ) -> Found:
     """Return the finding about memory: it costs no time until the job dies, which leads only if it is about to."""
     fatal = left is not None and left < limits.SHORT_RUN_S
-    share = 1.0 if fatal else limits.HEALTHY
+    share = 1.0 if fatal else limits.CLEARLY * limits.FAR
     return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
 
 
@@ -483,7 +483,7 @@ def _gpu_memory(case: Case) -> Found | None:
         growth = fit_growth(seconds, values)
         if growth is None or growth.gained < limits.GPU_GROWTH or not growth.is_significant:
             continue
-        if float(np.mean(values[-max(len(values) // limits.SAMPLES, 1) :])) < growth.start + limits.GPU_GROWTH:
+        if float(np.mean(values[-max(len(values) // limits.STRETCHES, 1) :])) < growth.start + limits.GPU_GROWTH:
             continue  # it was given back
         name = "GPU memory gained in the loop"
         gained = Evidence(name, round(growth.gained, 1), limits.GPU_GROWTH, f"{node} {device}", "percent")
@@ -498,12 +498,12 @@ def _host_memory(case: Case) -> Found | None:
     for (node, _), data in case.metrics.system.of("memory").items():
         filled = data.count > 0
         growth = fit_growth(*_inside_loop(case, data.seconds[filled], data.mean[filled]))
-        if growth is None or not growth.is_steady or growth.gained < limits.HOST_GROWTH:
+        if growth is None or not growth.is_steady or growth.gained < 100 * limits.FLOOR:
             continue
         if case.metrics.loader.num_workers <= 0 and _grown_by_others(case, node, growth):
             continue
         name = "memory gained in the loop"
-        gained = Evidence(name, round(growth.gained, 1), limits.HOST_GROWTH, node, "percent")
+        gained = Evidence(name, round(growth.gained, 1), 100 * limits.FLOOR, node, "percent")
         return _in_percent("memory_of_node", node, growth, gained, "other processes of the node may grow")
     return None
 
@@ -625,6 +625,9 @@ def dead_rank(case: Case) -> Found | None:
     rank = ending.dead
     if rank is None:
         return None
+    hung = find_hang(case.metrics)
+    if hung is not None and rank.name in {one.name for one in hung.stopped}:
+        return None  # what ended it, or its peers, came long after all had stopped
     words = {
         "sentence": rank.sentence,
         "running": " The job is still running." if ending.state == RUNNING else "",

@@ -28,7 +28,8 @@ from sm_profiler.hook.detailed import DETAILED, SESSION, DetailedWindow, Profile
 from sm_profiler.hook.frames import user_line
 from sm_profiler.hook.guard import run_bounded
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.patches import Patches, timed
+from sm_profiler.hook.patches import Patches, Replaced, timed
+from sm_profiler.hook.rest import MarkedRest
 from sm_profiler.hook.scheduling import waited_ns
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
 from sm_profiler.hook.tensorflow.compilations import INSIDE, NODES, SLOWER, XLA, InGraphs, Retracing, another
@@ -78,6 +79,7 @@ class Loops:
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
         retracing: records the traces of functions.
         ran: outermost functions that ran, while they are counted; else None.
+        in_rests: what is put back during a rest.
     """
 
     def __init__(
@@ -98,6 +100,10 @@ class Loops:
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
         self.ran: list[Any] | None = None
+        self.in_rests: list[Replaced] = []
+        self._latest: Any = None  # the function of steps that another adapter marks
+        self._unseen_ns = 0  # start of a call of it that was not reported, and is traced
+        self.retracing.begins = self._trace_begins
         self._tape: Any = None  # outermost tape that records
         self._forward = False  # of that tape
 
@@ -230,35 +236,46 @@ class Loops:
             function.__dict__[TRAINS] = True
 
     def wrap_call(self, original: Any) -> Any:
-        """Return `Function.__call__` with its calls reported; during a rest, only one that was traced or took long."""
-        observed = timed(original, self.call_begins, self.call_ends, self._session.fail)
-        tracker, calls = self._session.tracker, self._calls
+        """Return `Function.__call__` with its calls reported."""
+        return timed(original, self.call_begins, self.call_ends, self._session.fail)
 
-        @functools.wraps(observed)
-        def __call__(function: Any, /, *args: Any, **kwargs: Any) -> Any:  # replaces a method of this name
-            if tracker.rest is None or not tracker.manual or calls or get_ident() != self.thread:
-                return observed(function, *args, **kwargs)
-            about = function.__dict__
-            quickest = about.get(QUICKEST)
-            if quickest is None or about.get("_jit_compile"):
-                return observed(function, *args, **kwargs)
-            calls.append(function)
-            start_ns = perf_counter_ns()
-            try:
-                return original(function, *args, **kwargs)
-            finally:
-                end_ns = perf_counter_ns()
-                calls.pop()
-                if self.retracing.held or not quickest <= end_ns - start_ns < SLOWER * quickest:
-                    self._rested_call_ended(function, (args, kwargs), start_ns, end_ns)
+    # during a rest, in which calls are not reported
 
-        return __call__
+    @property
+    def inspected_from(self) -> int:
+        """The nanoseconds that a step takes at least in which the step's function was compiled; 0 if each is to be seen."""
+        about = {} if self._latest is None else self._latest.__dict__
+        return 0 if about.get("_jit_compile") else SLOWER * about.get(QUICKEST, 0)
 
-    def _rested_call_ended(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
-        try:
-            self._marked_call_ended(_Call(function, arguments, start_ns, True, False, True), end_ns)
-        except Exception as error:  # fail open
-            self._session.fail(error)
+    def rested_call_ended(self, start_ns: int, end_ns: int) -> None:
+        """Inspect a step that took long."""
+        call = _Call(self._latest, ((), {}), start_ns, began=True, outermost=False, is_marked=True)
+        with self._session.guarded("hook"):
+            self._marked_call_ended(call, end_ns)
+
+    def _trace_begins(self) -> None:
+        """End the rest in the middle of a step in which a function is traced."""
+        tracker = self._session.tracker
+        rest = tracker.rest
+        if isinstance(rest, MarkedRest) and not self._calls and get_ident() == self.thread:
+            start_ns, is_open = rest.ends[-1], rest.is_open
+            tracker.end_rest()
+            if is_open and self._latest is not None:
+                self._calls.append(self._latest)
+                self._unseen_ns = start_ns
+
+    def unseen_ended(self, end_ns: int) -> None:
+        """End the call that ended with the step, and whose begin was not reported."""
+        if self._unseen_ns:
+            start_ns = self._unseen_ns
+            self.forget_unseen()
+            self.rested_call_ended(start_ns, end_ns)
+
+    def forget_unseen(self) -> None:
+        """Forget that call, which has raised an error."""
+        if self._unseen_ns:
+            self._unseen_ns = 0
+            self._calls.clear()
 
     def call_begins(self, function: Any, /, *args: Any, **kwargs: Any) -> _Call | None:
         """Begin a call of a `tf.function`: from Python it is a step, a part of one, or many steps."""
@@ -303,8 +320,10 @@ class Loops:
     def _marked_call_ended(self, call: _Call, end_ns: int) -> None:
         """Record how long a call took in a step that another adapter marks."""
         function, start_ns = call.function, call.start_ns
-        if self.ran is not None and not self._session.aside.depth:
-            self.ran.append(function)
+        if not self._session.aside.depth:
+            self._latest = function
+            if self.ran is not None:
+                self.ran.append(function)
         if _uses_xla(function):
             self._find_compilation(function, call.arguments, start_ns, end_ns)
         quickest = function.__dict__.get(QUICKEST)
@@ -548,7 +567,7 @@ class OperatorCount(Collector):
         """Measure in a separate thread, which has none of the scopes that the script has entered."""
         measure, hangs = functools.partial(self._measure, graphs=graphs), "the calibration of operators does not end"
         with self._retracing.ignored():
-            return run_bounded(measure, CALIBRATION_SECONDS, hangs)
+            return run_bounded(lambda: self._session.work.elsewhere(measure), CALIBRATION_SECONDS, hangs)
 
     def _measure(self, *, graphs: bool) -> Costs:
         tf = self._tf
@@ -709,7 +728,8 @@ class TensorFlowAdapter(FrameworkAdapter):
         patches.around(tape, "__exit__", loops.tape_exits, loops.tape_exited)
         patches.around(tape, "gradient", loops.gradient_begins, loops.gradient_ends)
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
-        patches.replace(functions.Function, "__call__", loops.wrap_call)
+        call = patches.replace(functions.Function, "__call__", loops.wrap_call)
+        loops.in_rests = [call] if call is not None else []
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
         patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
@@ -730,6 +750,7 @@ class TensorFlowAdapter(FrameworkAdapter):
 
     def remove(self) -> None:
         """Restore TensorFlow."""
+        self.session.tracker.end_rest()
         self._patches.remove()
         self.stages.remove()
         self.session.discard(self.retracing)
@@ -758,6 +779,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         """Record how long a step that another adapter marks has waited for its batches, or leave that for later."""
         loops, tracker = self.loops, self.session.tracker
         loops.leads = False
+        loops.unseen_ended(perf_counter_ns())
         if later and tracker.batches == 1 and not loops.fetched and not self.stages.wanted:
             tracker.waits_later = self.stopwatch.used
             return

@@ -64,6 +64,7 @@ class Retracing(Collector):
         self._codes: set[Any] = set()  # of the user's functions that were traced
         self.traced: Callable[[Any], object] = lambda _graph: None
         self.is_called: Callable[[], bool] = lambda: False
+        self.begins: Callable[[], None] = lambda: None
         self.held: list[Span] = []
         self.anew = ""
 
@@ -152,6 +153,7 @@ class Retracing(Collector):
     ) -> tuple[str, int, Compile | None]:
         began, about = self._clock(), None
         if self._depth == 0:
+            self.begins()
             about = attempt(lambda: self._describe(function_type, options)) or Compile(compiler=COMPILER, again=False)
         self._depth += 1
         return str(getattr(options, "name", "")) or "tf.function", began, about
