@@ -244,7 +244,9 @@ def test_only_lines_that_grew_since_a_slowdown_are_named(later, named):
     rows, now = [], 1.0
     for step in range(600):
         slow = step >= 300
-        rows += training(1, forward=later if slow else 0.005, backward=0.02 if slow and not named else 0.002, at=now, number=step)
+        rows += training(
+            1, forward=later if slow else 0.005, backward=0.02 if slow and not named else 0.002, at=now, number=step
+        )
         now += 0.007 + (0.018 if slow and not named else 0.0) + (later - 0.005 if slow else 0.0)
         if step % 100 == 99:
             rows.append(sampled(("forward", False, 100 * (later if slow else 0.005), 39), at=now - 0.3))
