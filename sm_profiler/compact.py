@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import chain
@@ -38,7 +38,7 @@ from sm_profiler.source.parquet.paths import PartKey
 from sm_profiler.source.parquet.schema import KEY, SCHEMA_VERSION, SCHEMAS, Header, SourceFile, encode_header, to_batch
 from sm_profiler.source.parquet.storage import ParquetStorage, loose_rows
 from sm_profiler.source.parse import ColumnBuilder, FileRows, Parsed, parse_all
-from sm_profiler.source.profile import SETTLED_S, progress_bar
+from sm_profiler.source.profile import SETTLED_S, megabytes, reading_meter
 from sm_profiler.storage import FileInfo, Storage, open_storage, read_all
 
 __all__ = ["Compacted", "athena_ddl", "compact"]
@@ -245,13 +245,12 @@ class Rewriting:
         self._new: dict[str, FileRows] = {}
         self.done = Compacted(part.job)
 
-    def take(
-        self, parsed: Iterator[Parsed], count: int, *, finished: bool, advance: Callable[[Item], object] = bool
-    ) -> None:
+    def take(self, parsed: Iterator[Parsed], count: int, *, finished: bool, meter: Meter | None = None) -> None:
         """Add the next parsed files, as far as they can be used."""
         for _ in range(count):
             piece = FileRows.parsed(*next(parsed))
-            advance(piece.item)
+            if meter is not None:
+                meter.add(megabytes(piece.item))
             settled = finished or time.time() - piece.item.info.mtime > SETTLED_S
             if not piece.rows or (piece.outcome.status != READ and not settled):
                 self.done.left += 1
@@ -468,14 +467,14 @@ class _Compaction:
     def _write_here(self, changed: Mapping[PartKey, Sequence[Item]]) -> None:
         fresh = [item for part in sorted(changed, key=in_time) for item in changed[part]]
         parsed = parse_all(self._source.storage, fresh, processes=self._source.options.processes)
-        with closing(parsed), progress_bar(fresh, show=self._source.options.progress) as advance:
+        with closing(parsed), reading_meter(fresh, show=self._source.options.progress) as meter:
             for part in sorted({*changed, *self._held}, key=in_time):
                 if part not in changed:
                     self._replay(part)
                     continue
                 held = list(self._held.get(part, {}).values())
                 rewriting = Rewriting(part, held, self._existing, self._source.origin)
-                rewriting.take(parsed, len(changed[part]), finished=self._source.finished, advance=advance)
+                rewriting.take(parsed, len(changed[part]), finished=self._source.finished, meter=meter)
                 rewriting.write(self._storage, self._streams)
                 self.done.add(rewriting.done)
 

@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
     for limit, unit, scale in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3), (120.0, "s", 1.0), (7200.0, "min", 1 / 60)):
         if seconds < limit:
             return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 3600:.3g} h" if seconds < 3.6e6 else f"{seconds / 3600:,.0f} h"
 
 
 def size(count: float) -> str:

@@ -187,7 +187,6 @@ class TimelineWriter:
         self._add_moment('i","s":"g', self._process(process), name, at, args)
 
     def add_counter(self, process: str, name: str, at: int, values: Arguments) -> None:
-        """Write values of a counter from a moment on."""
         self._add_moment("C", self._process(process), name, at, values)
 
     def add_events(self, events: EventColumns) -> None:

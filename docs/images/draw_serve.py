@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from playwright.sync_api import Playwright, sync_playwright
+from playwright.sync_api import Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -68,18 +68,23 @@ with tempfile.TemporaryDirectory() as scratch:
         make_job(Path(scratch, name, "profiler-output"), *timing, *options)
     serve = [sys.executable, "-m", "sm_profiler", "serve", scratch, "--port", "0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as play:
-        address = server.stdout.readline().strip()
-        chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for file, name, scheme, width, height in PICTURES:
-            page = chromium.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
-            page.goto(address)
-            page.locator(".badge").nth(len(JOBS) - 1).wait_for(timeout=120_000)
-            if name:
-                page.get_by_role("link", name=name[:8]).click()
-                page.locator("#heat").wait_for(timeout=120_000)
-            if file in SECTIONS:
-                page.locator(SECTIONS[file]).evaluate("one => one.scrollIntoView({behavior: 'instant'})")
-                page.wait_for_timeout(500)
-            page.screenshot(path=HERE / file)
-        chromium.close()
-        server.terminate()
+        try:
+            address = server.stdout.readline().strip()
+            chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            for file, name, scheme, width, height in PICTURES:
+                page = chromium.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
+                page.goto(address)
+                page.locator(".badge").nth(len(JOBS) - 1).wait_for(timeout=120_000)
+                if name:
+                    page.get_by_role("link", name=name[:8]).click()
+                    page.locator("#heat").wait_for(timeout=120_000)
+                    page.locator("#state", has_text="running").wait_for(timeout=120_000)
+                else:
+                    expect(page.get_by_text("reading what is there")).to_have_count(0, timeout=120_000)
+                if file in SECTIONS:
+                    page.locator(SECTIONS[file]).evaluate("one => one.scrollIntoView({behavior: 'instant'})")
+                    page.wait_for_timeout(500)
+                page.screenshot(path=HERE / file)
+            chromium.close()
+        finally:
+            server.terminate()

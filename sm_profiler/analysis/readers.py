@@ -121,7 +121,6 @@ def of_training(phase: str) -> bool:
 
 
 def training_events(events: EventColumns) -> Mask:
-    """Select the events of the training."""
     return events.phase.mask(of_training)
 
 
@@ -531,7 +530,6 @@ def in_file_order(events: EventColumns) -> EventColumns:
 
 
 def open_events(source: ProfileSource) -> EventColumns:
-    """Update a source and return all its trace events."""
     source.refresh()
     return source.events()
 

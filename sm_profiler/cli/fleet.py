@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import attrs
 
 from sm_profiler.cli.main import BAD, DONE, add_executor, add_prices, read_json
 from sm_profiler.formatting import percent
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -101,17 +100,18 @@ def run_fleet(options: Namespace) -> int:
         prices=prices,
     )
     write_fleet(fleet, options.out)
-    print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
+    say(f"{printable(options.out.rstrip('/'))}/{HTML}")
     print(summary(fleet), flush=True)
     if not fleet.totals.jobs:
-        limits = "".join(
-            f", {option}" for option, value in (("--since", options.since), ("--tag", options.tag)) if value
-        )
-        print(
-            f"sm-profiler: there are no jobs in {printable(', '.join(options.sources))}. To do: check the names, the region "
-            f"of an account{limits}",
-            file=sys.stderr,
-        )
+        checks = [
+            text for text, given in (
+                ("the names: a job's folder contains system/, framework/ or a report.json", True),
+                ("the region", any(source.startswith("account:") for source in options.sources)),
+                ("--since", options.since), ("--tag", options.tag),
+            ) if given
+        ]  # fmt: skip
+        sources = printable(", ".join(options.sources))
+        say(f"there are no jobs in {sources}. To do: check {', '.join(checks)}")
     return _checked(options.fail_on, fleet.totals)
 
 
@@ -217,9 +217,9 @@ def _checked(conditions: Sequence[Condition], totals: Totals) -> int:
     code = DONE
     for condition in conditions:
         if found := condition.broken_by(totals):
-            print(f"sm-profiler: --fail-on {condition}: {found}", file=sys.stderr)
+            say(f"--fail-on {condition}: {found}")
             code = BAD
         if unknown := condition.unknown_for(totals):
-            print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
+            say(f"--fail-on {unknown}")
             code = BAD if condition.value(totals) is None else code
     return code

@@ -6,27 +6,22 @@ import argparse
 import contextlib
 import difflib
 import io
+import json
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, overload
 
 from sm_profiler._lazy import install_hint
 from sm_profiler._version import __version__
-from sm_profiler.errors import ProfilerError
+from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.printable import ASCII, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-import json
-from argparse import ArgumentParser, Namespace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, overload
-
-from sm_profiler.errors import ConfigError
-
-if TYPE_CHECKING:
     from sm_profiler.report import JobInfo
 
 DONE, BAD, USAGE = 0, 1, 2  # exit codes: success; the inspected thing is bad; wrong usage or unreadable input
@@ -116,7 +111,7 @@ def newest_run(where: str, *, running: bool = False) -> str:
     unfinished = [job for job in found if running and job.state == "running"]
     if unfinished:
         run = max(unfinished, key=lambda each: (each.changed, each.where)).where
-        print(f"sm-profiler: following {printable(run)}", file=sys.stderr)
+        say(f"following {printable(run)}")
         return run
     times = {job.where: time for job in found if (time := last_written(Path(job.where)))}
     if not times:
@@ -125,13 +120,12 @@ def newest_run(where: str, *, running: bool = False) -> str:
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
     state = read_state(Path(run))
     now = " (still running)" if state is not None and not state.is_over else ""
-    print(f"sm-profiler: {printable(where)} contains {count}: {printable(run)}{now}", file=sys.stderr)
+    say(f"{printable(where)} contains {count}: {printable(run)}{now}")
     newer = [job for job in found if job.state == "running" and job.where not in times and read_state(Path(job.where))]
     if newer:
-        print(
-            f"sm-profiler: {printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "
-            "yet: 'sm-profiler watch' shows it, 'sm-profiler report --follow' waits for it",
-            file=sys.stderr,
+        say(
+            f"{printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "
+            "yet: 'sm-profiler watch' shows it, 'sm-profiler report --follow' waits for it"
         )
     return run
 
@@ -143,7 +137,7 @@ def priced_job(options: Namespace) -> JobInfo:
 
     prices = read_json(options.prices)
     if options.instance_type and (problem := Prices.of(prices).unknown(options.instance_type)):
-        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        say(printable(problem))
     return JobInfo(instance_type=options.instance_type, prices=prices)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from sm_profiler.cli.main import BAD, DONE, add_executor, add_source, newest_run
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 
 COMPACT_EXAMPLES = """\
 examples:
@@ -44,10 +43,9 @@ def run_compact(options: Namespace) -> int:
     done = compact(source, open_storage(options.out), job=job, executor=options.executor)
     later = f"; {plural(done.left, 'file')} could not be read or may still grow" if done.left else ""
     there = f"; {plural(done.unchanged, 'file')} had been added before" if done.unchanged else ""
-    print(
-        f"sm-profiler: {printable(done.job)}: {plural(done.files, 'new file')} ({done.read_bytes / 1e6:,.1f} MB) "
-        f"written as {plural(done.parts, 'Parquet file')} ({done.written_bytes / 1e6:,.1f} MB){there}{later}",
-        file=sys.stderr,
+    say(
+        f"{printable(done.job)}: {plural(done.files, 'new file')} ({done.read_bytes / 1e6:,.1f} MB) "
+        f"written as {plural(done.parts, 'Parquet file')} ({done.written_bytes / 1e6:,.1f} MB){there}{later}"
     )
     if options.ddl:
         print(athena_ddl(options.out), end="")
@@ -100,11 +98,8 @@ def run_merge_timeline(options: Namespace) -> int:
     from sm_profiler.formatting import plural
 
     processes = "1 process" if done.processes == 1 else f"{done.processes:,} processes"
-    print(
-        f"sm-profiler: {plural(done.events, 'event')} of {processes} in {printable(options.out)}{clocks}{left_out}",
-        file=sys.stderr,
-    )
+    say(f"{plural(done.events, 'event')} of {processes} in {printable(options.out)}{clocks}{left_out}")
     for name, shift in done.shift_us.items():
-        print(f"sm-profiler: {printable(name)} is shifted by {shift / 1e3:.3g} ms", file=sys.stderr)
+        say(f"{printable(name)} is shifted by {shift / 1e3:.3g} ms")
     print("open it at https://ui.perfetto.dev or in chrome://tracing")
     return DONE

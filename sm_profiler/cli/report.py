@@ -25,7 +25,7 @@ from sm_profiler.cli.main import (
 from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.monitor.run_state import read_state
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.source.opening import NoProfilerDataError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run_report(options: Namespace) -> int:
         report = report_on_profile(options, job)
     out = options.out or default_folder(report.metrics.name)
     write_report(report, out)
-    print(f"sm-profiler: {printable(page_of(out))}", file=sys.stderr)
+    say(printable(page_of(out)))
     try:
         print(terminal_summary(report, has_colours(sys.stdout)), flush=True)
     except BrokenPipeError:  # the reader (`| head`) is done; nothing may be written at exit either
@@ -135,7 +135,7 @@ def name_others(folder: Path) -> None:
         if (names := [path.name for path in others_in(folder)]) and (owner := read_claim(folder)) is not None:
             shown = f"{', '.join(names[:SHOWN_OTHERS])}{' …' if len(names) > SHOWN_OTHERS else ''}"
             text = f"this report is of job {owner.job}, the first in {folder}; others there: {shown}"
-            print(f"sm-profiler: {printable(text)}", file=sys.stderr)
+            say(printable(text))
 
 
 def report_on_traces(options: Namespace, job: JobInfo) -> Report:
@@ -180,7 +180,7 @@ def report_there(options: Namespace) -> int:
         instances=options.instances,
         region=options.region,
     )
-    print(f"sm-profiler: started processing job {started.name}", file=sys.stderr, flush=True)
+    say(f"started processing job {started.name}")
     status, message = wait_for_end(started.name, region=options.region)
     if status != "Completed":
         raise ProfilerError(f"processing job {started.name}: {status}: {message or 'no reason given'}")
@@ -220,40 +220,36 @@ def follow(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Write a report while there is new data; return the last once the job is over.
-
-    Args:
-        out: folder or URI of the reports.
-    """
+    """Write a report while there is new data; return the last once the job is over."""
     from sm_profiler.report import write_report
 
     said, due_s, is_new = "", 0.0, False
 
-    def say(text: str) -> None:
+    def tell(text: str) -> None:
         nonlocal said
         if text != said:
             said = text
-            print(f"sm-profiler: {printable(text)}", file=sys.stderr, flush=True)
+            say(printable(text))
 
     while True:
         try:
             is_new = reader.read() or is_new
             if reader.over:
                 if reader.outcome:
-                    say(f"{reader.where}: the run {reader.outcome}")
+                    tell(f"{reader.where}: the run {reader.outcome}")
                 return reader.report()
             begun_s = clock()
             if is_new and begun_s >= due_s:
                 report, folder = reader.report(), out or default_folder(reader.name)
                 write_report(report, folder)
                 kind = "report" if reader.files else "preliminary report"
-                say(f"{kind}: {report.verdict.kind.value}, {page_of(folder)}")
+                tell(f"{kind}: {report.verdict.kind.value}, {page_of(folder)}")
                 is_new, due_s = False, clock() + max(PAUSE_S, (clock() - begun_s) / MAX_SHARE)
         except NoProfilerDataError as error:
             if error.final or reader.outcome:
                 raise SourceError(f"{error}; its run {reader.outcome}" if reader.outcome else str(error)) from None
         if not said:
-            say(f"{reader.where}: waiting for the first complete data (Ctrl-C stops)")
+            tell(f"{reader.where}: waiting for the first complete data (Ctrl-C stops)")
         sleep(LOCAL_POLL_S if reader.folder else REMOTE_POLL_S)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sm_profiler._version import __version__
 from sm_profiler.cli.main import DONE, read_json
 from sm_profiler.errors import ConfigError
+from sm_profiler.printable import say
 from sm_profiler.settings import RULE_IMAGE
 
 
@@ -109,7 +110,7 @@ def start(options: Namespace) -> int:
         print(json.dumps(started.request, indent=2))
     else:
         role = started.request["RoleArn"]
-        print(f"sm-profiler: started processing job {started.name} under {role}", file=sys.stderr)
+        say(f"started processing job {started.name} under {role}")
         print(started.report_uri)
     return DONE
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sm_profiler.cli.main import DONE, add_source, has_colours, newest_run
 from sm_profiler.errors import ProfilerError
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.settings import SERVE_TOKEN
 
 SERVE_EXAMPLES = """\
@@ -68,11 +68,11 @@ def run_serve(options: Namespace) -> int:
         if source in missing and is_job_name(source):
             threading.Thread(target=name_job, args=(source,), daemon=True).start()
         elif source in missing:
-            print(f"sm-profiler: {waiting_for(source)}", file=sys.stderr, flush=True)
+            say(waiting_for(source))
         elif "://" in source:
             threading.Thread(target=name_unreadable, args=(source,), daemon=True).start()
     if len(missing) < len(options.sources):
-        print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
+        say("serving until Ctrl-C")
     serve(app, [listening.socket], jobs.close)
     return DONE
 
@@ -84,7 +84,7 @@ def name_unreadable(source: str) -> None:
     try:
         next(iter(open_storage(source).list()), None)
     except ProfilerError as error:
-        print(f"sm-profiler: {printable(error)}; trying again until Ctrl-C", file=sys.stderr, flush=True)
+        say(f"{printable(error)}; trying again until Ctrl-C")
 
 
 def name_job(source: str) -> None:
@@ -98,7 +98,7 @@ def name_job(source: str) -> None:
         text = printable(error) if error.final else f"waiting for the first data of training job {source}"
     except ProfilerError:  # there is none, or no account to ask
         text = waiting_for(source)
-    print(f"sm-profiler: {text}", file=sys.stderr, flush=True)
+    say(text)
 
 
 def waiting_for(source: str) -> str:

@@ -19,7 +19,7 @@ from sm_profiler.cli.main import BAD, DONE, SOURCE_HELP, newest_run
 from sm_profiler.cli.run import check_module
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.formatting import duration, percent
-from sm_profiler.printable import printable
+from sm_profiler.printable import printable, say
 from sm_profiler.trial import BUSY, WORTH, LoaderSetting, LoaderTrial, LoaderTrials, Plan
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -178,7 +178,7 @@ def run_script(words: list[str], plan: Plan) -> int:
     environment = {**os.environ, TRIAL.name: json.dumps(attrs.asdict(plan)), AUTO.name: "0"}
     command = [sys.executable, "-m", "sm_profiler.trial", *words]
     script = printable(words[1] if words[0] == "-m" else words[0])
-    print(f"sm-profiler: running {script} up to its loop over a PyTorch DataLoader", file=sys.stderr, flush=True)
+    say(f"running {script} up to its loop over a PyTorch DataLoader")
     try:
         process = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
     except ValueError as error:  # a null byte in an argument
@@ -230,13 +230,7 @@ def batches_needed(where: str) -> tuple[float, str]:
 
 
 def trial_table(outcome: LoaderTrials, needed: float | None = None, alarm: str = "") -> str:
-    """Return the table of all trials, the best of them, and what it means for the loop.
-
-    Args:
-        outcome: the trials.
-        needed: batches a second that the loop needs if it does not wait; None if unknown.
-        alarm: why it may need more.
-    """
+    """Return the table of all trials, the best of them, and what it means for the loop."""
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
     rows = [HEAD, *(_row(trial, outcome.best(needed), needed) for trial in outcome.trials)]
@@ -284,7 +278,6 @@ def advice(outcome: LoaderTrials, needed: float | None) -> list[str]:
 
 
 def written(setting: LoaderSetting) -> str:
-    """Return the arguments of the DataLoader."""
     if not setting.num_workers:
         return f"num_workers=0, pin_memory={setting.pin_memory}"
     return (

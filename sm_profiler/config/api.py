@@ -135,13 +135,7 @@ def interval_problem(interval: object) -> str | None:
 
 
 def rule_problems(disabled: object, rules: Sequence[object], existing: Collection[str] = ()) -> list[str]:
-    """Return what the API rejects in a job's rules beyond its service model.
-
-    Args:
-        disabled: the job's `DisableProfiler`.
-        rules: `ProfilerRuleConfigurations`.
-        existing: names of the rules that the job already has.
-    """
+    """Return what the API rejects in a job's rules beyond its service model."""
     problems = []
     if rules and disabled is True:
         problems.append("profiler rules cannot be used while DisableProfiler is true")

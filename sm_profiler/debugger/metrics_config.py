@@ -201,14 +201,9 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
         profile_default_steps: bool = False,  # the SDK's signature
         metrics_regex: str = ".*",
     ) -> None:
-        """Set the window, by steps or by time, and the filter.
+        """Set the window, as `DetailedProfilingConfig` does, and the filter.
 
         Args:
-            start_step: first step of the window, counted from 0.
-            num_steps: length of the window in steps.
-            start_unix_time: start of the window in seconds since the epoch.
-            duration: length of the window in seconds.
-            profile_default_steps: use the default window and ignore the range arguments.
             metrics_regex: regular expression of the names to keep, matched from the start and ignoring case.
 
         Raises:
@@ -245,14 +240,9 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
         python_profiler: PythonProfiler = PythonProfiler.CPROFILE,
         cprofile_timer: cProfileTimer = cProfileTimer.TOTAL_TIME,
     ) -> None:
-        """Set the window, by steps or by time, and the profiler.
+        """Set the window, as `DetailedProfilingConfig` does, and the profiler.
 
         Args:
-            start_step: first step of the window, counted from 0.
-            num_steps: length of the window in steps.
-            start_unix_time: start of the window in seconds since the epoch.
-            duration: length of the window in seconds.
-            profile_default_steps: use the default window and ignore the range arguments.
             python_profiler: `CPROFILE` or `PYINSTRUMENT`.
             cprofile_timer: time that cProfile measures; ignored for Pyinstrument.
 

@@ -6,6 +6,7 @@ import re
 from enum import Enum
 
 MOSTLY_IDLE = "GPU mostly idle"  # label of BALANCED if no cause is found, and the GPU is no sign of health
+NO_CAUSE = "No cause found"  # the same if some of the time is neither useful nor explained
 SHARED = "Machine shared with other processes"  # label of BALANCED if they hide any cause
 
 

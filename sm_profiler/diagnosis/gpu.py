@@ -1,11 +1,9 @@
-"""The verdict on traces of torch.profiler: where each rank's device spends its time, a row for each cause.
-
-`gpu_traces.measure.RankTime` divides all of a rank's time; each cause has a part of it, so that no time is claimed twice.
-"""
+"""The verdict on traces of torch.profiler: where each rank's device spends its time, and what repairs save of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,18 +11,27 @@ import numpy as np
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
-from sm_profiler.diagnosis.confidence import Confidence
-from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Interval, Location, Verdict
-from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_HEADLINES
+from sm_profiler.diagnosis.classes import MOSTLY_IDLE, NO_CAUSE, Class
+from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
+from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger, RankLedger, Totals
+from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Location, Verdict
+from sm_profiler.diagnosis.profile.loop import Loop
+from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
+from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_COMPILE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
-from sm_profiler.gpu_traces.device_time import communication
+from sm_profiler.gpu_traces.device_time import Arrivals, arrivals, communication
 from sm_profiler.gpu_traces.measure import CodeLine, RankTime
 from sm_profiler.gpu_traces.traces import GpuTraces
 
 MAX_LOCATIONS = 5
-_LAST = limits.MAJORITY + limits.SURELY * limits.FLOOR  # of the collectives; of two equal ranks each comes last to half
-_Seconds = Callable[[RankTime], float]
+# Activities of a device, besides communication and waiting for other ranks.
+COMPUTE, PLAIN, ELEMENTWISE, DOMINANT = (
+    "compute", "products without tensor cores", "elementwise kernels", "the largest other kernel",
+)  # fmt: skip
+COPIES, INPUT, WAITED = "copies", "waiting for data", "idle after a wait for the GPU"
+LAUNCHES, QUEUED, ONCE = "idle before a late launch", "idle with work queued", "idle in a few long gaps"
+ON_DEVICE = "Copies within the device"  # label of TRANSFER_BOUND if they are
+COMPUTING = (COMPUTE, PLAIN, ELEMENTWISE, DOMINANT)
 
 
 @attrs.frozen
@@ -34,52 +41,131 @@ class GpuCause:
     Attributes:
         kind: class of its findings.
         name: its part of `RankTime.lines`, and its words.
-        seconds: what it takes of a rank's time.
-        healthy: share of the time that it takes in a healthy job.
+        activities: what its repair takes time from.
         measured: name of the measurement.
-        concerns: chooses the ranks that can have it; default: all.
+        kept: share of the time that it takes in a healthy job.
+        on_host: what the host does, which recording stacks makes slower.
     """
 
     kind: Class
     name: str
-    seconds: _Seconds
-    healthy: float
+    activities: tuple[str, ...]
     measured: str
-    concerns: Callable[[RankTime], bool] = lambda _: True
+    kept: float = 0.0
+    on_host: bool = False
 
 
 CAUSES = (
-    GpuCause(Class.INPUT_BOUND, "input", lambda rank: rank.idle_input, limits.SURELY * limits.FLOOR, "GPU idle during data loading"),
-    GpuCause(Class.SYNC_BOUND, "sync", lambda rank: rank.idle_sync, limits.FLOOR, "GPU idle after the host waited for it"),
-    # the host is a little late in most healthy jobs: at the start of a step, in the optimizer
-    GpuCause(Class.HOST_BOUND, "launch", lambda rank: rank.idle_launch, limits.NOTICEABLE, "GPU idle while the host launches"),
-    GpuCause(Class.INITIALIZATION_BOUND, "once", lambda rank: rank.idle_once, limits.NOTICEABLE, "GPU idle in a few long gaps"),
-    # the last bucket of gradients is always exposed
-    GpuCause(Class.COMMUNICATION_BOUND, "communication", lambda rank: rank.exposed_communication, limits.SURELY * limits.FLOOR, "communication without computation"),
-    GpuCause(Class.TRANSFER_BOUND, "copies", lambda rank: rank.exposed_copies, limits.FLOOR, "copies while nothing else runs"),
-    # tensor cores make these kernels two to eight times as fast
-    GpuCause(Class.TENSOR_CORES_UNUSED, "plain", lambda rank: rank.matmul_plain, limits.NOTICEABLE, "matrix products without tensor cores", lambda rank: rank.has_tensor_cores),
-    # activations, norms and copies cost a third of a usual transformer without fusion
-    GpuCause(Class.MEMORY_BANDWIDTH_BOUND, "elementwise", lambda rank: rank.elementwise, limits.USUAL + limits.FLOOR, "elementwise kernels"),
-    GpuCause(Class.DOMINANT_KERNEL, "dominant", lambda rank: rank.dominant_us, limits.NOTICEABLE, "time in this kernel"),
+    GpuCause(Class.INITIALIZATION_BOUND, "once", (ONCE,), "GPU idle in a few long gaps"),
+    GpuCause(Class.INPUT_BOUND, "input", (INPUT,), "GPU idle during data loading", on_host=True),
+    GpuCause(Class.SYNC_BOUND, "sync", (WAITED,), "GPU idle after the host waited for it", on_host=True),
+    GpuCause(Class.HOST_BOUND, "launch", (LAUNCHES,), "GPU idle while the host launches", on_host=True),
+    GpuCause(Class.COMMUNICATION_BOUND, "communication", (TRANSFER, MEETING), "communication without computation"),
+    GpuCause(Class.TRANSFER_BOUND, "copies", (COPIES,), "copies while nothing else runs"),
+    GpuCause(Class.TENSOR_CORES_UNUSED, "plain", (PLAIN,), "matrix products without tensor cores"),
+    # activations, norms and copies that nothing fuses take this much of many transformers
+    GpuCause(Class.MEMORY_BANDWIDTH_BOUND, "elementwise", (ELEMENTWISE,), "elementwise kernels", limits.USUAL),
+    GpuCause(Class.DOMINANT_KERNEL, "dominant", (DOMINANT,), "time in this kernel"),
 )  # fmt: skip
 
 
+@attrs.frozen
+class Traced:
+    """Traces of a training: the ranks' times, the ledger of their devices, and when they came to collectives."""
+
+    ranks: Sequence[RankTime]
+    gpu: GpuTraces
+    ledger: Ledger
+    arrivals: Arrivals
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankTime], gpu: GpuTraces) -> Traced:
+        """Divide each rank's time: what it waits in collectives for the last rank is no communication."""
+        arrived = arrivals(gpu.ranks)
+        dominant = _dominant(ranks)
+        waits = [min(arrived.waited_us(rank.rank), rank.us["exposed_communication"]) for rank in ranks]
+        return cls(ranks, gpu, Ledger(tuple(map(partial(_of_rank, dominant=dominant), ranks, waits))), arrived)
+
+    @property
+    def loop(self) -> Loop:
+        """The recorded time of a rank, on average."""
+        names, count = self.ledger.totals.activities, max(len(self.ranks), 1)
+        left = {
+            name: np.array([self.ledger.totals.share(name) * self.ledger.totals.duration / count]) for name in names
+        }
+        length = np.sum(list(left.values()), axis=0)
+        return Loop(np.arange(1), left, length, float(length.sum()))
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job, as far as the traces show it."""
+        sizes = (_world_size(trace.properties) for trace in self.gpu.ranks.values())
+        return max([len(self.gpu.ranks), *sizes])
+
+    @property
+    def signs(self) -> frozenset[str]:
+        """Signs of what the program does; see `RankTime.signs`."""
+        return frozenset().union(*(rank.signs for rank in self.ranks))
+
+    @property
+    def steps(self) -> float:
+        """Marked steps of a rank; without any, the recording counts as one."""
+        return max(len(self.gpu.columns("steps")) / max(len(self.gpu.ranks), 1), 1.0)
+
+    @property
+    def totals(self) -> Totals:
+        """The sums of the ledger, with the marked steps of each rank."""
+        of = zip(self.ledger.totals.ranks, self.ranks, strict=True)
+        return Totals(tuple(attrs.evolve(row, steps=max(rank.steps, 1)) for row, rank in of))
+
+
+def _of_rank(rank: RankTime, waited: float, *, dominant: str) -> RankLedger:
+    """Return the ledger of a rank's recording; kernels that ran at once share their time."""
+    us, compute = rank.us, rank.us["compute"]
+    kinds = {
+        PLAIN: us["matmul_plain"] if rank.units.known else 0.0, ELEMENTWISE: us["elementwise"],
+        DOMINANT: rank.dominant_us if rank.dominant == dominant else 0.0,
+    }  # fmt: skip
+    scale = compute / max(rank.kernels_us, compute, 1e-12)
+    kinds = {name: spent * scale for name, spent in kinds.items()}
+    seconds = {
+        COMPUTE: compute - sum(kinds.values()), **kinds, TRANSFER: us["exposed_communication"] - waited, MEETING: waited,
+        COPIES: us["exposed_copies"], INPUT: us["idle_input"], WAITED: us["idle_sync"], LAUNCHES: us["idle_launch"],
+        QUEUED: us["idle_queued"], ONCE: us["idle_once"],
+    }  # fmt: skip
+    of_step = {name: np.array([spent / 1e6]) for name, spent in seconds.items()}
+    return RankLedger.of(str(rank.rank), np.zeros(1, np.int64), np.array([us["total"] / 1e6]), of_step)
+
+
 def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
-    """Return the verdict on some ranks' traces."""
-    findings = [finding for cause in CAUSES if (finding := _finding(cause, ranks, gpu)) is not None]
-    late = _straggler(ranks, gpu)
-    findings += [late] if late is not None else []
-    findings = findings or [_healthy(ranks)]
-    findings.sort(key=lambda finding: -finding.share_of_time)
-    findings = _with_gains(findings, ranks, len(gpu.columns("steps")) / max(len(gpu.ranks), 1))
+    """Return the verdict on some ranks' traces: repair the cause with the largest certain gain, and ask the others again."""
+    traced = Traced.of(ranks, gpu)
+    found: list[Trial[Finding, Loop]] = []
+    known = set[Class]()
+    for best in repaired_in_turn(traced.loop, lambda loop: _tried(traced, loop, known)):
+        known.add(best.repaired.kind)
+        found.append(best)
+    findings = [_with_gain(one, traced) for one in found] or [_healthy(traced)]
+    if any(one.worth >= limits.CLOSE * found[0].worth for one in found[1:]) and findings[0].confidence == "high":
+        findings[0] = replace(findings[0], confidence=Confidence("medium", RIVALLED))
     missing = []
-    if not any(line.file for rank in ranks for lines in rank.lines.values() for line in lines):
+    if not _has_lines(traced.ranks):
         missing.append(("lines of code", "the traces hold no Python stacks; record them with with_stack=True"))
-    world = max([len(gpu.ranks), *(size for trace in gpu.ranks.values() if (size := _world_size(trace.properties)))])
-    if world > len(gpu.ranks):
-        missing.append(("late ranks", f"traces of {len(gpu.ranks)} of {world} ranks are here; record all of them"))
+    if traced.world > len(traced.gpu.ranks):
+        here = f"traces of {len(traced.gpu.ranks)} of {traced.world} ranks are here"
+        missing.append(("late ranks", f"{here}; record all of them"))
+    if (queued := traced.totals.share(QUEUED)) >= limits.FLOOR:
+        missing.append((QUEUED, f"{percent(queued)} of the time: what the streams wait for is not recorded"))
     return Verdict(findings[0], tuple(findings[1:]), tuple(missing))
+
+
+def ledger_of(ranks: Sequence[RankTime], gpu: GpuTraces) -> Totals:
+    """Return where the time of each rank's device went."""
+    return Traced.of(ranks, gpu).totals
+
+
+def _has_lines(ranks: Sequence[RankTime]) -> bool:
+    return any(line.file for rank in ranks for lines in rank.lines.values() for line in lines)
 
 
 def _world_size(properties: Mapping[str, Any]) -> int:
@@ -88,17 +174,59 @@ def _world_size(properties: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _mean(ranks: Sequence[RankTime], of: _Seconds) -> float:
-    return float(np.mean([rank.share(of(rank)) for rank in ranks])) if ranks else 0.0
+# --- repairs --------------------------------------------------------------------------------------------------------
 
 
-def _confidence(ranks: Sequence[RankTime], share: float, least: float) -> Confidence:
+def _tried(traced: Traced, loop: Loop, known: set[Class]) -> Iterator[Trial[Finding, Loop]]:
+    """Try to repair each cause that is still there."""
+    for cause in CAUSES:
+        share = loop.share(*cause.activities)
+        if cause.kind not in known and share > 0:
+            least, value, most = limits.KERNELS_SAVED.get(cause.kind.value, (1.0, 1.0, 1.0))
+            certain = max(min(least, 1 - cause.kept / share), 0.0)
+            saving = Saving(
+                loop.of_activity(*cause.activities) * value, least / value, most / value, cause.activities, strict=True,
+                certain=certain / value,
+            )  # fmt: skip
+            after, saved, certain = loop.gain(saving)
+            enough = max(limits.FLOOR / least, cause.kept + limits.FLOOR)
+            finding = _finding(cause, traced, share, enough, certain)
+            yield Trial(finding, loop, after, saved, certain, finding.confidence)
+    if Class.STRAGGLER not in known and (late := _late(traced, loop)) is not None:
+        yield late
+
+
+def _with_gain(found: Trial[Finding, Loop], traced: Traced) -> Finding:
+    """Return a finding with what its repair saves; what is paid once, in the first calls, is saved by no repair."""
+    if found.repaired.kind is Class.INITIALIZATION_BOUND:
+        return found.repaired
+    whole = found.before.whole
+    return replace(found.repaired, gain=Gain.of_share(found.saved, whole / traced.steps, whole))
+
+
+def _confidence(traced: Traced, certain: float, doubt: str = "") -> Confidence:
+    """Return how sure a finding is whose repair certainly saves a share of the time."""
     # even if they launch little, three whole steps show what usual steps do
     if not all(
-        rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in ranks
+        rank.launches >= limits.SAMPLES * limits.TRACE_KERNELS or rank.steps >= limits.REPEATS for rank in traced.ranks
     ):
         return Confidence("low", "few launches and steps in the traces")
-    return Confidence("high") if share >= limits.CLEARLY * least else Confidence("medium", "close to what is usual")
+    if certain < limits.FAR:
+        return Confidence("medium", CLOSE_TO_FLOOR)
+    return Confidence("medium", doubt) if doubt else Confidence("high")
+
+
+def _doubt(cause: GpuCause, traced: Traced) -> str:
+    if cause.on_host and "stacks" in traced.signs:
+        return "recording Python stacks slows the host"
+    if cause.kind is Class.COMMUNICATION_BOUND and traced.world > len(traced.ranks):
+        return "ranks whose traces are missing may be late"
+    return ""
+
+
+def _mean(ranks: Sequence[RankTime], name: str) -> float:
+    """Return a time as a share of the recorded time, averaged over ranks."""
+    return float(np.mean([rank.share(rank.us[name]) for rank in ranks])) if ranks else 0.0
 
 
 def _lines(ranks: Sequence[RankTime], name: str) -> list[CodeLine]:
@@ -114,7 +242,7 @@ def _where(ranks: Sequence[RankTime], name: str) -> tuple[Location, ...]:
             spent[key] = spent.get(key, 0.0) + line.us
     whole = sum(line.us for line in _lines(ranks, name)) or 1.0
     ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))[:MAX_LOCATIONS]
-    return tuple(Location(*key, us / whole) for key, us in ordered)
+    return tuple(Location(*key, us / whole) for key, us in ordered if us >= limits.SHOWN * whole)
 
 
 def _names(ranks: Sequence[RankTime], name: str) -> str:
@@ -126,66 +254,81 @@ def _names(ranks: Sequence[RankTime], name: str) -> str:
     return ", ".join(key[:80] for key in ordered[:3])
 
 
-def _finding(cause: GpuCause, ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
-    """Return a cause as a finding if it takes clearly more of the time than in a healthy job."""
-    able = [rank for rank in ranks if cause.concerns(rank)]
-    share, least = _mean(able, cause.seconds), cause.healthy + limits.FLOOR
-    if cause.name == "dominant":
-        share = _dominant(ranks)[1]
-    if share < least:
-        return None
-    names = _names(able, cause.name)
-    evidence = [Evidence(cause.measured, round(share, 4), least, unit="share")]
+def _finding(cause: GpuCause, traced: Traced, share: float, enough: float, certain: float) -> Finding:
+    """Return a cause as a finding."""
+    ranks, names = traced.ranks, _names(traced.ranks, cause.name)
+    if cause.kind is Class.COMMUNICATION_BOUND:
+        names = ""  # of operators that all collectives share
+    evidence = [Evidence(cause.measured, round(share, 4), round(enough, 4), unit="share")]
     if names:
         evidence.append(Evidence("most of it in", names))
-    text, words, more = _variant(cause.name, able, share, gpu)
+    text, words, more = _variant(cause.name, traced, share)
     words |= {"share": percent(share), "names": names or "a synchronization"}
+    if text in GPU_COMPILE:
+        words["compile"] = GPU_COMPILE[text]["compiled" in traced.signs]
     return Finding(
         cause.kind, GPU_HEADLINES[text].format_map(words), (*evidence, *more), GPU_ADVICE[words.pop("advice", text)].format_map(words),
-        share, confidence=_confidence(able, share, least), where=_where(able, cause.name),
+        share, confidence=_confidence(traced, certain, _doubt(cause, traced)), where=_where(ranks, cause.name),
+        label=ON_DEVICE if text == "copies_on_device" else "",
     )  # fmt: skip
 
 
-def _variant(
-    name: str, ranks: Sequence[RankTime], share: float, gpu: GpuTraces
-) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:
+def _variant(name: str, traced: Traced, share: float) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:
     """Return the name of a cause's words, what fills their places, and further evidence."""
-    if name == "input" and _mean(ranks, lambda rank: rank.idle_boundary) > share / 2:
+    ranks, signs = traced.ranks, traced.signs
+    if name == "input" and _mean(ranks, "idle_boundary") > share / 2:
         return "boundary", {"advice": "input"}, ()
     if name == "launch":
-        unrecorded = _mean(ranks, lambda rank: rank.idle_unrecorded)
+        unrecorded = _mean(ranks, "idle_unrecorded")
         short = float(np.mean([rank.short for rank in ranks]))
+        each = sum(rank.us["total"] for rank in ranks) / max(sum(rank.launches for rank in ranks), 1)
         more = (
             Evidence("part of it in which the host ran no operator", round(unrecorded / share, 4), unit="share"),
             Evidence("kernels shorter than their launch", round(short, 4), unit="share"),
+            Evidence("time from launch to launch", round(each / 1e3, 4), unit="ms"),
         )
-        return "unrecorded" if unrecorded > share / 2 else "launch", {}, more
+        optimizers = ", fused and foreach optimizers" if "backward" in signs else ""
+        return "unrecorded" if unrecorded > share / 2 else "launch", {"optimizers": optimizers}, more
     if name == "copies":
         copied = sum(line.us for line in _lines(ranks, "copies")) or 1.0
-        inner = sum(rank.within for rank in ranks) > copied / 2
-        first = "Pin the host's memory (pin_memory=True) and copy" if any(rank.pageable for rank in ranks) else "Copy"
+        inner = sum(rank.us["within"] for rank in ranks) > copied / 2
+        first = (
+            "Pin the host's memory (pin_memory=True) and copy" if any(rank.us["pageable"] for rank in ranks) else "Copy"
+        )
         count = Evidence("copies between host and device", sum(rank.copies for rank in ranks))
-        return "copies", {"first": first, "advice": "copies_on_device" if inner else "copies"}, (count,)
-    if name == "plain" and not all(rank.has_tf32 for rank in ranks):
-        return "plain", {"advice": "plain_float16"}, ()
+        return "copies_on_device" if inner else "copies", {"first": first}, (count,)
+    if name == "plain" and not all(rank.units.tf32 for rank in ranks):
+        return (
+            "plain",
+            {"advice": "plain_bfloat16" if all(rank.units.bfloat16 for rank in ranks) else "plain_float16"},
+            (),
+        )
+    if name == "elementwise":
+        attention = "scaled_dot_product_attention, " if "fused attention" not in signs else ""
+        fused = f"{attention}fused norms{' and optimizers' if 'backward' in signs else ''}"
+        layout = ", channels_last" if "convolution" in signs else ""
+        precision = ", and half precision, which halves the bytes" if "half precision" not in signs else ""
+        return "elementwise", {"fused": fused, "rest": layout + precision}, ()
     if name == "dominant":
-        return "dominant", {"kernel": shorten(_dominant(ranks)[0], 100)}, ()
-    return _collective(gpu) if name == "communication" else (name, {}, ())
+        return "dominant", {"kernel": shorten(_dominant(ranks), 100)}, ()
+    return _collective(traced) if name == "communication" else (name, {}, ())
 
 
-def _dominant(ranks: Sequence[RankTime]) -> tuple[str, float]:
-    """Return the kernel that takes most of the time, and its share; products and elementwise kernels are other causes."""
+def _dominant(ranks: Sequence[RankTime]) -> str:
+    """Return the kernel that takes most of the time; "" if none takes enough to be shown.
+
+    Products and elementwise kernels are other causes.
+    """
     spent: dict[str, float] = {}
     for rank in ranks:
         spent[rank.dominant] = spent.get(rank.dominant, 0.0) + rank.share(rank.dominant_us) / len(ranks)
-    name, share = max(spent.items(), key=lambda item: item[1])
-    return name, share if name else 0.0
+    return next((name for name, share in spent.items() if share >= limits.SHOWN and share == max(spent.values())), "")
 
 
-def _collective(gpu: GpuTraces) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:
+def _collective(traced: Traced) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:
     """Name the most exposed collective, its group and bandwidth, and what helps against it."""
     spent: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    for trace in gpu.ranks.values():
+    for trace in traced.gpu.ranks.values():
         for row in communication(trace).rows():
             key = str(row["operation"]), str(row["group"]), int(row["group_size"])
             spent.setdefault(key, []).append((float(row["exposed_us"]), float(row["bus_gbps"])))
@@ -206,86 +349,63 @@ def _collective(gpu: GpuTraces) -> tuple[str, dict[str, Any], tuple[Evidence, ..
     return "communication", {"advice": advice}, tuple(evidence)
 
 
-# What a rank may do longer than the others: name of its lines → label, and time.
-_LATE: Mapping[str, tuple[str, _Seconds]] = {
-    "compute": ("computing", lambda rank: rank.compute),
-    "input": ("waiting for data", lambda rank: rank.idle_input),
-    "sync": ("after waits for the GPU", lambda rank: rank.idle_sync),
-    "launch": ("launching", lambda rank: rank.idle_launch),
-    "copies": ("copying", lambda rank: rank.exposed_copies),
-}
+# What a rank may do longer than the others: name of its lines → label, and key of `RankTime.us`.
+_LATE: Mapping[str, tuple[str, str]] = {
+    "compute": ("computing", "compute"), "input": ("waiting for data", "idle_input"), "sync": ("after waits for the GPU", "idle_sync"),
+    "launch": ("launching", "idle_launch"), "copies": ("copying", "exposed_copies"),
+}  # fmt: skip
 
 
-def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
-    """Find the rank that comes last to most collectives."""
-    table = gpu.columns("stragglers") if len(ranks) > 1 else ()
-    if not len(table) or not table["collectives"].max():  # type: ignore[call-overload]
+def _late(traced: Traced, loop: Loop) -> Trial[Finding, Loop] | None:
+    """Try to repair the rank that comes last to most collectives: the others no longer wait for it."""
+    of, ranks = traced.arrivals, traced.ranks
+    least, usual, most = of.saved_us() / 1e6
+    if not usual.any():
         return None
-    total = float(np.mean([rank.total for rank in ranks])) or 1.0
-    worst = max(table.rows(), key=lambda row: float(row["late_us"]))  # type: ignore[union-attr]
-    share, last, least = float(worst["late_us"]) / total, float(worst["share_last"]), limits.SURELY * limits.FLOOR
-    if share < least or last < _LAST:
-        return None
-    number = int(worst["rank"])
+    at = int(usual.argmax())
+    saving = Saving(usual[[at]], least[at] / usual[at], most[at] / usual[at], (MEETING,))
+    after, saved, certain = loop.gain(saving)
+    number, last = of.ranks[at], float((of.spent.argmin(axis=1) == at).mean())
     (mine,), others = [rank for rank in ranks if rank.rank == number], [rank for rank in ranks if rank.rank != number]
-    longer = {name: of(mine) - float(np.mean([of(rank) for rank in others])) for name, (_, of) in _LATE.items()}
-    cause = max(longer, key=lambda name: longer[name])
+    longer = {
+        name: mine.us[key] - float(np.mean([rank.us[key] for rank in others])) for name, (_, key) in _LATE.items()
+    }
+    cause, share = max(longer, key=lambda name: longer[name]), saved.value
     evidence = [
-        Evidence("time the others wait for it", round(share, 4), least, f"rank {number}", "share"),
-        Evidence("collectives it came last to", round(last, 4), _LAST, unit="share"),
+        Evidence("time the others wait for it", round(share, 4), limits.FLOOR, f"rank {number}", "share"),
+        Evidence("collectives it came last to", round(last, 4), 1 / len(ranks), unit="share", held="usually"),
     ]
     if longer[cause] > 0:
         evidence.append(Evidence(f"longer than the others: {_LATE[cause][0]}", round(longer[cause] / 1e6, 6), unit="s"))
     words = {"rank": number, "share": percent(share)}
-    return Finding(
+    finding = Finding(
         Class.STRAGGLER, GPU_HEADLINES["straggler"].format_map(words), tuple(evidence), GPU_ADVICE["straggler"],
-        share, confidence=_confidence(ranks, share, least), where=_where([mine], cause) if longer[cause] > 0 else (),
+        share, confidence=_confidence(traced, certain), where=_where([mine], cause) if longer[cause] > 0 else (),
         ranks=(str(number),),
     )  # fmt: skip
+    return Trial(finding, loop, after, saved, certain, finding.confidence)
 
 
-def _healthy(ranks: Sequence[RankTime]) -> Finding:
+# --- health ---------------------------------------------------------------------------------------------------------
+
+
+def _healthy(traced: Traced) -> Finding:
     """Return that the devices compute most of the time; if they do not, that is no health, and the candidates are named."""
-    compute = _mean(ranks, lambda rank: rank.compute)
-    busy = limits.BUSY / 100
+    totals, ranks = traced.totals, traced.ranks
+    compute, busy = totals.share(*COMPUTING), limits.BUSY / 100
     evidence = [Evidence("a computation runs", round(compute, 4), busy, unit="share", held="good from")]
     names = _names(ranks, "compute")
     if names:
         evidence.append(Evidence("most of it in", names))
-    if compute >= limits.MAJORITY:
+    if compute >= busy:
         return Finding(
-            Class.COMPUTE_BOUND if compute >= busy else Class.BALANCED,
-            GPU_HEADLINES["healthy"].format(share=percent(compute)), tuple(evidence), GPU_ADVICE["healthy"], 0.0,
-            confidence=_confidence(ranks, 1.0, 0.0), where=_where(ranks, "compute"),
+            Class.COMPUTE_BOUND, GPU_HEADLINES["healthy"].format(share=percent(compute)), tuple(evidence), GPU_ADVICE["healthy"], 0.0,
+            confidence=_confidence(traced, compute), where=_where(ranks, "compute"),
         )  # fmt: skip
-    shares = {
-        "waits for slow launches": _mean(ranks, lambda rank: rank.idle_launch),
-        "synchronization": _mean(ranks, lambda rank: rank.idle_sync),
-        "data loading": _mean(ranks, lambda rank: rank.idle_input),
-        "a few long gaps": _mean(ranks, lambda rank: rank.idle_once),
-        "pauses between queued kernels": _mean(ranks, lambda rank: rank.idle_queued),
-        "communication that nothing hides": _mean(ranks, lambda rank: rank.exposed_communication),
-        "copies that nothing hides": _mean(ranks, lambda rank: rank.exposed_copies),
-    }
-    order = sorted(shares, key=lambda name: -shares[name])[:3]
-    candidates = ", ".join(f"{name} {percent(shares[name])}" for name in order if shares[name] > 0)
+    others = [name for name in totals.activities if name not in COMPUTING][:3]
+    candidates = ", ".join(f"{name} {percent(totals.share(name))}" for name in others)
     return Finding(
         Class.BALANCED, GPU_HEADLINES["mostly_idle"].format(share=percent(compute), candidates=candidates), tuple(evidence),
-        GPU_ADVICE["mostly_idle"].format(first=order[0]), 0.0,
-        confidence="low", where=_where(ranks, "launch"), label=MOSTLY_IDLE,
+        GPU_ADVICE["mostly_idle"].format(first=others[0]), 0.0,
+        confidence="low", where=_where(ranks, "launch"), label=MOSTLY_IDLE if compute < limits.MAJORITY else NO_CAUSE,
     )  # fmt: skip
-
-
-def _with_gains(findings: Sequence[Finding], ranks: Sequence[RankTime], steps: float) -> list[Finding]:
-    """Return findings with their gains: no two claim the same time, and together they leave what computes."""
-    left, found = limits.MOST_SAVED, []
-    total_s = float(np.mean([rank.total for rank in ranks])) / 1e6 if ranks else 0.0
-    for finding in findings:
-        if finding.kind.value not in limits.KERNELS_SAVED:  # healthy, or paid once
-            found.append(finding)
-            continue
-        parts = [min(finding.share_of_time * part, left) for part in limits.KERNELS_SAVED[finding.kind.value]]
-        left -= parts[1]
-        step = total_s / max(steps, 1)  # unmarked steps count as one
-        found.append(replace(finding, gain=Gain.of_share(Interval(*parts), step, total_s)))
-    return found

@@ -8,17 +8,17 @@ from sm_profiler.metrics import thresholds
 FLOOR = thresholds.FLOOR  # the share of the time that a repair must certainly save to be worth naming
 
 # How sure a number is.
-SURELY = 2  # times the floor, or as slow as no other load explains; what is closer may be chance
+FAR = 2 * FLOOR  # the share of the time that is surely beyond the floor
+SURELY = 2  # times what other load or noise explains; what is closer may be chance
 CLEARLY = 1.5  # times a limit, or what is usual; what is closer may be on its other side in another run
 MIN_STEPS = 10  # of a table; fewer give no median that a single odd step cannot move
 STEADY_STEPS = 100  # give the mean of a share within a few percent, as high confidence requires; what each keeps shows
 SAMPLES = 10  # of a kind; fewer are chance
+STRETCHES = 10  # that a run is cut into, to see its drift; fewer hide it, of more each has too few steps
 SURE_SIGMAS = 3  # standard errors above the floor; chance does not reach this far in a thousand jobs
 BEYOND_CHANCE = 4  # standard errors of a mean; among thousands of ranks none is beyond it by chance
-CHANCE = 1e-4  # that some moment of a steady loop looks like a change; neighbouring steps resemble each other
 INTERVAL = 0.9  # probability that a gain lies in its interval
-ROUNDS = 400  # resamples; the ends of a 90 % interval then vary by a twentieth of its width
-SHUFFLES = 99  # orders by chance: a stretch that beats all of them is chance in one of 100 cases
+ROUNDS = 400  # resamples, or other orders; the ends of a 90 % interval then vary by a twentieth of its width
 SEED = 20240229  # fixed, so that the same data always give the same verdict
 PROBABILITY = {"high": 0.98, "medium": 0.85, "low": 0.5}  # that a finding is right, as docs/benchmark.md shows
 CLOSE = 0.8  # of the other; which of two this close is larger is partly chance
@@ -39,15 +39,17 @@ REPEAT_MOST = 0.15  # of a step; a machine that varies more is disturbed in this
 SAVED = (0.86, 0.96, 1.0)  # of calls and exceptions: a rare or shorter one is left
 PART_SAVED = (0.7, 0.9)  # at least and usually, of a share that no model describes
 PART_SAVED_INDIRECT = (0.5, 0.8)  # the same of a share that was not measured directly
+EVICTED = 0.2  # of what is saved; what code between the parts of a step evicts from caches costs about as much more
 KERNELS_SAVED = {  # of the time of kernels and gaps in traces: TF32 saved 82 % on an H100, fusing elementwise operators 83 %
-    "INPUT_BOUND": (0.7, 0.9, 1.0), "SYNC_BOUND": (0.5, 0.8, 1.0), "HOST_BOUND": (0.4, 0.65, 0.9),
+    "INPUT_BOUND": (0.7, 0.9, 1.0), "SYNC_BOUND": (0.5, 0.8, 1.0), "HOST_BOUND": (0.3, 0.65, 0.9),
     "COMMUNICATION_BOUND": (0.3, 0.55, 0.8), "TRANSFER_BOUND": (0.5, 0.8, 1.0), "TENSOR_CORES_UNUSED": (0.4, 0.6, 0.85),
-    "MEMORY_BANDWIDTH_BOUND": (0.3, 0.5, 0.9), "DOMINANT_KERNEL": (0.2, 0.4, 0.7), "STRAGGLER": (0.7, 0.9, 1.0),
+    "MEMORY_BANDWIDTH_BOUND": (0.3, 0.5, 0.9), "DOMINANT_KERNEL": (0.2, 0.4, 0.7),
 }  # fmt: skip
-HEALTHY = 0.15  # of the time; waiting for data, code outside the model, or evaluation of a healthy loop takes no more
-NOTICEABLE = 0.2  # of the time; from here on what is inferred counts: counted launches, idle time, waits for a core
+HEALTHY = 0.15  # of the time; a healthy loop takes no more for anything that is no pass: data, other code, evaluation
+NOTICEABLE = 0.2  # of a whole; from here on what is inferred counts: launches, idle time, waits for a core, growth
 USUAL = 0.25  # of the time, or of the steps: a start, exceptions of a healthy job are no more
-HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model, or collectives behind the backward pass, take no more
+HEALTHY_PHASE = 0.35  # of a step; the optimizer of a small model takes no more
+HIDDEN = 0.35  # of a step; collectives that overlap the backward pass take no more
 BATCH_LARGER = 8  # times the batch; small batches are rarely limited by memory
 GROWS = (0.3, 0.7, 1.0)  # of loading and computing, that grows with the batch: small ones leave cores and units idle
 
@@ -71,10 +73,8 @@ TRICKLE = 1e6  # bytes a second throughout the loop; logs, metrics and single pa
 LAUNCH_MOST = 8  # times an operator's calibrated cost; CUDA, the optimizer and modules take 3.5 to 6 on an H100
 SWITCHES = 500.0  # context switches a second and core; threads that fit onto the cores switch some ten times
 GROWTH_BYTES = 50e6  # caches, allocator arenas and late imports gain some tens of megabytes in a healthy job
-HOST_GROWTH = 5.0  # percentage points of a node's memory; page caches and other programs vary by less
 GPU_GROWTH = 15.0  # percentage points of a GPU's memory; a caching allocator takes some in steps
 BLOCKS = (60, 5)  # stretches of a loop at most, and steps of each at least; the median of fewer is an outlier too often
 PLAIN_BUSY = 40.0  # percent of the time of the units for single or double precision; products reach 75 %
 BANDWIDTH = 65.0  # percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %
 TRACE_KERNELS = 20  # fewer kernels are not a step of any training
-HALF_EMPTY = 45.0  # percent; twice as much fits: a batch into memory, a job into the next smaller instance

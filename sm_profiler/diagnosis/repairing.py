@@ -87,7 +87,7 @@ class Saving:
         low = max(low, certain - value * (self.error or 0.0))
         # The rest differs by chance in another run, and what evicts its caches does so more often, the more of it there is.
         most = min(value * self.high, 1.0)
-        faster = limits.NOTICEABLE * most if self.evicts else _spread(varying)
+        faster = limits.EVICTED * most if self.evicts else _spread(varying)
         high = most + math.hypot(blocks.error_of_part(seconds)[1], chance, faster * (1 - most))
         return Interval(min(max(low, 0.0), value), value, max(min(high, limits.MOST_SAVED), value)), certain
 
@@ -107,9 +107,9 @@ def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[st
 
 def _spread(rows: Floats) -> float:
     """Return the difference of the median row between stretches of a loop, as a share: drift and other load."""
-    if len(rows) < limits.SAMPLES:
+    if len(rows) < limits.STRETCHES:
         return limits.REPEAT
-    medians = np.asarray([np.median(one) for one in np.array_split(rows[:-1], limits.SAMPLES)])
+    medians = np.asarray([np.median(one) for one in np.array_split(rows[:-1], limits.STRETCHES)])
     mean = float(medians.mean())
     found = float(medians.std()) / mean if mean > 0 else 0.0
     return min(max(found, limits.REPEAT), limits.REPEAT_MOST)

@@ -57,7 +57,8 @@ AnswerT = TypeVar("AnswerT")
 _KINDS = tuple(map(np.dtype, ("<f8", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")))
 _FAILED, _ANSWERED = b"\1", b"\0"
 AHEAD = 4  # tasks of a worker that are submitted at once: the next wait here, not in a scheduler's memory
-REDRAWN_S = 1.0
+WAITED_S = 1.0  # for a result, between two calls of `waiting`
+PATIENCE_S, REDRAWN_S = 1.0, 0.1  # before a line of progress is drawn, and between two times
 _LONGEST = 300  # characters of an error
 
 
@@ -278,10 +279,6 @@ def worker_version() -> str:
     return __version__
 
 
-def _version() -> str:
-    return __version__
-
-
 class Remote(Generic[TaskT, AnswerT]):
     """A function that workers call: a function of one task and its answer, called with bytes and returning bytes.
 
@@ -290,7 +287,7 @@ class Remote(Generic[TaskT, AnswerT]):
     another version, reach the caller as such.
     """
 
-    def __init__(self, function: Callable[[TaskT], AnswerT], version: Callable[[], str] = _version) -> None:
+    def __init__(self, function: Callable[[TaskT], AnswerT], version: Callable[[], str] = worker_version) -> None:
         """Wrap a function.
 
         Args:
@@ -425,7 +422,7 @@ def run_tasks(
             if not running:
                 return
             first = [min(running, key=running.__getitem__)] if in_order else running
-            done, _ = wait(first, timeout=REDRAWN_S, return_when=FIRST_COMPLETED)
+            done, _ = wait(first, timeout=WAITED_S, return_when=FIRST_COMPLETED)
             for future in done:
                 yield _result(running.pop(future), future)
             if not done:
@@ -479,48 +476,44 @@ def _described(error: Exception) -> str:
 
 
 class Meter:
-    """A line on the terminal: how much is done, by how many workers, and how long the rest will take."""
+    """A line on the terminal: how much is done, by how many workers, and how long the rest will take.
 
-    def __init__(self, total: int, workers: int, *, noun: str = "files", show: bool | None = None) -> None:
-        """Draw nothing yet.
+    It is drawn if standard error is a terminal, after a second; with `show`, in any case and at once.
+    """
 
-        Args:
-            total: the number of things to do.
-            workers: the number of workers.
-            show: draw; None: if standard error is a terminal.
-        """
+    def __init__(self, total: float, workers: int = 1, *, noun: str = "files", show: bool | None = None) -> None:
         self._total, self._workers, self._noun = total, workers, noun
         self._show = sys.stderr.isatty() if show is None else show
         self._started = time.monotonic()
-        self._done = self._rows = 0
+        self._due = self._started + (PATIENCE_S if show is None else 0.0)
+        self._done, self._rows, self._is_drawn = 0.0, 0, False
 
     def __enter__(self) -> Meter:  # typing.Self comes with Python 3.11
-        self.draw()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._show:
+        if self._is_drawn:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
 
-    def add(self, count: int, rows: int = 0) -> None:
+    def add(self, count: float, rows: int = 0) -> None:
         """Count things that are done, and the rows they held."""
         self._done, self._rows = self._done + count, self._rows + rows
         self.draw()
 
     def draw(self) -> None:
         """Draw the line again, as time has passed."""
-        if not self._show:
+        now = time.monotonic()
+        if not self._show or now < self._due:
             return
-        passed = time.monotonic() - self._started
+        self._due, self._is_drawn, passed = now + REDRAWN_S, True, now - self._started
         rows = f", {self._rows:,} rows" if self._rows else ""
-        left = ""
-        if self._done:
-            left = f", about {_duration(passed / self._done * (self._total - self._done))} left"
+        workers = f", {self._workers} workers" if self._workers > 1 else ""
+        left = f", about {_duration(passed / self._done * (self._total - self._done))} left" if self._done else ""
         sys.stderr.write(
-            f"\r{self._done:,} of {self._total:,} {self._noun}{rows}, {self._workers} workers, {_duration(passed)}{left}\033[K"
+            f"\r{self._done:,.0f} of {self._total:,.0f} {self._noun}{rows}{workers}, {_duration(passed)}{left}\033[K"
         )
         sys.stderr.flush()
 

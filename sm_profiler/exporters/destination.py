@@ -208,7 +208,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message as plain text."""
         return "\n".join((self.title, *self.lines))
 
 
@@ -257,12 +256,7 @@ def group_length(count: int, points: int) -> int:
 
 
 def group_means(values: Floats, points: int) -> tuple[Ints, Floats]:
-    """Return the means of equal groups of values, the last of what is left, and the index of each group's first value.
-
-    Args:
-        values: the series; shape (n,).
-        points: the most groups.
-    """
+    """Return the means of equal groups of values, the last of what is left, and the index of each group's first value."""
     starts = np.arange(0, len(values), group_length(len(values), points))
     if not len(starts):
         return starts, np.zeros(0)

@@ -8,9 +8,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeAlias
+from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import attrs
 
@@ -33,6 +33,7 @@ from sm_profiler.source import open_source
 from sm_profiler.storage import open_storage
 
 try:
+    from anyio import CapacityLimiter, to_thread
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ResourceError, ToolError
     from mcp_types import ToolAnnotations
@@ -67,7 +68,9 @@ OF_FLEET = (
 )  # fmt: skip
 
 Parameters = ParamSpec("Parameters")
+Text = TypeVar("Text")
 
+_ONE = CapacityLimiter(1)
 READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 JobName = Annotated[str, Field(max_length=300, description="a name from `list_jobs`")]
@@ -394,6 +397,16 @@ class _Server(MCPServer[Any]):
             raise ToolError(f"{name}: {'; '.join(wrong)}") from None
 
 
+def _in_turn(question: Callable[Parameters, Text]) -> Callable[Parameters, Awaitable[Text]]:
+    """Answer one question after the other: the SDK reads and writes in the threads that waiting questions would occupy."""
+
+    @functools.wraps(question)
+    async def ask(*arguments: Parameters.args, **named: Parameters.kwargs) -> Text:
+        return await to_thread.run_sync(functools.partial(question, *arguments, **named), limiter=_ONE)
+
+    return ask
+
+
 def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[Any]:
     server: MCPServer[Any] = _Server("sm-profiler", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools(library, source_lines)
@@ -402,9 +415,10 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
         tools.fleet,
     )  # fmt: skip
     for question in questions:
-        server.add_tool(question, annotations=READ_ONLY)
+        server.add_tool(_in_turn(question), annotations=READ_ONLY)
 
     @server.resource("sm-profiler://jobs/{job}/report.json", mime_type="application/json")
+    @_in_turn
     def report(job: str) -> str:
         """Return report.json of a job, shortened as the answers of tools are."""
         try:

@@ -53,12 +53,10 @@ DATASET = "/job="  # in the location of a job in a dataset of Parquet files
 
 
 def safe_name(text: object) -> str:
-    """Return a name in one printable line."""
     return _cut(text, NAME)
 
 
 def safe_sentence(text: object) -> str:
-    """Return a sentence in one printable line."""
     return _cut(text, SENTENCE)
 
 
@@ -68,7 +66,6 @@ def _cut(text: object, length: int) -> str:
 
 
 def safe_tags(found: Mapping[object, object]) -> dict[str, str]:
-    """Return tags in printable lines."""
     return {safe_name(key): safe_name(value) for key, value in list(found.items())[:MAX_TAGS]}
 
 

@@ -489,5 +489,4 @@ class Fleet:
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema of fleet.json."""
     return schema_of(Fleet, "fleet", globals())

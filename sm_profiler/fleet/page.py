@@ -440,13 +440,7 @@ def _state(status: str, interruptions: int) -> str:
 
 
 def _weekly(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
-    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours.
-
-    Args:
-        columns: label, amounts spent, wasted and judged.
-        title: what screen readers read.
-        written: formats an amount.
-    """
+    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours."""
     columns = columns[-MAX_WEEKS:]
     most = max((spent for _, spent, _, _ in columns), default=0.0)
     if most <= 0:

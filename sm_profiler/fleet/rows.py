@@ -92,13 +92,7 @@ def _implausible(report: StoredReport, now: float) -> str:
 
 
 def row_of(report: StoredReport | None, description: Mapping[str, Any], place: FleetJob) -> FleetJob:
-    """Return the row of a job.
-
-    Args:
-        report: its report; None if it has none.
-        description: its description by the service; empty if it has none.
-        place: a row with its name and its locations.
-    """
+    """Return the row of a job."""
     row = described(place, description)
     if report is not None:
         report = _readable(report)

@@ -111,7 +111,6 @@ class _Structs:
         return (value >> 1) ^ -(value & 1)
 
     def struct(self, depth: int = 0) -> dict[int, int | dict[int, object]]:
-        """Return the integers of a struct, and its structs, by field."""
         if depth > _MAX_DEPTH:
             raise ValueError("a page's header is damaged")
         found: dict[int, int | dict[int, object]] = {}

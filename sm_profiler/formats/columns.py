@@ -326,7 +326,6 @@ class Packed:
         return self._kind(**{name: _own(self.column(name, at)) for name in self._columns})
 
     def column(self, name: str, rows: Rows) -> Any:
-        """Return some rows of a column."""
         found = self._columns[name][rows]
         return Category(found, self._texts[name]) if name in self._texts else found
 

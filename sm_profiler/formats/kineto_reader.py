@@ -482,9 +482,6 @@ def unpacked_head(data: bytes) -> bytes:
 def read_kineto(blocks: Iterable[bytes]) -> tuple[KinetoTrace, Outcome]:
     """Read a trace of torch.profiler, plain or compressed with gzip.
 
-    Args:
-        blocks: the file in pieces of any size.
-
     Returns:
         The trace and the outcome. No content of a file raises an error.
     """
@@ -548,7 +545,6 @@ class _Columns:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def weighed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the blocks of the file, and count their bytes."""
         for block in blocks:
             self._stored += len(block)
             yield block

@@ -230,7 +230,6 @@ def parse_window(folder: str) -> StatsWindow | None:
 
 
 def stats_path(framework: str, profiler: str, node: str, window: StatsWindow, name: str = PYTHON_STATS) -> str:
-    """Return the path of a window's statistics."""
     return f"{FRAMEWORK}/{framework}/{profiler}/{node}/{window.folder}/{name}"
 
 

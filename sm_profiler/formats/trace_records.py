@@ -331,7 +331,6 @@ class Streams:
         self._open: dict[tuple[str, str], dict[Key, list[OpenEvent]]] = {}
 
     def push(self, node: str, kind: str, event: OpenEvent) -> None:
-        """Add an open event."""
         self._open.setdefault((node, kind), {}).setdefault(event.key, []).append(event)
 
     def left(self) -> Iterator[tuple[str, str, OpenEvent]]:

@@ -301,7 +301,6 @@ def whole(value: Any, key: str = "") -> int | None:
 
 
 def instant_arguments(text: bytes | str, scope: str) -> bytes:
-    """Return the arguments of an instant, marked as such."""
     mark = {"ph": "i"} | ({"s": scope} if scope else {})
     args = msgspec.json.decode(text) if text else None
     if isinstance(args, dict):

@@ -66,7 +66,6 @@ def span_args(pid: int, step: int, more: Mapping[str, Any] | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a JSON string in ASCII."""
     return json.dumps(text)
 
 
@@ -268,7 +267,6 @@ class TraceWriter:
         self._fd, self._backlog = -1, []
 
     def _hour_of(self, event: TraceEvent, now_us: int | None) -> str:
-        """Return the hour of an event's file."""
         return hour_folder(_file_us(event.start_us + event.duration_us, now_us))
 
     def _same_hour(self, events: list[TraceEvent], hour: str, now_us: int | None) -> int:

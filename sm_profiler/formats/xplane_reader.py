@@ -135,12 +135,10 @@ def sound_fields(data: memoryview, at: int, end: int, tally: Tally) -> Iterator[
 
 
 def signed(value: int) -> int:
-    """Return an int64 from its unsigned form."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def text(data: memoryview, field: Field) -> str:
-    """Return a field's content as text."""
     return bytes(data[field.value : field.end]).decode(errors="replace")
 
 
@@ -502,9 +500,6 @@ class _Origins:
 
 def read_xplane(data: bytes | memoryview) -> tuple[XplaneTrace, Outcome]:
     """Read a trace.
-
-    Args:
-        data: the whole file; may be a memory map.
 
     Returns:
         The trace and the outcome. No content raises an error.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Category, Floats
@@ -354,37 +355,85 @@ def communication(trace: KinetoTrace) -> TraceTable:
     }).largest_first("exposed_us")  # fmt: skip
 
 
+@attrs.frozen(eq=False)
+class Arrivals:
+    """When ranks came to the collectives that all of them have: they leave together, so who spends least came last.
+
+    Attributes:
+        ranks: the ranks.
+        spent: microseconds of each collective and rank, shape (collectives, ranks).
+        exposed: the part that no computation hides.
+    """
+
+    ranks: tuple[int, ...]
+    spent: Floats
+    exposed: Floats
+
+    @property
+    def waited(self) -> Floats:
+        """Microseconds for which each rank waits for the last, without those that a computation hides."""
+        least = self.spent.min(axis=1, keepdims=True, initial=np.inf)
+        return np.asarray(np.minimum(self.exposed, self.spent - least))
+
+    def waited_us(self, rank: int) -> float:
+        """Return how long a rank waits for the last, in all collectives."""
+        return float(self.waited[:, self.ranks.index(rank)].sum()) if rank in self.ranks else 0.0
+
+    def saved_us(self) -> Floats:
+        """Return what all would save if a rank did not come late: at least, usually and at most, shape (3, ranks).
+
+        What it waits itself is subtracted: a rank that is last as often as the others delays them no more than they do.
+        """
+        count, waited = len(self.ranks), self.waited
+        if count < 2 or not len(waited):
+            return np.zeros((3, count))
+        found = []
+        for at in range(count):
+            others = np.delete(waited, at, axis=1)[self.spent.argmin(axis=1) == at]
+            sums = others.min(axis=1).sum(), np.median(others, axis=1).sum(), others.max(axis=1).sum()
+            found.append(np.maximum(np.sort(sums) - waited[:, at].sum(), 0.0))
+        return np.asarray(found).T
+
+
+def arrivals(traces: Mapping[int, KinetoTrace]) -> Arrivals:
+    """Return when ranks came to collectives.
+
+    The n-th collective of an operation and group is the same one on every rank that has as many of them.
+    """
+    found = {rank: collectives(trace) for rank, trace in traces.items()} if len(traces) > 1 else {}
+    rows = [numbered(table) for table in found.values()]
+    common = sorted(set.intersection(*map(set, rows))) if rows else []
+    spent, exposed = (
+        np.array([table[name][[own[key] for key in common]] for table, own in zip(found.values(), rows, strict=True)])
+        for name in ("duration_us", "exposed_us")
+    )
+    shape = len(found), len(common)
+    return Arrivals(tuple(found), spent.reshape(shape).T, exposed.reshape(shape).T)
+
+
 def stragglers(traces: Mapping[int, KinetoTrace]) -> TraceTable:
     """Return how long each rank keeps the others waiting in collectives.
-
-    All ranks leave a collective together, so the one that spends the least time in it came last. The n-th collective of an
-    operation and group is the same one on every rank that has as many of them.
 
     Returns:
         Columns rank, collectives (compared), last (how often it came last), late_us (sum of the differences to the mean
         time of the others), share_last.
     """
-    columns = ("rank", "collectives", "last", "late_us", "share_last")
-    spent = {rank: _numbered(collectives(trace)) for rank, trace in traces.items()}
-    if len(spent) < 2:  # nothing to compare
-        return TraceTable.of(columns, ())
-    common = set.intersection(*(set(of_rank) for of_rank in spent.values()))
-    time = np.array([[of_rank[key] for of_rank in spent.values()] for key in common]).reshape(-1, len(spent))
-    least = time.argmin(axis=1)
-    others = (time.sum(axis=1, keepdims=True) - time) / (len(spent) - 1)
+    of = arrivals(traces)
+    time, count = of.spent, len(of.spent)
+    others = (time.sum(axis=1, keepdims=True) - time) / max(len(of.ranks) - 1, 1)
     late = np.maximum(others - time, 0.0).sum(axis=0)
-    rows = []
-    for at, rank in enumerate(spent):
-        last = int((least == at).sum())
-        rows.append((rank, len(common), last, float(late[at]), last / len(common) if common else 0.0))
-    return TraceTable.of(columns, rows)
+    last = np.bincount(time.argmin(axis=1) if count else [], minlength=len(of.ranks)).tolist()
+    rows = [
+        (rank, count, last[at], float(late[at]), last[at] / count if count else 0.0) for at, rank in enumerate(of.ranks)
+    ]
+    return TraceTable.of(("rank", "collectives", "last", "late_us", "share_last"), rows)
 
 
-def _numbered(table: TraceTable) -> dict[tuple[Any, ...], float]:
-    """Return the times of collectives by operation, group, size, how many of them there are, and their number."""
+def numbered(table: TraceTable) -> dict[tuple[Any, ...], int]:
+    """Return the rows of collectives by operation, group, size, how many of them there are, and their number."""
     keys = list(zip(table["operation"].tolist(), table["group"].tolist(), table["group_size"].tolist(), strict=True))
     counts, seen, found = Counter(keys), Counter[Any](), {}
-    for key, time in zip(keys, table["duration_us"].tolist(), strict=True):
-        found[(*key, counts[key], seen[key])] = time
+    for row, key in enumerate(keys):
+        found[(*key, counts[key], seen[key])] = row
         seen[key] += 1
     return found

@@ -22,7 +22,7 @@ _COMMUNICATION = re.compile(
 )
 _MEMORY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|__amd_rocclr_(copy|fill)Buffer)")
 _MATMUL = re.compile(
-    r"gemm|matmul|cutlass|cublas|xmma|(?<![a-z])wgrad|(?<![a-z])dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|Cijk_|mma_",
+    r"gemm|matmul|cutlass|cublas|xmma|(?<![a-z])wgrad|(?<![a-z])dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|attn_(fwd|bwd)|bwd_kernel_d|Cijk_|mma_",
     re.IGNORECASE,
 )
 # Names of kernels that use tensor cores (NVIDIA) or matrix cores (AMD): instruction shapes and the half precisions of the
@@ -41,8 +41,13 @@ _PLAIN = re.compile(
     r"convolve_[sd]gemm|^Cijk_(?=.*_[SD]B_)(?!.*_MI\d)",
 )
 _ELEMENTWISE = re.compile(
-    r"elementwise|vectorized|unrolled|_poi_|fill|copy_|cat_|index|scatter|gather|dropout", re.IGNORECASE
+    r"elementwise|vectorized|unrolled|_poi_|fill|copy_|cat_|CatArray|index|scatter|gather|dropout|batched_transpose|nchwTo|nhwcTo",
+    re.IGNORECASE,
 )
+
+
+_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
+_TF32_SINCE = 8  # and of those that multiply bfloat16 and TF32
 
 
 @attrs.frozen
@@ -65,6 +70,10 @@ class Peaks:
         """Return the rate at which a mix of half and single precision would run."""
         return 1 / (half_share / self.half + (1 - half_share) / self.single)
 
+
+_HALF = re.compile(r"bf16|fp16|f16|half|hgemm|Cijk_\w*_B?H_|Cijk_\w*_B_B", re.IGNORECASE)
+_AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d", re.IGNORECASE)
+_MATRIX_CORES = re.compile(r"\bMI\d{2,3}")  # AMD's Instinct, from MI100 on
 
 _PEAKS: tuple[tuple[str, Peaks], ...] = (
     (r"GB200|B200", Peaks(2250.0, 1100.0, 80.0, 8000.0)),
@@ -92,6 +101,30 @@ def name_of(properties: Sequence[Mapping[str, Any]]) -> str:
 def peaks_of(device: str) -> Peaks | None:
     """Return the peak rates of a device; None for an unknown one."""
     return next((peaks for pattern, peaks in _PEAKS if re.search(pattern, device)), None)
+
+
+@attrs.frozen
+class MatrixUnits:
+    """Types that the matrix units of a device multiply.
+
+    Attributes:
+        known: it is known to have some.
+        bfloat16: they multiply bfloat16.
+        tf32: they multiply single precision as TF32.
+    """
+
+    known: bool
+    bfloat16: bool = True
+    tf32: bool = False
+
+    @classmethod
+    def of(cls, properties: Sequence[Mapping[str, Any]]) -> MatrixUnits:
+        """Return those of the first device: NVIDIA's from compute capability 7, AMD's by their names."""
+        name, major = name_of(properties), properties[0].get("computeMajor") if properties else None
+        if _AMD.search(name):
+            return cls(_MATRIX_CORES.search(name) is not None)
+        major = major if isinstance(major, int) else 0
+        return cls(major >= _TENSOR_CORES_SINCE, major >= _TF32_SINCE, major >= _TF32_SINCE)
 
 
 def memory_bandwidth(events: KinetoColumns) -> TraceTable:
@@ -149,6 +182,16 @@ def uses_tensor_cores(name: str) -> bool:
 def avoids_tensor_cores(name: str) -> bool:
     """Return whether a kernel is known to multiply without tensor cores, by its name; False if that is unknown."""
     return is_matmul(name) and _TENSOR.search(name) is None and _PLAIN.search(name) is not None
+
+
+def is_half(name: str) -> bool:
+    """Return whether a kernel multiplies matrices in half precision, by its name."""
+    return is_matmul(name) and _HALF.search(name) is not None
+
+
+def is_fused_attention(name: str) -> bool:
+    """Return whether a kernel computes attention as a whole."""
+    return re.search("flash|fmha|attn_fwd|cudnn.*sdpa", name) is not None
 
 
 def is_elementwise(name: str) -> bool:

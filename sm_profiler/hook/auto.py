@@ -8,13 +8,18 @@ and a value that is neither on nor off is reported by processes that import a fr
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import resource
+import sys
 from functools import partial
 
 from sm_profiler.hook.frameworks import Framework, frameworks
 from sm_profiler.hook.patches import when_loaded
 from sm_profiler.settings import AUTO, run_id
+
+_NEEDED = ("attr", "attrs", "msgspec")
+_off: list[str] = []  # why the hook is off
 
 
 def arm() -> None:
@@ -26,15 +31,37 @@ def arm() -> None:
 
 
 def _loaded(framework: Framework) -> None:
+    if _off:
+        return
     try:
-        from sm_profiler.hook.entry import install, refuse  # too heavy for processes that never train
+        if shadow := _shadow():
+            _off.append(f"{shadow} has the name of a library that the hook needs")
+        else:
+            from sm_profiler.hook.entry import install, refuse  # too heavy for processes that never train
 
-        problem = AUTO.problem()
-        refuse(problem) if problem else install(framework)
-    except Exception as error:  # the framework's import must succeed regardless
+            problem = AUTO.problem()
+            refuse(problem) if problem else install(framework)
+    except (Exception, SystemExit) as error:  # the framework's import must succeed regardless
+        _off.append(f"{type(error).__name__}: {error}")
+    if _off:
         from sm_profiler.printable import say
 
-        say(f"the hook is off: {error}")
+        say(f"the hook is off: {_off[0]}")
+
+
+def _shadow() -> str:
+    """Return the file beside the script that an import of a library would run; "" if there is none.
+
+    The script does not run it, or not yet.
+    """
+    script, ours = os.path.realpath(sys.path[0] or "."), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    for name in (name for name in _NEEDED if name not in sys.modules and script != os.path.realpath(ours)):
+        found = importlib.util.find_spec(name)
+        place = (found.origin if found is not None else None) or ""
+        folder = os.path.dirname(place.removesuffix(f"{os.sep}__init__.py"))
+        if place and os.path.realpath(folder) == script:
+            return place
+    return ""
 
 
 def _complete_after_children(pid: int) -> None:

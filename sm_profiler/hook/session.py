@@ -110,7 +110,9 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
-        self._samples = 0  # that models were given in training
+        self._samples = 0  # that models were given in training,
+        self._fed = 0  # in so many steps,
+        self._fed_at = -1  # the last of which is this
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._starting = threading.RLock()  # the first step and the watch for hangs may start the recorder at once
@@ -288,13 +290,14 @@ class Session(StepObserver):
             shape = value.shape
             if shape and type(shape[0]) is int:
                 self._samples += shape[0]
+                self._fed += self._fed_at != (step := self.tracker.counts[ModeKeys.TRAIN])
+                self._fed_at = step
         except Exception as error:  # a nested tensor has none
             pass_on(error)
 
     def samples_per_step(self) -> float | None:
-        """Return the samples of a training step, on average; None if they were not seen."""
-        steps = self.tracker.counts[ModeKeys.TRAIN] - self.tracker.rested
-        return round(self._samples / steps, 3) if self._samples and steps > 0 else None
+        """Return the samples of a training step, on average over those whose inputs were seen; None if none were."""
+        return round(self._samples / self._fed, 3) if self._fed else None
 
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""
@@ -395,11 +398,13 @@ class Session(StepObserver):
             complete=self._complete,
         )
         self.tracker.append = recorder.records.append
-        self._notify("start")
-        recorder.tasks.append(self._complete_left_files)
-        recorder.start()
-        atexit.register(self.end)
-        multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
+        try:
+            self._notify("start")
+        finally:  # an exception of the script that strikes there ends its step, not the profile
+            recorder.tasks.append(self._complete_left_files)
+            recorder.start()
+            atexit.register(self.end)
+            multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
 
     def _helpers_ns(self) -> int:

@@ -65,7 +65,6 @@ class JobPlace:
 
     @property
     def name(self) -> str:
-        """The job's name, by its folders."""
         if self.dataset:
             return self.dataset
         parts = [part for part in (self.profile if self.profile is not None else self.folder).split("/") if part]
@@ -238,7 +237,6 @@ def _by_ancestors(places: dict[str, JobPlace]) -> dict[str, list[JobPlace]]:
 
 
 def _above(folder: str, places: dict[str, JobPlace]) -> JobPlace | None:
-    """Return the place at a folder or the nearest above it."""
     while True:
         if folder in places:
             return places[folder]

@@ -72,7 +72,6 @@ def check_create_training(request: JsonDict) -> None:
 
 
 def check_update_training(job: TrainingJobRecord, request: JsonDict) -> None:
-    """Refuse an invalid update."""
     if job.status != "InProgress":
         raise AWSValidationException(f"Training job {job.name} cannot be updated: its status is {job.status}")
     config = {**(job.profiler_config or {}), **(request.get("ProfilerConfig") or {})}
@@ -108,7 +107,6 @@ class Jobs:
         return folder
 
     def start_training(self, job: TrainingJobRecord) -> None:
-        """Run a training job."""
         with self._lock:
             job.log_event = self._services.log_event
             run = self._training[job.arn] = TrainingRun(self._services, job)
@@ -131,7 +129,6 @@ class Jobs:
         return bool(runs)
 
     def start_processing(self, job: ProcessingJobRecord) -> None:
-        """Run a processing job."""
         with self._lock:
             run = ProcessingRun(self._services, job)
             self._processing.append(run)
@@ -168,11 +165,9 @@ class LocalBackend(SageMakerModelBackend):
         return moto.sagemaker.urls
 
     def arn(self, kind: str, name: str) -> str:
-        """Return the ARN of a job."""
         return f"arn:{self.partition}:sagemaker:{self.region_name}:{self.account_id}:{kind}/{name}"
 
     def find(self, jobs: dict[str, Any], name: str) -> Any:
-        """Return a job by its name."""
         if name not in jobs:
             raise AWSValidationException(GONE)
         return jobs[name]
@@ -185,7 +180,6 @@ class LocalBackend(SageMakerModelBackend):
         return RuleRecord(configuration, self.arn("processing-job", name))
 
     def new_training_job(self, request: JsonDict, jobs: Jobs) -> TrainingJobRecord:
-        """Record a checked request."""
         job = self._new_job("Training", TrainingJobRecord, self.training_jobs, request, jobs)
         if (config := request.get("ProfilerConfig")) is not None:
             job.configure_profiler(config)
@@ -193,7 +187,6 @@ class LocalBackend(SageMakerModelBackend):
         return job
 
     def new_processing_job(self, request: JsonDict, jobs: Jobs) -> ProcessingJobRecord:
-        """Record a checked request."""
         return self._new_job("Processing", ProcessingJobRecord, self.processing_jobs, request, jobs)
 
     def _new_job(
@@ -241,7 +234,6 @@ class LocalSageMakerResponse(SageMakerResponse):
         return without_nulls(found)
 
     def setup_class(self, *args: Any, **options: Any) -> None:
-        """Parse the request."""
         try:
             super().setup_class(*args, **options)
         except Exception as error:
@@ -282,11 +274,9 @@ class LocalSageMakerResponse(SageMakerResponse):
         return ActionResult({"TrainingJobArn": job.arn})
 
     def describe_training_job(self) -> ActionResult:
-        """DescribeTrainingJob."""
         return ActionResult(self._training_job().describe())
 
     def stop_training_job(self) -> ActionResult:
-        """StopTrainingJob."""
         self._stop(self._training_job())
         return EmptyResult()
 
@@ -317,7 +307,6 @@ class LocalSageMakerResponse(SageMakerResponse):
         return ActionResult(backend.find(backend.processing_jobs, name).describe())
 
     def stop_processing_job(self) -> ActionResult:
-        """StopProcessingJob."""
         backend = self.sagemaker_backend
         self._stop(backend.find(backend.processing_jobs, self._get_param("ProcessingJobName")))
         return EmptyResult()

@@ -77,7 +77,6 @@ class Demo:
         self._s3 = local.client("s3")
 
     def run(self) -> ReportJson:
-        """Run the demo and return its report."""
         self.show(f"[1/4] endpoint: SageMaker and S3 at {self.local.url}, on this machine only")
         self.show(f"[2/4] launch: python {_short(self.launch)} (the unchanged SageMaker SDK v2; trains for about 40 s)")
         self._launch()

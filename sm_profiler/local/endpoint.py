@@ -40,7 +40,6 @@ class EndpointBase(ABC):
 
     @property
     def services(self) -> Services:
-        """Address and clients."""
         if self._services is None:
             raise ProfilerError("the local endpoint is not running: call start(), or use it in a with statement")
         return self._services
@@ -71,7 +70,6 @@ class EndpointBase(ABC):
 
     @property
     def folder(self) -> Path:
-        """Folder of the job files."""
         return self.services.folder
 
     @property
@@ -81,11 +79,9 @@ class EndpointBase(ABC):
 
     @property
     def role(self) -> str:
-        """ARN of a role that exists."""
         return ROLE
 
     def client(self, service: str, region: str | None = None) -> Any:
-        """Return a boto3 client for this endpoint."""
         return self.services.client(service, region)
 
     def __enter__(self) -> Self:

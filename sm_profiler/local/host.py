@@ -94,12 +94,10 @@ class Host:
 
     @property
     def cluster(self) -> Cluster:
-        """The group that this host belongs to."""
         return next(cluster for cluster in self.clusters if self.name in cluster.hosts)
 
     @property
     def instance_type(self) -> str:
-        """Type of the instance, as requested."""
         return self.cluster.instance_type
 
     @property
@@ -109,7 +107,6 @@ class Host:
 
     @property
     def rank(self) -> int:
-        """Number of this host, from 0."""
         return self.hosts.index(self.name)
 
     def map(self, text: str) -> str:
@@ -121,7 +118,6 @@ class Host:
         return container.relocated(path, self.ml)
 
     def resource_config(self) -> JsonDict:
-        """Return the content of resourceconfig.json."""
         return {
             "current_host": self.name,
             "current_instance_type": self.instance_type,
@@ -155,7 +151,6 @@ class Host:
 
 
 def input_data_config(request: JsonDict) -> JsonDict:
-    """Return the content of inputdataconfig.json."""
     return {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode") or request["AlgorithmSpecification"]["TrainingInputMode"],
@@ -313,7 +308,6 @@ def host_names(count: int) -> Sequence[str]:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -105,7 +105,6 @@ class ErrorLines:
         self._size = 0
 
     def add(self, line: str) -> None:
-        """Take a line of the output."""
         if self._size < MAX_REASON and (self._lines or any(name in line for name in _ERRORS)):
             self._lines[line.strip(" :\n")] = None
             self._size += len(line) + 1

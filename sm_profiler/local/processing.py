@@ -78,7 +78,6 @@ class ProcessingHost:
                 uploader.upload_new()
 
     def write_json(self, path: str, content: Any) -> None:
-        """Write a file at a path of the container."""
         target = relocated(path, self.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(content), "utf-8")

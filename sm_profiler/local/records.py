@@ -63,7 +63,6 @@ class RuleRecord:
 
     @property
     def name(self) -> str:
-        """RuleConfigurationName."""
         return str(self.configuration["RuleConfigurationName"])
 
     @property
@@ -77,11 +76,9 @@ class RuleRecord:
         return self.arn.rpartition("/")[2]
 
     def set(self, status: str, details: str = "") -> None:
-        """Set status and details."""
         self.status, self.details, self.modified = status, details[:MAX_REASON], now()
 
     def describe(self) -> JsonDict:
-        """Return an entry of ProfilerRuleEvaluationStatuses."""
         shown = {
             "RuleConfigurationName": self.name,
             "RuleEvaluationJobArn": self.arn,
@@ -160,24 +157,20 @@ class TrainingJobRecord(JobRecord):
 
     @property
     def training_job_name(self) -> str:
-        """TrainingJobName."""
         return str(self.request["TrainingJobName"])
 
     name = training_job_name
 
     @property
     def training_job_status(self) -> str:
-        """TrainingJobStatus."""
         return self.status
 
     @property
     def training_end_time(self) -> datetime | None:
-        """TrainingEndTime."""
         return self.end_time
 
     @property
     def profiling(self) -> bool:
-        """True if the profiler is on."""
         return self.profiler_config is not None and not self.profiler_config.get("DisableProfiler", False)
 
     @property
@@ -224,7 +217,6 @@ class TrainingJobRecord(JobRecord):
         self.log_event(f"training job {self.name}: {secondary}{reason}")
 
     def describe(self) -> JsonDict:
-        """Return the DescribeTrainingJob response."""
         with self.lock:
             shown = {key: value for key, value in self.request.items() if key not in NOT_SHOWN}
             shown |= {
@@ -275,23 +267,19 @@ class ProcessingJobRecord(JobRecord):
 
     @property
     def processing_job_name(self) -> str:
-        """ProcessingJobName."""
         return str(self.request["ProcessingJobName"])
 
     name = processing_job_name
 
     @property
     def processing_job_status(self) -> str:
-        """ProcessingJobStatus."""
         return self.status
 
     @property
     def processing_end_time(self) -> datetime | None:
-        """ProcessingEndTime."""
         return self.end_time
 
     def describe(self) -> JsonDict:
-        """Return the DescribeProcessingJob response."""
         with self.lock:
             shown = {key: value for key, value in self.request.items() if key != "Tags"}
             times = {"ProcessingStartTime": self.start_time, "ProcessingEndTime": self.end_time}

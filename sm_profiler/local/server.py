@@ -53,7 +53,6 @@ class RequestGuard:
     _checked: WeakKeyDictionary[socket.socket, bool] = attrs.field(factory=WeakKeyDictionary, init=False)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Answer or refuse one request."""
         if problem := self._problem(environ):
             return _error(start_response, *problem)
         try:

@@ -75,7 +75,6 @@ class Services:
 
     @property
     def bucket(self) -> str:
-        """Name of the default bucket."""
         return f"sagemaker-{self.region}-{ACCOUNT}"
 
     def environment(self, region: str | None = None) -> dict[str, str]:
@@ -148,7 +147,6 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def s3_keys(client: Any, uri: str) -> list[str]:
-    """Return all keys under a URI, sorted."""
     bucket, prefix = split_uri(uri)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
@@ -215,7 +213,6 @@ def pack(folders: Iterable[Path], archive: Path) -> int:
 
 
 def upload_file(client: Any, path: Path, uri: str) -> None:
-    """Upload one file to a URI."""
     bucket, key = split_uri(uri)
     client.upload_file(str(path), bucket, key)
 

@@ -110,7 +110,6 @@ class JobProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code for a FailureReason."""
     if code > SIGNALLED:
         with contextlib.suppress(ValueError):
             return f"exit code {code} ({signal.Signals(code - SIGNALLED).name})"
@@ -142,7 +141,6 @@ def descendants() -> set[int]:
 
 
 def reap() -> None:
-    """Reap adopted orphans."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -202,7 +202,6 @@ class TrainingRun(threading.Thread):
         self.trained_s = 0.0  # in earlier attempts
 
     def run(self) -> None:
-        """Run the job to its end."""
         ending, status, reason = "Completed", "Completed", ""
         try:
             self._train()

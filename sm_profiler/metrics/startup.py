@@ -112,21 +112,6 @@ LABELS = {
     COMPILING: "compiling in the first steps",
     "first_steps": "the slow first steps",
 }
-ADVICE = {
-    "instance": "Keep instances warm between jobs (KeepAlivePeriodInSeconds of a warm pool).",
-    "image": "Use a smaller image in the job's region, or a warm pool, which keeps the image.",
-    "download": "Stream the data instead of downloading it first (FastFile mode, FSx), and pack small files into large ones.",
-    "install": "Build the packages of requirements.txt into the image, or pin wheels, so that nothing is resolved or compiled at "
-    "each start.",
-    IMPORTS: "Import less before training: profile with 'python -X importtime', and remove what the script does not need; a "
-    "package on a network file system imports slowly.",
-    BUILDING: "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
-    "memory-mapped (safetensors), and build model and dataset in parallel.",
-    COMPILING: "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
-    "torch.compiler.save_cache_artifacts, for JAX jax_compilation_cache_dir), and compile only the parts that repeat.",
-    "first_steps": "Keep what the first steps prepare: cuDNN autotuning (benchmark=False for changing shapes), allocator warm-up, "
-    "loader workers (persistent_workers=True, fewer imports in them).",
-}
 
 
 @attrs.frozen

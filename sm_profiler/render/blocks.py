@@ -71,7 +71,6 @@ def times_fired(rules: Mapping[str, Object], rule: str) -> int:
 
 
 def parameter(rules: Mapping[str, Object], rule: str, name: str, default: str) -> str:
-    """Return a parameter of a rule."""
     for line in str(rules.get(rule, {}).get("RuleParameters", "")).splitlines():
         key, _, value = line.partition(":")
         if key == name:

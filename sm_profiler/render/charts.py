@@ -17,6 +17,8 @@ LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that 
 MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
 WIDTH, HEIGHT = 520.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
+TIMES = ((1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0))  # an axis has one unit
+LAST_TICK = 0.97  # of the width; a label in the middle of a later tick would be cut off
 
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
@@ -336,7 +338,15 @@ def strips(lanes: Sequence[Strip], seconds: float, title: str) -> Markup:
             about = element("title", f"{lane.name}: {label}, {_percent(mean)} of the time")
             drawn.append(element("path", about, d="".join(path), class_=f"f-{colour}"))
     bottom = len(lanes) * (height + space)
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        anchor = "start" if not share else "end" if share == 1 else "middle"
-        drawn.append(text(left + width * share, bottom + 8, duration(seconds * share) if share else "0", anchor=anchor))
-    return drawing(left + width, bottom + 14, title, *drawn)
+    return drawing(left + width, bottom + 14, title, *drawn, *time_axis(left, width, bottom + 8, 0.0, seconds))
+
+
+def time_axis(left: float, width: float, y: float, begin: float, span: float) -> list[Markup]:
+    """Return the labels of an axis of time, in round numbers of one unit; begin and span are seconds."""
+    unit, scale = next(((unit, scale) for limit, unit, scale in TIMES if begin + span < limit), ("h", 3600.0))
+    drawn = []
+    for value in ticks(begin / scale, (begin + span) / scale, 5):
+        share = (value * scale - begin) / span
+        anchor = "start" if share < 1 - LAST_TICK else "end" if share > LAST_TICK else "middle"
+        drawn.append(text(left + width * share, y, f"{value:g} {unit}" if value else "0", anchor=anchor))
+    return drawn

@@ -73,7 +73,7 @@ class Graph:
 def short_file(file: str) -> str:
     """Return the end of a path that identifies a file to its author."""
     pieces = file.replace("\\", "/").split("/")
-    return shorten("/".join(pieces[-3:]) if len(pieces) > 3 else file, 60)  # a file and two folders
+    return shorten("/".join(pieces[-3:]) if len(pieces) > 4 - bool(pieces[0]) else file, 60)  # a file and two folders
 
 
 def at_line(location: Location | Place) -> str:

@@ -14,7 +14,6 @@ from sm_profiler.gpu_traces.kernels import KINDS
 from sm_profiler.gpu_traces.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
 from sm_profiler.render import charts
 from sm_profiler.render.blocks import PageTable, Picture, Section
-from sm_profiler.render.charts import ChartPart
 
 MAX_RANKS = 12  # with bars and tables
 MAX_STEPS = 3  # drawn, each of another rank
@@ -38,43 +37,22 @@ class GpuPart:
     Attributes:
         key: its key in `gpu_traces`.
         label: name in charts.
-        colour: a key of COLOURS.
-        letter: its letter in a terminal without colours.
     """
 
     key: str
     label: str
-    colour: str
-    letter: str
 
 
 PARTS = (
-    GpuPart("compute_us", "Computing", "blue", "C"),
-    GpuPart("exposed_communication_us", "Only communicating", "violet", "N"),
-    GpuPart("exposed_copies_us", "Only copying", "teal", "M"),
-    GpuPart("idle_input_us", "Idle: data loading", "amber", "W"),
-    GpuPart("idle_sync_us", "Idle: after a wait for the GPU", "rose", "S"),
-    GpuPart("idle_once_us", "Idle: a few long gaps", "pale", "1"),
-    GpuPart("idle_launch_us", "Idle: slow launches", "sky", "L"),
-    GpuPart("idle_queued_us", "Idle: queued work", "grey", "."),
+    GpuPart("compute_us", "Computing"),
+    GpuPart("exposed_communication_us", "Only communicating"),
+    GpuPart("exposed_copies_us", "Only copying"),
+    GpuPart("idle_input_us", "Idle: data loading"),
+    GpuPart("idle_sync_us", "Idle: after a wait for the GPU"),
+    GpuPart("idle_once_us", "Idle: a few long gaps"),
+    GpuPart("idle_launch_us", "Idle: slow launches"),
+    GpuPart("idle_queued_us", "Idle: queued work"),
 )
-
-
-def parts_of(traces: Sequence[Trace]) -> list[tuple[GpuPart, float]]:
-    """Return each part of the GPUs' time and its share, averaged over ranks; parts without time are left out."""
-    shares = [(part, float(np.mean([_share(trace, part.key) for trace in traces]))) for part in PARTS if traces]
-    return [(part, share) for part, share in shares if share > 0]
-
-
-def pictures(traces: Sequence[Trace]) -> list[Picture]:
-    if not traces:
-        return []
-    drawn = [
-        _bar(traces, "Where the GPU's time goes" if len(traces) == 1 else "Where the GPUs' time goes", legend=True)
-    ]
-    if len(traces) > 1:
-        drawn += [_bar([trace], f"Rank {trace['rank']}") for trace in traces[:MAX_RANKS]]
-    return drawn
 
 
 def tiles(traces: Sequence[Trace]) -> list[tuple[str, str, str]]:
@@ -96,14 +74,19 @@ def tiles(traces: Sequence[Trace]) -> list[tuple[str, str, str]]:
     return [*found, ("GPU", shorten(", ".join(devices), 60), "")] if devices else found
 
 
-def sections(traces: Sequence[Trace]) -> list[Section]:
-    """Return the sections: time, kernels and operators, waits, communication and copies."""
+def sections(traces: Sequence[Trace], *, of_windows: bool = True) -> list[Section]:
+    """Return the sections: time, kernels and operators, waits, communication and copies.
+
+    Args:
+        traces: what the traces show of each rank.
+        of_windows: the ledger of the page is not theirs, so that a table shows where their time went.
+    """
     if not traces:
         return []
     shown = traces[:MAX_RANKS]
     note = (f"{len(traces) - MAX_RANKS} more ranks are in report.json.",) if len(traces) > MAX_RANKS else ()
     return [
-        Section("gpu-time", "GPU time", (*_time_sentences(traces), *note), (_time_table(shown),)),
+        Section("gpu-time", "GPU time", (*_time_sentences(traces), *note), (_time_table(shown),) if of_windows else ()),
         _longest_steps(traces),
         Section("gpu-kernels", "Kernels and operators", _kernel_sentences(traces), _kernel_tables(shown)),
         *_phases(shown), *_limits(shown), _waits(shown), _communication(shown), _copies(shown),
@@ -112,13 +95,6 @@ def sections(traces: Sequence[Trace]) -> list[Section]:
 
 def _share(trace: Trace, key: str) -> float:
     return float(trace[key]) / float(trace["total_us"]) if trace["total_us"] else 0.0
-
-
-def _bar(traces: Sequence[Trace], title: str, *, legend: bool = False) -> Picture:
-    shares = parts_of(traces)
-    drawn = [ChartPart(part.label, share, part.colour) for part, share in shares]
-    entries = tuple((part.label, part.colour, f"{percent(share)}|") for part, share in shares) if legend else ()
-    return Picture(charts.bar(drawn, title), title, entries, "bar" if legend else "bar thin")
 
 
 def _us(value: Any) -> str:

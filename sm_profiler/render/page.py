@@ -28,7 +28,7 @@ from sm_profiler.render.charts import COLOURS, LINE_COLOURS
 from sm_profiler.render.flame import graphs
 from sm_profiler.render.sections import build_sections, folded
 from sm_profiler.render.view import finding_view, glance, heat_section, ledger_section, pictures, stacks_view
-from sm_profiler.render.words import readable_processes
+from sm_profiler.render.words import loop_alarm, readable_processes
 
 PAGE, LINKS = "page.html", "links.html"
 
@@ -75,7 +75,9 @@ def page_parts(report: Report) -> dict[str, Markup]:
             cost=report.cost,
             ending=report.metrics.ending,
             running=report.metrics.running,
-            alarms=[alarm for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm) if alarm],
+            alarms=list(
+                filter(None, (report.damage_alarm, report.left_out_alarm, report.load_alarm, loop_alarm(report)))
+            ),
         ),
         "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
         "stacks": _part("stacks", stacks=stacks_view(report.hang)),
@@ -92,7 +94,6 @@ def page_parts(report: Report) -> dict[str, Markup]:
 
 
 def section_part(section: Section) -> Markup:
-    """Return a section of the page."""
     return _part("section", section=section)
 
 
@@ -103,12 +104,10 @@ def _part(name: str, **content: Any) -> Markup:
 
 def _sections(report: Report) -> list[Section]:
     """Return the sections on traces, if there are any, and those on the profile, unless there are traces only."""
-    of_traces = gpu_section.sections(report.gpu_traces)
-    if of_traces and not report.rules and not report.metrics.ranks:
-        return of_traces
     ledger = [ledger_section(report.ledger, report.left_out_alarm)] if report.ledger else []
-    if ledger and not report.rules and not report.metrics.ranks:
-        return ledger
+    if report.ledger and not report.rules and not report.metrics.ranks:
+        return [*ledger, *gpu_section.sections(report.gpu_traces, of_windows=False)]
+    of_traces = gpu_section.sections(report.gpu_traces)
     sections = build_sections(report.metrics, report.rules, report.broken, report.verdict, report.ledger)
     return [*of_traces, *ledger, *folded(sections)]
 

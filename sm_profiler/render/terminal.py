@@ -16,9 +16,8 @@ from sm_profiler.metrics.startup import job_parts, repeated_work, unstored_attem
 from sm_profiler.printable import cut, printable
 from sm_profiler.render.charts import COLOURS
 from sm_profiler.render.flame import at_line, part_of
-from sm_profiler.render.gpu_section import parts_of as gpu_parts
 from sm_profiler.render.view import shares
-from sm_profiler.render.words import gain_of_finding, readable_processes
+from sm_profiler.render.words import gain_of_finding, loop_alarm, readable_processes
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -42,8 +41,9 @@ def terminal_summary(
     mood = "open" if main.is_open else "good" if main.kind.is_healthy else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     ending, so_far = report.metrics.ending, ", so far" if report.metrics.running else ""
+    certain = main.confidence_text.replace(" confidence", f" confidence{so_far}", 1)
     first = _ending(ending, width, colour=colour) if not main.is_end else []
-    title = f"{code}  {main.label} ({main.confidence_text}{so_far})"
+    title = f"{code}  {main.label} ({certain})"
     if main.kind is Class.INCONCLUSIVE and report.metrics.running:
         title = NO_VERDICT[:1].upper() + NO_VERDICT[1:]
     verdict, places = [*first, title, *_wrap(main.headline, width)], _places(main, width)
@@ -60,7 +60,13 @@ def terminal_summary(
         excluded = f"; {duration(downtime)} of downtime excluded" if downtime else ""
         unstored = unstored_attempts(report.metrics)
         last += _wrap(f"interrupted {times} and resumed{unstored and f'; {unstored}'}{excluded}{again}", width)
-    for alarm in (report.damage_alarm, report.left_out_alarm, report.load_alarm, report.profiling_alarm):
+    for alarm in (
+        report.damage_alarm,
+        report.left_out_alarm,
+        report.load_alarm,
+        report.profiling_alarm,
+        loop_alarm(report),
+    ):
         last += _wrap(alarm, width) if alarm else []
     last += _also(report.verdict.also, width)
     if report.broken:
@@ -183,10 +189,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     slices = _job_slices(report) or [
         (each.share, each.colour, each.letter, f"{each.name} {percent(each.share)}" if each.is_named else "")
         for each in shares(report.ledger, on_device=report.metrics.on_device)
-    ] or [
-        (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
-        for part, share in gpu_parts(report.gpu_traces)
-    ]  # fmt: skip
+    ]
     if not slices:
         return []
     title = "Job: " if report.verdict.kind is Class.INITIALIZATION_BOUND else "Loop: "

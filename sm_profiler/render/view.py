@@ -39,11 +39,14 @@ _SHOWN = {
     "waiting for data": ("amber", "W"), "data wait": ("amber", "W"), "making batches": ("bronze", "M"),
     "copies to the device": ("navy", "D"), "forward": ("blue", "F"), "backward": ("sky", "B"), "optimizer": ("teal", "O"),
     "compiled": ("blue", "C"), "compute": ("blue", "C"), "waiting for results": ("pine", "R"),
-    "communication": ("teal", "X"), "waiting for other ranks": ("slate", "N"),
+    "elementwise kernels": ("sky", "V"), "products without tensor cores": ("mint", "P"), "the largest other kernel": ("pine", "1"),
+    "communication": ("teal", "X"), "waiting for other ranks": ("slate", "N"), "copies": ("navy", "D"),
 }  # fmt: skip
 _SHOWN_LAST = {
     "logging": ("sand", "L"), "callbacks": ("olive", "K"), "saving": ("plum", "S"), "compiling": ("steel", "J"),
     "compiling again": ("steel", "A"), "garbage collection": ("brick", "G"), "evaluation": ("violet", "E"),
+    "idle after a wait for the GPU": ("rose", "S"), "idle before a late launch": ("steel", "L"),
+    "idle in a few long gaps": ("sand", "G"), "idle with work queued": ("grey", "q"),
     "other code": ("rose", "x"), "step": ("grey", "."), "unseen": ("pale", "?"),
 }  # fmt: skip
 _DECLARED = (("moss", "Y"), ("mint", "Z"), ("stone", "V"), ("sand", "U"), ("olive", "T"))  # in turn, for other names
@@ -84,7 +87,6 @@ class Share:
 
     @property
     def is_named(self) -> bool:
-        """True if the share belongs in the legend."""
         return self.share >= MIN_NAMED
 
     @property
@@ -94,12 +96,7 @@ class Share:
 
 
 def shares(totals: Totals | None, *, on_device: bool = False) -> list[Share]:
-    """Return the activities of all ranks in the order of a step; of many, the smallest are summed.
-
-    Args:
-        totals: the ledger, or None without one.
-        on_device: a GPU timed the phases of the steps; their names state it.
-    """
+    """Return the activities of all ranks in the order of a step; of many, the smallest are summed."""
     if totals is None:
         return []
     steps = sum(rank.steps for rank in totals.ranks) or 1
@@ -261,7 +258,7 @@ def pictures(report: Report) -> list[Picture]:
     """
     metrics, kind = report.metrics, report.verdict.kind
     if report.ledger is None:
-        return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
+        return _usage(metrics)
     title = "Where the training loop's time goes" if metrics.loop else "Where the time of all ranks goes"
     loop = ledger_picture(report.ledger, title, on_device=metrics.on_device)
     if not metrics.loop:
@@ -523,15 +520,10 @@ def draw(heat: Use, lines: list[MapLine], colour: str, title: str, start: float)
         for level, path in enumerate(paths)
         if path
     ]
-    begin, span = heat.first * heat.width - start, columns * heat.width
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        anchor = "start" if not share else "end" if share == 1 else "middle"
-        label = duration(max(begin + span * share, 0.0)) if begin + span * share >= 1 else "0"
-        labels.append(text(LEFT + WIDTH * share, top + 16, label, anchor=anchor))
-    return drawing(LEFT + WIDTH, top + 22, title, *drawn, *labels, kind="chart heat")
+    axis = charts.time_axis(LEFT, WIDTH, top + 16, heat.first * heat.width - start, columns * heat.width)
+    return drawing(LEFT + WIDTH, top + 22, title, *drawn, *labels, *axis, kind="chart heat")
 
 
 def levels(values: Floats) -> list[int]:
-    """Return the level of each value, -1 if it is missing."""
     whole = np.nan_to_num(values, nan=-1.0)
     return [int(level) for level in np.where(whole < 0, -1, np.minimum(whole // (100 / LEVELS), LEVELS - 1))]

@@ -10,7 +10,7 @@ import attrs
 from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
-from sm_profiler.diagnosis.model import Finding, Gain, Interval
+from sm_profiler.diagnosis.model import Finding, Gain, Interval, Report
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics.attempts import process_name
 from sm_profiler.metrics.job_metrics import JobMetrics
@@ -28,6 +28,15 @@ MARKER = "<!-- sm-profiler compare -->"
 _LONGEST_NAME = 70
 # Characters that mean something in Markdown or HTML; a backslash before any of them is not shown.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&@:])")
+
+
+def loop_alarm(report: Report) -> str:
+    """Return that the loop was not recorded, and why; "" if it was, or if that is the verdict."""
+    if report.metrics.ranks or report.gpu_traces or report.verdict.main.is_open:
+        return ""
+    return "".join(
+        f"Not judged: {what}: {why}" for what, why in report.verdict.not_judged if what == "the training loop"
+    )
 
 
 def gain_of_finding(finding: Finding) -> str:
@@ -134,10 +143,6 @@ def to_markdown(summary: Summary, failure: str = "") -> str:
 
     The first line is a comment, by which a CI job finds the message that it posted before. Names come from a profile
     and are escaped, so that they can neither format, link nor mention.
-
-    Args:
-        summary: the content.
-        failure: the limit that the second run exceeds; "" if it holds.
     """
     title = f"**Failed: {escape(failure)}.** " if failure else ""
     lines = [MARKER, "### sm-profiler", "", title + escape(summary.sentence), ""]
@@ -163,7 +168,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def runs_of(
     names: Sequence[str], verdicts: Sequence[str], steps: Sequence[int]
 ) -> tuple[tuple[str, str, str, str], ...]:
-    """Return the rows of the two runs."""
     moments = ("before", "after")
     return tuple(
         (moment, shorten(name, _LONGEST_NAME), verdict, f"{count:,}")

@@ -195,12 +195,7 @@ def _events(source: Any, process: str, trace: KinetoTrace) -> EventColumns:
 
 
 def join(trace: KinetoTrace, events: EventColumns) -> KinetoTrace:
-    """Return a trace with the steps, phases and modules that the hook recorded while it ran.
-
-    Args:
-        trace: the trace of a window.
-        events: the hook's events of the same process, times in microseconds since the epoch.
-    """
+    """Return a trace with the steps, phases and modules that the hook recorded while it ran."""
     inside = (events.end_us > trace.epoch_us) & (events.start_us < trace.epoch_us + trace.events.end_us.max(initial=0))
     thread = _training_thread(trace, events)
     spans = list(_spans(trace, events[inside & events.phase.mask(lambda name: name in PHASES)], thread))
@@ -418,16 +413,7 @@ def report_of(  # most are optional parts
 def report_without_profile(
     name: str, verdict: Verdict, files: Sequence[Any], job: JobInfo, source: str, **more: Any
 ) -> Report:
-    """Return a report on data that another tool recorded.
-
-    Args:
-        name: of the job, unless `job` has one.
-        verdict: the verdict.
-        files: outcomes of files.
-        job: name and prices.
-        source: where the data is.
-        more: further attributes of the report.
-    """
+    """Return a report on data that another tool recorded."""
     metrics = measure_job(StepFold().result(), SystemFold().result(), name=job.name or name, running=False)
     report = report_of(metrics, verdict, {}, quality=data_quality(files, ()), job=job, source=source)
     return attrs.evolve(report, verdict=verdict, **more)  # no prices: seconds of a recording are not those of the job
@@ -455,13 +441,7 @@ def quality_of(source: Any, metadata: Sequence[Mapping[str, Any]]) -> Quality:
 
 
 def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *, read: int = 0) -> Quality:
-    """Return the quality of the data: files read and repaired, records lost, states of collectors.
-
-    Args:
-        files: outcomes of files.
-        metadata: records with the states of collectors.
-        read: number of further files, which were read completely.
-    """
+    """Return the quality of the data: files read and repaired, records lost, states of collectors."""
     states = Counter(file.status for file in files)
     if read:
         states["read"] += read

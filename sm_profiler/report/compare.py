@@ -33,7 +33,7 @@ class Prediction:
 
     Attributes:
         findings: classes of the earlier run's findings that the prediction is about.
-        repaired: the later run no longer has them.
+        repaired: the later run hardly has them, if at all.
         predicted: speedup of the loop by their gains.
         measured: how many times as fast the later run is, by the numbers of the comparison; None if it still has them.
     """
@@ -45,23 +45,26 @@ class Prediction:
 
     @property
     def held(self) -> bool | None:
-        """True if the measured value is in the predicted range; None without one."""
-        return None if self.measured is None else self.predicted.low <= self.measured.value <= self.predicted.high
+        """True if the measured value is in the predicted range, as both are shown; None without one."""
+        if self.measured is None:
+            return None
+        digits = 1 if self.predicted.high - self.predicted.low >= DIGITS_FROM else 2
+        low, value, high = (
+            round(one, digits) for one in (self.predicted.low, self.measured.value, self.predicted.high)
+        )
+        return low <= value <= high
 
     @property
     def sentence(self) -> str:
-        """The prediction and what came of it."""
         names = " and ".join(self.findings)
         if self.measured is None:
             is_are = "is" if len(self.findings) == 1 else "are"
             return f"{names} {is_are} still found: predicted {factors(self.predicted)} times as fast once repaired."
-        end = (
-            ""
-            if self.held
-            else ", less than predicted"
-            if self.measured.value < self.predicted.low
-            else ", more than predicted"
-        )
+        end = ""
+        if self.measured.low <= 1 <= self.measured.high:
+            end = ", which may be chance"
+        elif not self.held:
+            end = f", {'less' if self.measured.value < self.predicted.low else 'more'} than predicted"
         return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, measured {factors(_point(self.measured.value))}{end}."
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,20 +73,19 @@ class Prediction:
 
 
 def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
-    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left.
+    """Return the predictions of a run: for the findings that the next one hardly has, and for each that is left."""
+    left = {finding.kind: finding.gain for finding in (after.verdict.main, *after.verdict.also)}
 
-    Args:
-        before: the run whose report made the predictions.
-        after: the next run.
-        measured: how many times as fast the next run is.
-    """
-    left = {finding.kind for finding in (after.verdict.main, *after.verdict.also)}
+    def is_gone(finding: Finding, gain: Gain) -> bool:
+        now = left.get(finding.kind, _NOTHING)
+        return now is not None and now.seconds_per_step.value <= HARDLY * gain.seconds_per_step.value
+
     known = [
         (finding, finding.gain)
         for finding in (before.verdict.main, *before.verdict.also)
         if finding.gain is not None and finding.gain.of == "loop" and finding.gain.speedup.high > 1
     ]
-    gone = [pair for pair in known if pair[0].kind not in left]
+    gone = [pair for pair in known if is_gone(*pair)]
     groups = ([gone] if gone else []) + [[pair] for pair in known if pair not in gone]
     return tuple(_prediction(group, measured, repaired=group is gone) for group in groups)
 
@@ -99,6 +101,9 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     return Prediction(findings, repaired, predicted, measured if repaired else None)
 
 
+_NOTHING = Gain.of_share(Interval(0.0, 0.0, 0.0), 1.0, 0.0)
+
+
 def compute_seconds(metrics: JobMetrics) -> float | None:
     """Return the mean seconds of a training step without waiting for data; None if unknown."""
     table = loop_of_parts(Case(metrics, {}).ranks)
@@ -111,13 +116,19 @@ def _point(value: float) -> Interval:
     return Interval(value, value, value)
 
 
+HARDLY = 0.2  # of what a repair saved; if it still saves less, it was made
+DIGITS_FROM = 0.15  # narrower ranges of factors are shown with two decimals
 MAX_PREDICTIONS = 2  # lines of the terminal; compare.json has all
 FACTOR_FROM = 2.0  # larger changes are worded as a factor
 SAME_BATCH = 0.02  # an epoch's last, smaller batch makes the mean of equal batches differ by less
 LOAD_FROM = 0.01  # of the loop; less of other programs' load changes no result
 NEGLIGIBLE = 0.001  # of a step; smaller parts have no row
 LOOP = "loop"  # in place of the key of a part: the step with its evaluation
+AROUND = "around"  # in place of the keys of `_AROUND`: what is outside the phases, if waits for data are not known
+OTHERS = "others"  # in place of the key of a part: what other programs add to `LOOP`
 STEP, SAMPLE = "step", "sample"
+_AROUND = ("wait", "outside")
+_LABELS = {LOOP: "Step with evaluation", AROUND: "Data and other code", OTHERS: "Waiting for a core"}
 
 
 @attrs.frozen
@@ -125,9 +136,9 @@ class Change:
     """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: key of the part, `parts.WHOLE`, or `LOOP`.
-        before, after: mean time per step or sample.
-        change: after / before - 1, without the load of other programs; None if before is 0.
+        part: key of the part, `parts.WHOLE`, `LOOP`, `AROUND` or `OTHERS`.
+        before, after: mean time per step or sample, without the load of other programs, which is in `OTHERS`.
+        change: after / before - 1; None if before is 0.
         low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
     """
 
@@ -267,8 +278,8 @@ def compare(before: Report, after: Report) -> Comparison:
     if len(known) < len(tables):
         few = result((), "")
         sentence = (
-            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]}, more than {thresholds.MIN_STEPS:.0f} needed "
-            "in each run."
+            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]} after the first ones, more than "
+            f"{thresholds.MIN_STEPS:.0f} are needed. Let each run make at least 100 steps."
         )
         return attrs.evolve(few, sentence=sentence)
     keys = _common_keys(contexts)
@@ -277,17 +288,19 @@ def compare(before: Report, after: Report) -> Comparison:
     each = [
         _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
     ]
-    load = (1 - others[1]) / (1 - others[0]) if max(others) >= LOAD_FROM else 1.0
-    changes = tuple(
-        _change(key, a, each[1][key], load) for key, a in each[0].items()
-        if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)
-    )  # fmt: skip
+    shown = [key for key in each[0] if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)]
     if max(others) >= limits.MAJORITY:
-        measured = tuple(Change(one.part, one.before, one.after, None, None, None) for one in changes)
+        measured = tuple(Change(key, each[0][key].mean, each[1][key].mean, None, None, None) for key in shown)
         return result((), _refusal(others), measured=measured, notes=_batch_notes(per, samples, metrics))
+    loaded = max(others) >= LOAD_FROM
+    own = (1 - others[0], 1 - others[1]) if loaded else (1.0, 1.0)
+    changes = tuple(_change(key, each[0][key], each[1][key], own) for key in shown)
+    if loaded:
+        waited = [times[LOOP].mean * share for times, share in zip(each, others, strict=True)]
+        changes += (Change(OTHERS, waited[0], waited[1], None, None, None),)
     step = changes[0] if changes else None
     found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
-    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others))
+    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others, contexts))
     return result(changes, _sentence(changes, per), predictions=found, notes=notes)
 
 
@@ -307,11 +320,12 @@ def _alike(one: float | None, two: float | None) -> bool:
 
 
 def _common_keys(contexts: Sequence[Case]) -> tuple[str, ...]:
-    """Return the parts that both runs recorded in the same way."""
+    """Return the parts that both runs recorded in the same way; waiting for data may be one with what surrounds it."""
     if len({rank.on_device for context in contexts for rank in context.metrics.ranks}) > 1:
         return ("evaluation",)  # phases timed by a GPU and by a host are not comparable
-    unknown = () if all(context.waits_known for context in contexts) else ("wait", "outside")
-    return tuple(key for key in row_keys() if key not in unknown)
+    if all(context.waits_known for context in contexts):
+        return row_keys()
+    return (AROUND, *(key for key in row_keys() if key not in _AROUND))
 
 
 @attrs.frozen(eq=False)
@@ -329,7 +343,9 @@ def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.ran
     """
     scale = 1 / table.steps / (samples or 1.0)
     found = {}
-    for key, rows in ({parts.WHOLE: table.training} | {key: table.of_activity(key) for key in keys}).items():
+    for key in (parts.WHOLE, *keys):
+        activities = _AROUND if key == AROUND else (key,)
+        rows = table.training if key == parts.WHOLE else np.sum([table.of_activity(one) for one in activities], axis=0)
         drawn = rows[rows > 0] if key == "evaluation" else rows
         blocks = Blocks.of(drawn, draw) if len(drawn) else None
         rounds = blocks.means(blocks.seconds) * len(drawn) if blocks else np.zeros(limits.ROUNDS)
@@ -342,15 +358,15 @@ def _is_worth_a_row(key: str, before: dict[str, _Time], after: dict[str, _Time])
     return any(times[key].mean > NEGLIGIBLE * times[LOOP].mean for times in (before, after))
 
 
-def _change(key: str, a: _Time, b: _Time, load: float) -> Change:
-    """Compare two times; `load` is the factor by which they change without the load of other programs."""
-    before, after = a.mean, b.mean
+def _change(key: str, a: _Time, b: _Time, own: tuple[float, float]) -> Change:
+    """Compare two times; `own` are the shares of them without the load of other programs."""
+    before, after, load = a.mean * own[0], b.mean * own[1], own[1] / own[0]
     if before <= 0:
         return Change(key, before, after, None, None, None)
     ratios = b.rounds[a.rounds > 0] / a.rounds[a.rounds > 0]
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)
     low, high = low * min(load, 1.0), high * max(load, 1.0)
-    return Change(key, before, after, after / before * load - 1, float(low) - 1, float(high) - 1)
+    return Change(key, before, after, after / before - 1, float(low) - 1, float(high) - 1)
 
 
 def _speedup(step: Change) -> Interval:
@@ -386,13 +402,17 @@ def _batch_notes(
     return (f"Batch sizes unknown: steps{of_ranks} are compared.",)
 
 
-def _load_notes(others: tuple[float, float]) -> tuple[str, ...]:
+def _load_notes(others: tuple[float, float], contexts: Sequence[Case]) -> tuple[str, ...]:
     if max(others) < LOAD_FROM:
-        return ()
+        short = [moment for moment, case in zip(("before", "after"), contexts, strict=True) if case.load_doubt]
+        runs = "Both runs were" if len(short) > 1 else f"The run {''.join(short)} was"
+        return (f"{runs} too short to show whether other programs used the cores, which also changes times.",) * bool(
+            short
+        )
     before, after = (percent(share) for share in others)
     text = (
-        f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The changes "
-        "are without this time, and their intervals are wider by it."
+        f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The times "
+        "are without these waits, which are in the last row; the intervals are wider by them."
     )
     return (text,)
 
@@ -407,7 +427,7 @@ def _sentence(changes: tuple[Change, ...], per: str) -> str:
         if change.part not in (LOOP, parts.WHOLE) and change.is_clear and (change.after > change.before) == slower
     ]  # fmt: skip
     cause = max(moved, key=lambda change: abs(change.after - change.before), default=None)
-    why = f", mostly in: {parts.label(cause.part).lower()}" if cause is not None else ""
+    why = f", mostly in: {_label(cause.part).lower()}" if cause is not None else ""
     subject = f"{per.capitalize()}s with their evaluation" if step.part == LOOP else f"{per.capitalize()}s"
     return f"{subject} {step.sentence}{why}."
 
@@ -468,7 +488,7 @@ def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
 
 
 def _label(part: str) -> str:
-    return "Step with evaluation" if part == LOOP else parts.label(part)
+    return _LABELS.get(part) or parts.label(part)
 
 
 def _percent(change: float | None) -> str:

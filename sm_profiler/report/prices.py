@@ -66,11 +66,9 @@ class Prices:
 
     @property
     def origin(self) -> str:
-        """Origin of all prices."""
         return f"{OWN}; others: {self.listed}" if self.own else self.listed
 
     def origin_of(self, kind: str) -> str:
-        """Return the origin of a type's price."""
         if kind in self.own or kind not in self.by_type:
             return OWN
         return f"{self.listed}, the price of {kind} estimated" if self.is_estimated(kind) else self.listed
@@ -215,7 +213,7 @@ def smaller_instance(metrics: JobMetrics, kind: str, price_of: Mapping[str, floa
     """Return the next cheaper type of the same family if this one is less than half used in all respects."""
     used = [metrics.mean_of(metric) for metric in ("cpu", "gpu", "gpu_memory", "memory")]
     measured = [value for value in used if value is not None]
-    if metrics.mean_of("cpu") is None or not measured or max(measured) > limits.HALF_EMPTY:
+    if metrics.mean_of("cpu") is None or not measured or max(measured) > 100 * (limits.MAJORITY - limits.FLOOR):
         return None
     family = kind.rpartition(".")[0]
     cheaper = [

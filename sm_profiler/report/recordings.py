@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from sm_profiler import diagnosis
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
-from sm_profiler.diagnosis.gpu import decide_traces
+from sm_profiler.diagnosis.gpu import decide_traces, ledger_of
 from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Report, Verdict
+from sm_profiler.diagnosis.words import GPU_ADVICE
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, is_kineto, unpacked_head
@@ -97,10 +98,6 @@ def _other_trace(head: bytes) -> str:
 def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) -> Report:
     """Judge traces of torch.profiler.
 
-    Args:
-        source: a file, a folder or an s3:// prefix of Kineto traces.
-        job: name and prices.
-
     Raises:
         SourceError: there are no traces, or they cannot be read.
     """
@@ -109,7 +106,13 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
     files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
     shown = tuple(describe(gpu, rank) for rank in ranks)
     return report_without_profile(
-        job_name(where), verdict_on(gpu, ranks), files, job or JobInfo(), where, gpu_traces=shown
+        job_name(where),
+        verdict_on(gpu, ranks),
+        files,
+        job or JobInfo(),
+        where,
+        gpu_traces=shown,
+        ledger=ledger_of(ranks, gpu) if ranks else None,
     )
 
 
@@ -147,8 +150,7 @@ def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
             Evidence("all events", events),
             *_on_host(gpu),
         ),
-        "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script "
-        "with 'sm-profiler run', which judges training on the CPU, too.",
+        GPU_ADVICE["few" if kernels else "none"],
         0.0,
         confidence="low",
     )

@@ -455,7 +455,6 @@ class _OnlyVerdict(msgspec.Struct):
 
 
 def report_json(report: Report) -> ReportJson:
-    """Return the content of report.json."""
     verdict = report.verdict
     main = {name: getattr(verdict.main, name) for name in Finding.__struct_fields__}
     return ReportJson(
@@ -510,17 +509,7 @@ def _job(report: Report) -> Job:
         instance_type=metrics.instance_type,
         identity=metrics.identity,
         hosts={node: name for node, owner in owners if (name := machine_of(owner, owner.get(MACHINE, "")))},
-        gpus=tuple(
-            Gpu(
-                node=gpu.node,
-                name=gpu.name,
-                mean=gpu.mean,
-                idle=gpu.idle,
-                memory=gpu.memory,
-                memory_max=gpu.memory_max,
-            )
-            for gpu in metrics.gpus
-        ),
+        gpus=tuple(Gpu(**{name: getattr(gpu, name) for name in Gpu.__struct_fields__}) for gpu in metrics.gpus),
         cpu_cores=metrics.system.cores,
         initialization_s=_number(metrics.initialization),
         loop=metrics.loop,
@@ -763,5 +752,4 @@ def _described(record: type) -> dict[str, str]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema of report.json."""
     return schema_of(ReportJson, "report", vars(model) | globals(), _FIRST)

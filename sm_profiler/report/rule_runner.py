@@ -41,7 +41,6 @@ log = logger_for("sm_profiler.rules")
 
 
 def is_possible() -> bool:
-    """Return whether Dask is installed."""
     return find_spec("distributed") is not None
 
 
@@ -103,11 +102,7 @@ class HostCluster:
 
 @contextmanager
 def open_cluster(resources: Resources) -> Iterator[HostCluster]:
-    """Start the scheduler and this host's workers, and end all workers at the end.
-
-    Args:
-        resources: the first host's place in its job.
-    """
+    """Start the scheduler and this host's workers, and end all workers at the end."""
     host, port = scheduler_address(resources)
     with ExitStack() as stack:
         folder = stack.enter_context(_scratch())
@@ -197,9 +192,6 @@ def run_rules_job(words: Sequence[str]) -> int:
 
     If the job has several hosts, the first one evaluates and the others lend it their processors. One that does not take
     part is named in the status.
-
-    Args:
-        words: the command line.
     """
     run = partial(main, words, write_report=write_for_runner, make_folds=make_folds)
     resources = read_resources(path=PROCESSING_RESOURCE_CONFIG)

@@ -129,7 +129,6 @@ def group_differences(before: GpuTraces, after: GpuTraces) -> pd.DataFrame:
 
 
 def group_of(name: str, kind: str | None = None) -> str:
-    """Return what a kernel is for."""
     kind = kind or kind_of(name)
     if kind == MEMORY:
         return copy_direction(name) + (" (pageable)" if is_pageable(name) else "")
@@ -283,7 +282,6 @@ class TraceComparison:
 
     @property
     def step(self) -> Change | None:
-        """Change of the whole step."""
         return next((change for change in self.changes if change.part == STEP), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -421,7 +419,6 @@ def _signed_time(us: float) -> str:
 
 
 def terminal_trace_comparison(found: TraceComparison) -> str:
-    """Return the comparison as text for a terminal."""
     lines = [found.sentence, *found.notes]
     for moment, name, steps, verdict in zip(
         ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
@@ -500,7 +497,6 @@ def summarize_trace_comparison(found: TraceComparison) -> Summary:
 
 
 def render_trace_comparison(found: TraceComparison) -> str:
-    """Return the comparison as an HTML page."""
     slower = found.step is not None and found.step.is_clear and (found.step.change or 0) > 0
     return render_page(
         "compare.html", title="Comparison - sm-profiler", found=found, lines=found.notes, rows=(),

@@ -144,7 +144,6 @@ class ShownReport:
         return terminal_summary(self.report)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame."""
         page = escape(render_html(self.report))
         style = f"width: 100%; height: {int(self.height)}px; border: 0"
         return f'<iframe title="Report" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'

@@ -274,7 +274,6 @@ class BuiltinRule(Rule):
 
     @classmethod
     def name(cls) -> str:
-        """Return the rule's name."""
         return cls.__name__
 
     @property
@@ -292,7 +291,6 @@ class BuiltinRule(Rule):
         """Set up the state of the fold."""
 
     def read_parameters(self, values: Mapping[str, object]) -> Any:
-        """Build the rule's parameters."""
         return build(self.Parameters, self.name(), self.accepted(values), self.compat)
 
     @classmethod

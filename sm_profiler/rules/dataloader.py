@@ -267,5 +267,4 @@ def processes_per_second(loading: EventColumns) -> list[int]:
 
 
 def has_prefetch(events: EventColumns) -> Mask:
-    """Return which events show that TensorFlow prefetches."""
     return events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name)

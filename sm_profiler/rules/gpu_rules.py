@@ -395,13 +395,7 @@ class _Underutilized(RollingCondition):
 
 
 def underutilized_gpus(lengths: dict[str, int], last: Chunk, limits: BatchSizeParameters) -> list[str]:
-    """Return the GPUs of a node that are underutilized together with their memory and the node's CPU.
-
-    Args:
-        lengths: number of values of each name so far.
-        last: at least the last `window` of them.
-        limits: the rule's parameters.
-    """
+    """Return the GPUs of a node that are underutilized together with their memory and the node's CPU."""
     size = limits.window
 
     def high(name: str) -> float:
@@ -419,11 +413,7 @@ def underutilized_gpus(lengths: dict[str, int], last: Chunk, limits: BatchSizePa
 
 
 def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, dict[str, Floats]]:
-    """Return the values of a window by node and name: mean CPU utilization, and use and memory of each GPU.
-
-    Args:
-        cores: names of the cores by node.
-    """
+    """Return the values of a window by node and name: mean CPU utilization, and use and memory of each GPU."""
     values: dict[str, dict[str, Floats]] = {}
     for node, sums in sums_per_moment(system, system.dimension.mask(CPU_UTILIZATION)):
         values.setdefault(node, {})[CPU] = sums / len(cores[node])

@@ -132,9 +132,6 @@ def plugin_rules(taken: frozenset[str]) -> tuple[type[BuiltinRule], ...]:
     """Return the rules of other packages.
 
     A name has no `_`, which ends the rule's name in the key of a parameter, `<RuleName>_<parameter>`.
-
-    Args:
-        taken: names of the built-in rules, in lower case.
     """
     rules: list[type[BuiltinRule]] = []
     for name, kind in plugins.load(plugins.RULES, taken).items():

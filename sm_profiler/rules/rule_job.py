@@ -112,7 +112,6 @@ class Settings:
     message: Path | None = None
 
     def write_message(self, details: str) -> None:
-        """Write the message, if it may be written."""
         if self.message is not None:
             with contextlib.suppress(OSError):
                 self.message.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,6 @@ class Window:
 
     @classmethod
     def parse(cls, form: Mapping[str, str]) -> Window:
-        """Return the window of a form."""
         kind = form.get("kind", "")
         if kind not in KINDS:
             raise ConfigError("choose what to record")
@@ -193,7 +192,6 @@ class Site:
         self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing)
 
     def routes(self) -> list[Route]:
-        """Return all addresses."""
         return [
             Route("/", self.home),
             Route("/list", self.list_of_jobs),
@@ -212,7 +210,6 @@ class Site:
         return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs, links=links)
 
     def _links(self, request: Request, *more: Link, here: str = "") -> Sequence[Link]:
-        """Return the links of a page."""
         has_fleet = self.jobs.count > 1 and bool(self.fleet_page.places())  # as far as the jobs have been listed
         return links_of(request.scope["path"], *more, fleet=has_fleet, here=here)
 
@@ -286,7 +283,6 @@ class Site:
         return self.jobs.live(found) if found else None
 
     def report_json(self, request: Request) -> Response:
-        """Answer with report.json as of now."""
         found = self.jobs.known(request.path_params["id"])
         report = self.jobs.live(found).watch().whole_report() if found else None
         if report is None:
@@ -397,7 +393,6 @@ class Site:
 
 
 def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return a line of the list of jobs."""
     row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
     row["state"] = found.state
     finding = found.saved

@@ -124,7 +124,6 @@ def place_of(where: str) -> str:
 
 
 def pages_of(jobs: Iterable[Found]) -> dict[str, str]:
-    """Return the identifiers of jobs by their locations."""
     return {place_of(job.where): job.id for job in jobs}
 
 

@@ -162,7 +162,6 @@ class Endings:
 
 
 def _report_has_end(job: Job) -> bool:
-    """Return whether the report is of all data, and has the job's end."""
     data = job.read_report()
     end = stored_end(read_report(data)) if data is not None else None
     return end is not None and end.last > job.changed - QUIET_S
@@ -200,7 +199,6 @@ def find_shown(
     accounts: dict[str, Account] | None = None,
     endings: Endings | None = None,
 ) -> Iterator[Found]:
-    """Yield the jobs of a source as they are shown."""
     for job in find_jobs(source, expected=True, accounts=accounts):
         state = "ended" if endings is not None and endings.is_over(job) else job.state
         saved = verdicts.of(job) if verdicts is not None else None
@@ -296,7 +294,6 @@ class Jobs:
         return self._live.get(found.id)
 
     def close(self) -> None:
-        """Stop following all jobs."""
         for live in self._live.values():
             live.close()
         self._verdicts.close()

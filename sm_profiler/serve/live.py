@@ -109,7 +109,6 @@ class LiveJob:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest state."""
         return self._snapshot
 
     @property
@@ -133,7 +132,6 @@ class LiveJob:
         return self._snapshot
 
     def close(self) -> None:
-        """Stop following."""
         self._stop.set()
         if (process := self._process) is not None:
             process.kill()

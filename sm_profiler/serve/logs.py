@@ -28,7 +28,6 @@ class Stream:
 
 
 def new_client(region: str | None) -> Any:
-    """Return a client of CloudWatch Logs."""
     from sm_profiler.storage.s3 import create_api_client  # boto3 takes a third of a second to load
 
     return create_api_client("logs", region=region)

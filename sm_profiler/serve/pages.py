@@ -24,7 +24,6 @@ POLICY = (
 
 
 def render(template: str, **content: Any) -> str:
-    """Return a fragment of a page."""
     return _environment().get_template(template).render(version=__version__, **content)
 
 
@@ -79,4 +78,6 @@ def state_line(snapshot: Snapshot) -> str:
         return snapshot.note or "reading what is there"
     if snapshot.note.startswith((snapshot.state, "was ", "failed")):  # such as "waiting for the first data"
         return snapshot.note.removeprefix("was ")
+    if snapshot.state == "running" and snapshot.report is not None and not snapshot.report.metrics.running:
+        return "running, or ended without a record of it"  # nothing is new for long
     return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state

@@ -331,7 +331,11 @@ class JobReader:
             for window in cutter.rest():
                 state.update(window)
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
-            job = attrs.evolve(self.job, name=self.job.name or self.name, finished=self.over)
+            is_known = (
+                self.folder is not None and read_state(self.folder) is not None
+            )  # else the age of its data decides
+            finished = True if self.over else False if is_known else None
+            job = attrs.evolve(self.job, name=self.job.name or self.name, finished=finished)
             report = report_of_folds(source, state, job, windows=self.over)
             del state, cutter
             trim_heap()  # of the copy
@@ -339,7 +343,6 @@ class JobReader:
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         if self._source is not None:
             return job_name(self._source.origin)
         return job_name(str(self.folder.resolve()) if self.folder else self.where)

@@ -31,7 +31,6 @@ def has_browser(environment: Mapping[str, str], platform: str = sys.platform) ->
 
 
 def address_of(listening: Listening, job: Found) -> str:
-    """Return the address of a job's page."""
     return f"{listening.url('', None)}jobs/{job.id}"
 
 

@@ -148,7 +148,6 @@ class Guard:
 
 
 def refuse(status: int, why: str) -> Response:
-    """Return an answer of one line."""
     return PlainTextResponse(f"{why}\n", status)
 
 
@@ -174,7 +173,6 @@ class Listening:
     port: int
 
     def url(self, base: str, token: str | None) -> str:
-        """Return the address to open."""
         host = socket.gethostname() if self.host in _ANY else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}{base}/" + (f"?token={token}" if token else "")
@@ -246,7 +244,6 @@ class _Connection(H11Protocol):
         return self._since_s if self._deadline is not None else None
 
     def cut(self) -> None:
-        """End it at once."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -271,7 +268,6 @@ class _Connection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
@@ -291,7 +287,6 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
 
 
 def serve(app: ASGIApp, sockets: Sequence[socket.socket], on_end: Callable[[], object]) -> None:
-    """Serve until interrupted."""
     with contextlib.suppress(AttributeError, OSError):  # of glibc; each thread would keep what it freed
         ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
     try:

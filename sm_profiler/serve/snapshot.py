@@ -42,7 +42,6 @@ def packed_or_none(report: Report | None) -> bytes:
 
 
 def unpacked(data: bytes) -> Report:
-    """Return the report again."""
     found: Report = codec.decode(zlib.decompress(data), report=True)
     trim_heap()  # of the bytes
     return found

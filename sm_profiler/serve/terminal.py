@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 import attrs
 
@@ -108,7 +108,6 @@ def use_of_machines(report: Report) -> str:
 
 
 def line_of(snapshot: Snapshot) -> str:
-    """Return a snapshot in one line, for logs."""
     parts = [state_line(snapshot)]
     if snapshot.report is not None:
         headline = printable(snapshot.report.verdict.main.headline).rstrip(".")
@@ -175,7 +174,9 @@ def _on_terminal(job: LiveJob, name: str, out: TextIO, *, colour: bool) -> None:
 @contextlib.contextmanager
 def _screen(out: TextIO) -> Iterator[None]:
     """Take over the terminal, and give it back as it was."""
-    termios, tty = _modules()
+    import termios  # not on every system
+    import tty
+
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -186,13 +187,6 @@ def _screen(out: TextIO) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
         out.write(LEAVE)
         out.flush()
-
-
-def _modules() -> tuple[Any, Any]:
-    import termios  # not on every system
-    import tty
-
-    return termios, tty
 
 
 def panel(snapshot: Snapshot, *, width: int, blocks: str = BLOCKS) -> list[str]:
@@ -319,7 +313,6 @@ class RunIsOver(SignalEvent):
         self._parent = os.getppid()
 
     def is_set(self) -> bool:
-        """Return whether it is time to end."""
         return os.getppid() != self._parent or super().is_set()
 
 

@@ -339,14 +339,12 @@ class ItemTable:
         return OrderedItems(self, numbers)
 
     def are_traces(self, numbers: Ints) -> Mask:
-        """Return whether each of some files is a trace."""
         found: Mask = self.of_each(
             numbers, (bool(kind) for kind, _ in self._streams), lambda item: bool(item.kind), np.bool_
         )
         return found
 
     def hosts(self, numbers: Ints) -> Ints:
-        """Return the number of the host of each of some files."""
         files = [TraceFile(0, source, kind) if kind else SystemFile(source, 0) for kind, source in self._streams]
         found: Ints = self.of_each(numbers, (host_of(file.node) for file in files), attrgetter("host"), np.int64)
         return found

@@ -122,7 +122,6 @@ class Launched:
 
     @property
     def s3_output_path(self) -> str | None:
-        """The S3 path of the configuration that applies, if it is one."""
         path = self._config.s3_output_path if self._config is not None else None
         return path if path is not None and path.startswith("s3://") else None
 
@@ -351,16 +350,7 @@ def missing_profile(
     client: Any = None,
     problem: SourceError | None = None,
 ) -> str:
-    """Return the message for a described job without a profile: the reason, the searched places, and what to do.
-
-    Args:
-        job: the answer of DescribeTrainingJob.
-        name: the job's name.
-        looked: the URIs.
-        region: AWS region; the environment's by default.
-        client: a boto3 client of CloudWatch Logs; default: one created from the environment.
-        problem: why one of the places could not be listed.
-    """
+    """Return the message for a described job without a profile: the reason, the searched places, and what to do."""
     launched = Launched.of(job)
     if problem is not None:
         text = f"the profile of training job {name} cannot be read: {problem}"

@@ -126,7 +126,7 @@ def open_source(  # independent choices
         client: a boto3 S3 client to use.
         memory_limit: bytes of files and rows in flight, besides the returned columns.
         processes: number of parsing processes; default: one per processor, for enough data.
-        progress: show a progress bar on standard error; default: for long reads on a terminal.
+        progress: show a line of progress on standard error; default: for long reads on a terminal.
         left_open: read the files that killed processes left open in a local folder, too. A caller that follows a job, in
             which another process may complete them, leaves them for then.
 
@@ -180,7 +180,6 @@ def _named(where: str) -> tuple[str, str] | None:
 
 
 def _located(where: str | os.PathLike[str] | Storage, client: Any) -> Storage:
-    """Return the storage that is named."""
     if not isinstance(where, (str, os.PathLike)):
         return where
     return _named_job(os.fspath(where), client) or _storage(where, client)

@@ -210,12 +210,6 @@ class ColumnFiller:
     """Rows of several tables one after another, without a table of each in memory."""
 
     def __init__(self, kind: Any, rows: int) -> None:
-        """Start with no rows.
-
-        Args:
-            kind: SystemColumns or EventColumns.
-            rows: the expected number; more make all columns move.
-        """
         self._kind, self._filled, self._room = kind, 0, min(rows, _MOST)
         empty = kind.empty()
         self._names = [field.name for field in attrs.fields(kind)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.errors import SourceError
+from sm_profiler.executors import Meter
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
@@ -26,45 +26,18 @@ from sm_profiler.source.open_files import LeftStorage
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, ColumnBuilder, FileRows, Parsed, parse_all
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
-PATIENCE_S = 1.0
-_WIDTH = 30
-
 KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
 _PENDING, _DELIVERED, _READ = 1, 2, 4  # flags of files
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
 
 
-@contextmanager
-def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator[Callable[[Item], None]]:
-    """Provide a function to call with each finished file; draws on standard error.
+def reading_meter(items: Sequence[Item], *, show: bool | None) -> Meter:
+    """Return the line of progress; each file that is read adds its `megabytes`."""
+    return Meter(sum(map(megabytes, items)), noun="MB read", show=show)
 
-    Args:
-        show: draw the bar; None: after a second, if standard error is a terminal.
-    """
-    total = sum(item.info.size for item in items) or 1
-    started = time.monotonic()
-    drawn = started if show is None else started - PATIENCE_S
-    may_draw = sys.stderr.isatty() if show is None else show
-    done = 0
-    is_drawn = False
 
-    def advance(item: Item) -> None:
-        nonlocal done, drawn, is_drawn
-        done += item.info.size
-        now = time.monotonic()
-        if may_draw and now - drawn >= (0.1 if is_drawn else PATIENCE_S):
-            drawn, is_drawn = now, True
-            full = _WIDTH * done // total
-            bar = "#" * full + "." * (_WIDTH - full)
-            sys.stderr.write(f"\rreading [{bar}] {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-            sys.stderr.flush()
-
-    try:
-        yield advance
-    finally:
-        if is_drawn:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+def megabytes(item: Item) -> float:
+    return item.info.size / 1e6
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +80,7 @@ class Options:
         cache: keep a columnar copy for the next time, and use an existing one.
         memory_limit: bytes of files and rows in flight; None: 64 MB of files.
         processes: number of parsing processes; None: one per processor.
-        progress: show a progress bar; None: for long reads on a terminal.
+        progress: show a line of progress; None: for long reads on a terminal.
     """
 
     strict: bool = False
@@ -397,10 +370,10 @@ class ProfileSource:
     def _pieces(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> Iterator[FileRows]:
         """Yield the rows of files in their order, from the copies if they are in one, else parsed."""
         if self._columnar is not None:
-            with progress_bar(items, show=self.options.progress) as advance:
+            with reading_meter(items, show=self.options.progress) as meter:
                 for stored in self._columnar(items, by_minute=isinstance(items, OrderedItems)):
                     yield stored
-                    advance(stored.item)
+                    meter.add(megabytes(stored.item))
             return
         ready: dict[str, FileRows] = {}
         for copy in filter(None, copies.values()):
@@ -414,11 +387,11 @@ class ProfileSource:
             processes=self.options.processes,
             ahead_bytes=self._ahead_bytes,
         )
-        with closing(parsed) as fresh, progress_bar(items, show=self.options.progress) as advance:
+        with closing(parsed) as fresh, reading_meter(items, show=self.options.progress) as meter:
             for item in items:
                 piece = ready.pop(item.info.key, None)
                 yield piece if piece is not None else FileRows.parsed(*next(fresh))
-                advance(item)
+                meter.add(megabytes(item))
 
     def _record_strays(self) -> None:
         unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})

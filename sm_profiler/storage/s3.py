@@ -105,11 +105,6 @@ REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
 def create_api_client(service: str, *, region: str | None = None, session: Any = None) -> Any:
     """Create a boto3 client of a service other than S3.
 
-    Args:
-        service: the service's name, such as `sagemaker`.
-        region: AWS region; default: the session's.
-        session: the boto3 session; default: that of the environment.
-
     Raises:
         SourceError: the client cannot be created, for example without a region.
     """
@@ -179,7 +174,6 @@ def _without_empty_variables() -> dict[str, Any]:
 
 
 def is_aws(url: str) -> bool:
-    """Return whether an endpoint is one of AWS's own."""
     host = urlsplit(url).hostname or ""
     return any(host == known or host.endswith("." + known) for known in AWS_HOSTS)
 
@@ -213,12 +207,7 @@ def credentials_problem(error: BaseException) -> str | None:
 
 
 def reason_of(error: BaseException, region: str | None = None) -> str:
-    """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with credentials or region.
-
-    Args:
-        error: what boto3 raised.
-        region: where the request was sent to.
-    """
+    """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with credentials or region."""
     response = getattr(error, "response", None)
     message = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
     text = " ".join(str(message).split()) if message else one_line(error)

@@ -17,12 +17,12 @@ GUARD = REPOSITORY / "tests" / "data" / "local" / "network_guard.py"
 DRIVER = """
 import sys
 from pathlib import Path
-from sm_profiler.local import process
+from sm_profiler.local import supervisor
 from sm_profiler.local.demo_run import Demo
 from sm_profiler.local.server import Endpoint
 
 guard, launch, out = sys.argv[1:]
-start = process.JobProcess.__init__
+start = supervisor.JobProcess.__init__
 
 def watched(self, command, environment, *more, **named):
     import os
@@ -30,7 +30,7 @@ def watched(self, command, environment, *more, **named):
     environment = {**environment, "PYTHONPATH": path, "NETWORK_GUARD_LOG": os.environ["NETWORK_GUARD_LOG"]}
     start(self, command, environment, *more, **named)
 
-process.JobProcess.__init__ = watched  # jobs, monitors and rules do not inherit variables
+supervisor.JobProcess.__init__ = watched  # jobs, monitors and rules do not inherit variables
 with Endpoint() as local:
     demo = Demo(local, Path(out), lambda line: print(line, flush=True), Path(launch))
     print("\\n".join(demo.summary(demo.run())))

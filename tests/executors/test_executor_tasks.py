@@ -62,7 +62,7 @@ def test_few_tasks_are_submitted_ahead_and_none_after_the_caller_stops():
 
 
 def test_caller_is_called_while_nothing_arrives(monkeypatch):
-    monkeypatch.setattr("sm_profiler.executors.pools.REDRAWN_S", 0.01)
+    monkeypatch.setattr("sm_profiler.executors.pools.WAITED_S", 0.01)
     future = Future()
 
     class Slow(Answering):

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 pytest.importorskip("mcp")
+from anyio import to_thread
 from mcp import Client, MCPError, StdioServerParameters
 
 from sm_profiler.diagnosis.model import Location
@@ -154,6 +156,28 @@ def test_each_problem_has_its_page(library):
                     assert (await client.read_resource(f"sm-profiler://fix/{kind.value}")).contents[0].text
 
     asyncio.run(read())
+
+
+def test_waiting_questions_occupy_none_of_the_threads_that_read_and_write():
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def find():
+        waiting.set()
+        go_on.wait(30)
+        return []
+
+    async def talk():
+        threads = to_thread.current_default_thread_limiter()
+        async with Client(build_server(Library(find, lambda _: None))) as client:
+            asked = [asyncio.create_task(client.call_tool("verdict", {"job": "none"})) for _ in range(60)]
+            try:
+                await asyncio.to_thread(waiting.wait, 30)
+                assert threads.borrowed_tokens == 0
+            finally:
+                go_on.set()
+            return await asyncio.gather(*asked)
+
+    assert [result.is_error for result in asyncio.run(talk())] == [True] * 60
 
 
 def test_source_lines_are_shown_only_if_allowed(library):

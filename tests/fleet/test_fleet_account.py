@@ -210,7 +210,8 @@ def test_an_account_without_jobs_is_named(service, tmp_path, capsys):
     shown = capsys.readouterr()
     assert "No jobs were found." in shown.out
     assert (
-        "there are no jobs in account:eu-west-1. To do: check the names, the region of an account, --since" in shown.err
+        "there are no jobs in account:eu-west-1. To do: check the names: a job's folder contains system/, framework/ or a report.json, the region, --since"
+        in shown.err
     )
 
 

@@ -332,7 +332,7 @@ def test_the_samples_of_a_step_come_from_the_models_inputs(session):
         optimizer.step()
         with torch.no_grad():
             model(torch.randn(64, 4))
-    assert session.describe()["samples_per_step"] == pytest.approx(16, rel=0.1)
+    assert session.describe()["samples_per_step"] == 16
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -202,7 +202,7 @@ CASES = {
             "step 1",
             "True True True True",
             "1 True <built-in function print> builtin_function_or_method",
-            "print builtins posix ($module, /, fd) (fd)",
+            "print builtins os ($module, /, fd) (fd)",
             "Prints the value fsync",
         ],
     ),

@@ -88,6 +88,17 @@ def test_a_training_is_profiled(tmp_path, case):
     assert steps == 20 * given["epochs"], ran.stderr
 
 
+def test_a_file_named_as_a_library_is_not_run_by_the_hook(tmp_path):
+    (tmp_path / "attrs.py").write_text("import sys\nprint('usage: attrs.py FILE')\nsys.exit(2)\n", "utf-8")
+    (tmp_path / "train.py").write_text("import torch\nprint('trained')\n", "utf-8")
+    words = [str(Path(sys.executable).with_name("sm-profiler")), "run", "--no-monitor", "train.py"]
+    ran = subprocess.run(
+        words, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (ran.returncode, ran.stdout) == (0, "trained\n"), ran.stderr
+    assert ran.stderr.count("attrs.py has the name of a library that the hook needs") == 1
+
+
 def test_the_recursion_limit_is_restored():
     before, own = sys.getrecursionlimit(), Recursion()
     own.install()

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from sm_profiler.cli import main
+from sm_profiler.diagnosis.model import Interval
 from sm_profiler.errors import ConfigError
 from sm_profiler.metrics.system_fold import Usage
 from sm_profiler.report.compare import (
     Change,
     Comparison,
+    Prediction,
     RegressionLimit,
     _rows,
     compare,
@@ -214,9 +216,24 @@ def test_the_load_of_other_programs_is_named_and_taken_out():
     assert found.step.high == pytest.approx(0.15, abs=0.02)
     assert "No significant difference" in found.sentence
     assert "waiting for a CPU core 0 % of the loop before and 13 % after" in terminal_comparison(found)
+    *own, waited = found.changes
+    assert all(one.change == pytest.approx(one.after / one.before - 1) for one in own)
+    assert (waited.part, waited.before) == ("others", 0)
+    assert found.step.after + waited.after == pytest.approx(0.0117, rel=0.01)  # as the clock shows it
+    assert "Waiting for a core          0 µs   1.52 ms\n" in terminal_comparison(found) + "\n"
     assert not RegressionLimit.parse("regression>5%").is_exceeded_by(found)
     assert RegressionLimit.parse("regression>5%").is_exceeded_by(compare(quiet, slow))
     assert found.others == pytest.approx((0, 0.13))
+
+
+def test_runs_too_short_to_show_the_load_are_compared_with_a_doubt():
+    short, long = report_from(training(60)), report_from(training(60))
+    short = attrs.evolve(short, metrics=attrs.evolve(short.metrics, metadata={"framework": "pytorch"}, usage={}))
+    found = compare(short, long)
+    assert found.changes
+    assert "The run before was too short to show whether other programs used the cores" in terminal_comparison(found)
+    assert "Both runs were too short" in terminal_comparison(compare(short, short))
+    assert "too short" not in terminal_comparison(compare(long, long))
 
 
 def test_runs_that_mostly_waited_for_others_are_not_compared():
@@ -255,3 +272,22 @@ def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
     )
     assert printed.out.count("Too few training steps") == 2  # once for each command
     assert "Too few" not in printed.err
+
+
+def test_data_without_recorded_waits_has_a_row():
+    runs = [
+        report_from([row for row in training(400, wait=wait) if row[0] != "DataLoaderWait"]) for wait in (0.02, 0.001)
+    ]
+    assert compare(*runs).sentence.endswith("mostly in: data and other code.")
+
+
+def test_what_is_still_found_but_hardly_costs_anything_was_repaired():
+    (one,) = compare(report_from(training(400, wait=0.0405)), report_from(training(400, wait=0.0045))).predictions
+    assert (one.repaired, one.findings) == (True, ("INPUT_BOUND",))
+
+
+def test_predictions_hold_as_they_are_shown():
+    shown = Prediction(("FAIL_SLOW",), True, Interval(1.29, 1.4, 1.577), Interval(1.5, 1.58, 1.6))
+    assert shown.sentence == "Repairing FAIL_SLOW: predicted 1.3 to 1.6 times as fast, measured 1.58."
+    chance = attrs.evolve(shown, measured=Interval(0.95, 1.27, 1.35))
+    assert chance.sentence.endswith("measured 1.27, which may be chance.")

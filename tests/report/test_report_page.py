@@ -13,10 +13,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 
+from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.model import Location
 from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.render.page import json_for_script, render_html
+from sm_profiler.render.terminal import terminal_summary
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
 from sm_profiler.report.recordings import report_traces
@@ -31,6 +33,14 @@ NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
 BAD_URLS = ("http://", "https://", "//cdn", "@import", "url(")
 
 browser = pytest.mark.browser
+
+
+def test_a_loop_that_was_not_recorded_is_named_if_the_verdict_is_of_the_machine():
+    report = report_from((), gpu_samples(90, 120))
+    assert report.verdict.kind is Class.COMPUTE_BOUND
+    for shown in (terminal_summary(report, width=100), unescape(render_html(report))):
+        assert "Not judged: the training loop: no steps recorded" in shown
+    assert "Not judged" not in terminal_summary(report_from(training(200), gpu_samples(90, 120)))
 
 
 def whole_report(tmp_path, *options):

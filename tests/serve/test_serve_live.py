@@ -16,6 +16,7 @@ from sm_profiler.serve import live as live_module
 from sm_profiler.serve.app import LOOK_S, job_row
 from sm_profiler.serve.jobs import Found, find_shown
 from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
+from sm_profiler.serve.pages import state_line
 from sm_profiler.serve.reading import JobReader, later_files_of
 from sm_profiler.source import open_source
 from sm_profiler.source.parquet.storage import ParquetStorage
@@ -142,6 +143,21 @@ def test_an_error_is_shown_and_ends_with_its_cause(job, tmp_path):
     assert live.snapshot.note == ""
 
 
+def test_a_job_without_an_end_and_without_news_may_be_over(job, tmp_path):
+    """The list called it ended, and its page said that it was running, with data three years old."""
+    folder = tmp_path / "job"
+    copy_files(job, folder, data_files(job))
+    live = LiveJob(str(folder))
+    live.poll()
+    assert state_line(live.snapshot) == "running, or ended without a record of it"
+    assert not live.snapshot.report.metrics.running
+    write_state(folder)  # the process that runs it is known
+    live = LiveJob(str(folder))
+    live.poll()
+    assert state_line(live.snapshot) == "running"
+    assert live.snapshot.report.metrics.running
+
+
 def test_a_job_whose_folder_is_removed_is_not_shown_as_running(job, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files)
@@ -170,7 +186,8 @@ def test_an_internal_error_stays_with_its_job(job, monkeypatch):
     assert steps(live.snapshot.report) == steps(build_report(open_source(job, cache=False)))
 
 
-def test_only_changed_parts_are_sent_again(job, tmp_path):
+def test_only_changed_parts_are_sent_again(job, tmp_path, monkeypatch):
+    monkeypatch.setattr("sm_profiler.metrics.metric_folds.SILENT_S", 1e12)  # its data is old
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files)
     live = LiveJob(str(folder), clock=iter(range(0, 10**6, 100)).__next__)

@@ -72,7 +72,7 @@ def test_what_was_left_open_is_read_and_judged(tmp_path, here):
 @pytest.mark.parametrize(
     ("ago", "sentence"),
     [
-        (300, "The job ended without a word after at least 40 training steps: its last sign of life was 5 min before"),
+        (300, "The job ended without a word after at least 40 training steps: its last sign of life was 5"),
         (
             5 * 86400,
             "The job ended without a word after at least 40 training steps: its last sign of life was 5 days be",

@@ -10,7 +10,7 @@ from sm_profiler import processes
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source, parse
-from sm_profiler.source.profile import progress_bar
+from sm_profiler.source.profile import reading_meter
 
 
 def lines_of(job):
@@ -200,10 +200,10 @@ def test_shows_a_progress_bar_only_on_a_terminal(job, capsys):
     assert capsys.readouterr().err == ""
     open_source(job, cache=False, progress=True).system()
     drawn = capsys.readouterr().err
-    assert "reading [" in drawn
+    assert " MB read, " in drawn
     assert drawn.endswith("\r\033[K")
-    with progress_bar(source.files, show=False) as advance:
-        advance(source.files[0])
+    with reading_meter(source.files, show=False) as meter:
+        meter.add(1)
     assert capsys.readouterr().err == ""
 
 

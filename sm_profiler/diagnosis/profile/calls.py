@@ -23,7 +23,14 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     flushes,
 )
-from sm_profiler.diagnosis.profile.lines import MODULE, Lines, lines_of_collections, lines_of_phase
+from sm_profiler.diagnosis.profile.lines import (
+    MODULE,
+    Lines,
+    in_loop,
+    lines_of_collections,
+    lines_of_phase,
+    lines_of_samples,
+)
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,
@@ -43,9 +50,11 @@ from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import Rank
 from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.record_fold import Record
+from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.step_fold import TRAIN
 
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
+HOST_CALL = "host_callback"  # advice
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
 
 
@@ -148,6 +157,17 @@ def _seen(text: str, saves: partial[Saving | None], seen: Seen, share: float) ->
 
 def callbacks(case: Case) -> Found | None:
     """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
+    found = _callbacks(case)
+    return found if found is not None and found.advice != HOST_CALL else None
+
+
+def host_calls(case: Case) -> Found | None:
+    """Find functions on the host for which compiled code stops."""
+    found = _callbacks(case)
+    return found if found is not None and found.advice == HOST_CALL else None
+
+
+def _callbacks(case: Case) -> Found | None:
     spent = calls_of(case, Callback, lambda one: not _saves(case, one))
     seen, share = seen_in_samples(case, CALLBACKS), case.share_of(CALLBACKS)
     if spent is None or share < 2 * seen.share:
@@ -174,9 +194,20 @@ def callbacks(case: Case) -> Found | None:
         "inside": FRAGMENTS["callback_inside"].format(share=percent(inside)) if inside >= limits.FLOOR else "",
     }
     return Found(
-        "callback", words, evidence, share, "host_callback" if event in HOST_CALLS else "callback", partial(_without_callback, _inside(own, rank, case)),
-        where=lines_of_phase(case.metrics, "callback") or lines_of_records(own.records),
+        "callback", words, evidence, share, HOST_CALL if event in HOST_CALLS else "callback", partial(_without_callback, _inside(own, rank, case)),
+        where=lines_of_phase(case.metrics, "callback") or _lines_below(own, case) or lines_of_records(own.records),
     )  # fmt: skip
+
+
+def _lines_below(own: Calls[Callback], case: Case) -> tuple[Location, ...]:
+    """Return the lines in the function of recorded calls, or in what it calls."""
+    functions = {(one.args.file, one.args.function) for one in own.records}
+    names = {((file or "").rpartition("/")[2], (function or "").rpartition(".")[2]) for file, function in functions}
+
+    def inside(one: Sampled) -> bool:
+        return any((place.file.rpartition("/")[2], place.function.rpartition(".")[2]) in names for place in one.places)
+
+    return lines_of_samples(case.metrics, lambda one: in_loop(one) and inside(one))
 
 
 def _without_callback(inside: Mapping[str, float], loop: Loop) -> Saving | None:

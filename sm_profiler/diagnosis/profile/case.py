@@ -319,7 +319,8 @@ class Case:
         def of(rank: Rank) -> float:
             own, collects = rank.iterations, key == COLLECTING
             rows = (own.known | collects) & (own.index >= thresholds.WARM_UP_STEPS)
-            return _share_error((own.gc if collects else own.of(key))[rows], own.length[rows])
+            weight = np.ones(len(own)) if collects else own.weight
+            return _share_error(((own.gc if collects else own.of(key)) * weight)[rows], (own.length * weight)[rows])
 
         return max(map(of, self.ranks), default=0.0)
 
@@ -338,7 +339,7 @@ class Case:
             error = found.share * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = certain - limits.FLOOR
         # waits for a core shift the shares of the parts
-        far = certain * (1 - self.shared_wait) >= limits.SURELY * limits.FLOOR
+        far = certain * (1 - self.shared_wait) >= limits.FAR
         steady = beyond >= limits.SURE_SIGMAS * error
         clear, sure = far and steady, not found.doubt
         if clear and sure and self.steps >= limits.STEADY_STEPS:
@@ -393,14 +394,18 @@ def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
 
 def _blocks(values: Floats) -> Floats:
     """Return the sums of some consecutive stretches of equally many values, because neighbours resemble each other."""
-    return np.asarray(values[: len(values) // limits.SAMPLES * limits.SAMPLES].reshape(limits.SAMPLES, -1).sum(axis=1))
+    return np.asarray(
+        values[: len(values) // limits.STRETCHES * limits.STRETCHES].reshape(limits.STRETCHES, -1).sum(axis=1)
+    )
 
 
 def _share_error(part: Floats, whole: Floats) -> float:
-    """Return the standard error of the ratio of two sums over iterations."""
-    parts, wholes = _blocks(part), _blocks(whole)
-    if wholes.sum() <= 0:
+    """Return the standard error of the ratio of two sums over iterations, from stretches of equal length."""
+    ends = np.cumsum(whole)
+    if not len(whole) or ends[-1] <= 0:
         return 0.0
+    block = np.minimum((ends - whole / 2) / ends[-1] * limits.STRETCHES, limits.STRETCHES - 1).astype(np.int64)
+    parts, wholes = (np.bincount(block, one, limits.STRETCHES) for one in (part, whole))
     rest = parts - parts.sum() / wholes.sum() * wholes
     return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
 

@@ -88,6 +88,7 @@ CAUSES: tuple[ProfileCause, ...] = (
     ProfileCause(Class.CHECKPOINTING, calls.saving, on_host=True, evicts=True),
     ProfileCause(Class.LOGGING, calls.logging, on_host=True, evicts=True),
     ProfileCause(Class.SLOW_CALLBACK, calls.callbacks, on_host=True, evicts=True),
+    ProfileCause(Class.HOST_BOUND, calls.host_calls, on_host=True),
     ProfileCause(Class.RECOMPILATION, calls.recompilation, on_host=True),
     ProfileCause(Class.OVERSUBSCRIBED, machine.threads, on_host=True),
     ProfileCause(Class.TRANSFER_BOUND, computing.transfer, on_host=True),

@@ -69,9 +69,7 @@ def outside(case: Case) -> Found | None:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
         inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        most = (
-            kept if step < limits.SMALL_STEP_S else min(kept, limits.SURELY * limits.FLOOR)
-        )  # Python takes as long in any step
+        most = kept if step < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
@@ -264,7 +262,8 @@ def tiny_step(case: Case) -> float:
     compiled = case.mean(lambda rank: rank.share_of_iterations("compiled"))
     if not 0 < limits.MAJORITY * phases <= compiled:
         return limits.TINY_STEP_S
-    return limits.HANDOVER_S * (limits.SURELY if case.stack.one_by_one else 1)
+    # one for each pass
+    return limits.HANDOVER_S * (2 if case.stack.one_by_one else 1)
 
 
 def host(case: Case) -> Found | None:
@@ -297,7 +296,7 @@ def _recorded_stacks(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
         spent = loop.usual("forward") * part
-        return Saving(spent, limits.PART_SAVED[1], limits.SURELY, ("forward", "backward"), strict=True)
+        return Saving(spent, limits.PART_SAVED[1], 2, ("forward", "backward"), strict=True)
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
@@ -415,9 +414,11 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
     loss = [one for one in inside if case.seen.activity(one) != "backward"]
     if inside:
         between *= sum(one.seconds for one in loss) / max(sum(one.seconds for one in inside), 1e-12)
-    if not 0 < limits.CLEARLY * forward <= _launching_share(case, launches) / 2 or between < limits.HEALTHY:
+    if forward <= 0 or between < limits.HEALTHY or not _may_grow(case, launches):
         return None
-    if not _may_grow(case, launches) or not _loops_over_samples(case, launches, loss):
+    if not _loops_over_samples(
+        case, launches, loss, long=limits.CLEARLY * forward > _launching_share(case, launches) / 2
+    ):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(loss)
@@ -428,11 +429,16 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
 _LOOP = re.compile(r"\bfor\b.+\bin\b")
 
 
-def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled]) -> bool:
-    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line."""
+def _loops_over_samples(case: Case, launches: Launches, loss: Sequence[Sampled], *, long: bool) -> bool:
+    """Return whether each sample's operators read the same result, or most samples of the loss lie in a loop on their line.
+
+    Such a loop may launch nothing if the forward pass is long enough for all operators.
+    """
     samples = case.metrics.samples_per_step or case.metrics.batch_size
     if launches.readers is not None and samples:
         return launches.readers >= samples
+    if long:
+        return False
     loops = [one for one in loss if one.places and _LOOP.search(case.metrics.samples.source(one.places[-1]))]
     return sum(one.count for one in loops) > limits.MAJORITY * sum(one.count for one in loss)
 
@@ -579,9 +585,10 @@ def _idle_in_phases(case: Case) -> Found | None:
     text = "idle_gpu_launches" if explained else "idle_gpu_host"
     words = {"gpu": f"{gpu:.0f}", "first": "", "times": 1, "memory": 0.0}
     advice = "idle_gpu_host" if not explained else "idle_gpu_check"
-    has_room = memory is not None and memory <= limits.HALF_EMPTY and explained
+    half_empty = 100 * (limits.MAJORITY - limits.FLOOR)  # twice as much fits
+    has_room = memory is not None and memory <= half_empty and explained
     if memory is not None:
-        evidence.append(Evidence("most GPU memory in use", round(memory, 1), limits.HALF_EMPTY, unit="percent"))
+        evidence.append(Evidence("most GPU memory in use", round(memory, 1), half_empty, unit="percent"))
         words |= {"memory": memory, "times": int(100 * limits.MOST / max(memory, 1.0))}
     if has_room:
         text = advice = "batch_too_small"

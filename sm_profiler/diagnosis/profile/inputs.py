@@ -175,7 +175,7 @@ def _by_restarts(case: Case) -> Found | None:
     """Find a loader whose workers start again after each evaluation: the wait for their first batch is in no iteration."""
 
     def of(rank: Rank) -> float:
-        usual = float(rank.iterations.of("wait").sum()) * rank.scale
+        usual = float(rank.iterations.of("wait") @ rank.iterations.weight) * rank.scale
         return max(rank.seconds["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")
@@ -333,7 +333,7 @@ def _by_system(case: Case) -> Found | None:
     idle, cpu, disk = case.gpu_idle, case.busy_cores, case.rule_share("IOBottleneck")
     share = max(cpu, disk)
     # a GPU that is idle in all samples is unused; it does not wait for data
-    if idle is None or not limits.HEALTHY_PHASE <= idle < 1 or share < limits.MAJORITY:
+    if idle is None or not limits.USUAL <= idle < 1 or share < limits.MAJORITY:
         return None
     cores = "CPU cores are saturated" if cpu >= disk else "CPU cores wait for the disk"
     evidence = (
@@ -363,9 +363,9 @@ def _faster_input(case: Case, loop: Loop) -> Saving:
     else:
         left = left_after(pool, wait[rows], compute[rows], _cpu(case), case.own_cores)
     mean = float(wait[rows].mean())
-    # Work that is done once is not done in each epoch, with any number of cores.
+    # Work that is done once is not done in each epoch, with any number of cores: half of it may be of that kind.
     workers, usual, most = (wait * (1 - min(one / mean, 1.0)) for one in left)
-    less = wait * limits.PART_SAVED_INDIRECT[0]
+    less = wait / 2
     collected = case.mean(lambda rank: rank.gc_in_wait / rank.gc if rank.gc > 0 else 0.0) * loop.of_activity(COLLECTING)
     saving = Saving.of_scenarios([workers, np.maximum(usual, less), np.maximum(most, less) + collected], (WAIT,))
     total = float(saving.seconds.sum())

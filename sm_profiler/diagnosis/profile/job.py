@@ -30,7 +30,6 @@ from sm_profiler.metrics.parts import Covered
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.startup import (
     BUILDING,
-    COMPILING,
     IMPORTS,
     INSIDE_LOOP,
     StartPart,
@@ -73,7 +72,6 @@ class Beginning:
         late: how much of that is not normal.
         first_steps: how much of what the first steps take beyond usual ones is not normal.
         allowance: what is normal before the first step.
-        judged: the job, for the share.
         whole: the job.
     """
 
@@ -82,7 +80,6 @@ class Beginning:
     late: float
     first_steps: float
     allowance: float
-    judged: float
     whole: float
 
     @property
@@ -110,31 +107,20 @@ def beginning_of(metrics: JobMetrics) -> Beginning | None:
     parts = tuple(part for part in start_parts(metrics) if part.paid)
     earlier, imports = before_profile(metrics)
     before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
-    first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
-    if _compiles_in_vain(metrics, parts):  # no model is built meanwhile, and a short job consists of its start anyway
-        first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
-    return Beginning(parts, before, max(before - allowance, 0.0), first_steps, allowance, judged, whole)
-
-
-def _compiles_in_vain(metrics: JobMetrics, parts: Sequence[StartPart]) -> bool:
-    """Return whether compiling in the first steps takes longer than all of the loop but the first steps' excess."""
-    compiling = sum(part.seconds for part in parts if part.key == COMPILING)
-    if metrics.loop is None or metrics.running or compiling < 1.0:
-        return False
-    start, end = metrics.loop
-    return compiling > max(end - start - in_first_steps(parts), 0.0)
+    first_steps = max(in_first_steps(parts) - _model_allowance(metrics), 0.0)
+    return Beginning(parts, before, max(before - allowance, 0.0), first_steps, allowance, whole)
 
 
 def start(case: Case) -> Found | None:
     """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
     metrics = case.metrics
     found = beginning_of(metrics)
-    if found is None or found.excess < limits.USUAL * found.judged:
+    if found is None or found.excess < limits.USUAL * found.whole:
         return None
     late, share = found.late, found.seconds / found.whole
     # what is normal is no cause
     main = largest(found.parts if late else [part for part in found.parts if part.key in INSIDE_LOOP])
-    if main is not None and main.seconds < limits.HEALTHY_PHASE * (found.seconds if late else found.first_steps):
+    if main is not None and main.seconds < limits.MAJORITY * (found.seconds if late else found.first_steps):
         main = None
     most = ""
     if main is not None:
@@ -155,7 +141,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.judged and not metrics.running
+    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole and not metrics.running
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),
@@ -377,7 +363,7 @@ def _process_memory(case: Case) -> Found | None:
         if (
             growth is None
             or not growth.is_steady
-            or growth.gained < max(limits.GROWTH_BYTES, limits.HEALTHY * growth.start)
+            or growth.gained < max(limits.GROWTH_BYTES, limits.NOTICEABLE * growth.start)
         ):
             continue
         if growth.late < limits.CLOSE * growth.slope and _keeps_nothing(_objects(case, name)):
@@ -419,7 +405,7 @@ def _grows(
 ) -> Found:
     """Return the finding about memory: it costs no time until the job dies, which leads only if it is about to."""
     fatal = left is not None and left < limits.SHORT_RUN_S
-    share = 1.0 if fatal else limits.HEALTHY
+    share = 1.0 if fatal else limits.CLEARLY * limits.FAR
     return Found(text, words, tuple(evidence), share, doubt=doubt, where=where, certain=not doubt)
 
 
@@ -497,7 +483,7 @@ def _gpu_memory(case: Case) -> Found | None:
         growth = fit_growth(seconds, values)
         if growth is None or growth.gained < limits.GPU_GROWTH or not growth.is_significant:
             continue
-        if float(np.mean(values[-max(len(values) // limits.SAMPLES, 1) :])) < growth.start + limits.GPU_GROWTH:
+        if float(np.mean(values[-max(len(values) // limits.STRETCHES, 1) :])) < growth.start + limits.GPU_GROWTH:
             continue  # it was given back
         name = "GPU memory gained in the loop"
         gained = Evidence(name, round(growth.gained, 1), limits.GPU_GROWTH, f"{node} {device}", "percent")
@@ -512,12 +498,12 @@ def _host_memory(case: Case) -> Found | None:
     for (node, _), data in case.metrics.system.of("memory").items():
         filled = data.count > 0
         growth = fit_growth(*_inside_loop(case, data.seconds[filled], data.mean[filled]))
-        if growth is None or not growth.is_steady or growth.gained < limits.HOST_GROWTH:
+        if growth is None or not growth.is_steady or growth.gained < 100 * limits.FLOOR:
             continue
         if case.metrics.loader.num_workers <= 0 and _grown_by_others(case, node, growth):
             continue
         name = "memory gained in the loop"
-        gained = Evidence(name, round(growth.gained, 1), limits.HOST_GROWTH, node, "percent")
+        gained = Evidence(name, round(growth.gained, 1), 100 * limits.FLOOR, node, "percent")
         return _in_percent("memory_of_node", node, growth, gained, "other processes of the node may grow")
     return None
 
@@ -639,6 +625,9 @@ def dead_rank(case: Case) -> Found | None:
     rank = ending.dead
     if rank is None:
         return None
+    hung = find_hang(case.metrics)
+    if hung is not None and rank.name in {one.name for one in hung.stopped}:
+        return None  # what ended it, or its peers, came long after all had stopped
     words = {
         "sentence": rank.sentence,
         "running": " The job is still running." if ending.state == RUNNING else "",

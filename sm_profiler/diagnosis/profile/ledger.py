@@ -25,6 +25,7 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered, without_inner
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.stalls import strata
 from sm_profiler.metrics.step_fold import TRAIN
 
 BETWEEN, EVALUATION, OUTSIDE = "between", "evaluation", "outside"  # keys of derived parts
@@ -86,6 +87,8 @@ _COMPUTING = {
     "backward": re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b"),
     "forward": re.compile(r"^torch\.nn\.functional\."),
 }
+# Innermost functions that compute the loss, from the forward pass to the gradients.
+_LOSS = re.compile(r"^torch\.(nn\.(functional|modules)|functional|distributions|special|linalg|fft|_tensor)\b")
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 _NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 # Functions that a library calls in a forward pass, but for hooks of modules.
@@ -359,27 +362,30 @@ class _Rows:
     def _take_samples(self, seen: SeenCode) -> None:
         """Take out what samples show of the part that they lie in.
 
-        What is done now and then lies first in rows that are longer in this part than usual ones.
+        What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, inside in (
-            ((OUTSIDE, EVALUATION, BETWEEN), BESIDE_THE_PHASES),
-            *(((one,), (one,)) for one in calling),
+        for keys, edges in (
+            ((BETWEEN,), True),
+            ((OUTSIDE, EVALUATION, BETWEEN), False),
+            *(((one,), False) for one in calling),
         ):
-            found, sampled = dict[str, float](), 0.0
+            found = dict[str, float]()
             for one in seen.samples.stacks:
-                if one.process == self.rank.name and one.phase in inside:
-                    sampled += one.seconds
+                if one.process == self.rank.name and one.phase in keys and (edges or not seen.edge(one)):
                     name = seen.activity(one)
                     timed = self.timed if name in (SAVING, LOGGING) else ()
-                    if name and not is_timed(one.places[-1] if one.places else None, timed):
+                    if not is_timed(one.places[-1] if one.places else None, timed):
                         found[name] = found.get(name, 0.0) + one.seconds
-            whole = np.sum([self.left[key] for key in keys], axis=0)
-            total, beyond = float(whole.sum()), np.maximum(whole - np.median(whole), 0.0)
-            inside_phase = min(total / max(sampled, 1e-12), 1.0) if keys[0] in _STEPS else 1.0
-            fits = min(total * max(self.rank.scale, 1.0) / max(sum(found.values()), 1e-12), inside_phase)
+            whole, sampled = np.sum([self.left[key] for key in keys], axis=0), sum(found.values())
+            total, usual = float(whole.sum()), float(np.median(whole))
+            beyond = np.where(whole > thresholds.LONG_STEP * usual, whole - usual, 0.0)
+            found = {name: spent for name, spent in found.items() if name and (name in _STEPS or not edges)}
+            # beside the phases, samples may count for a neighbouring part: too many of them do not make it shorter
+            as_seen = 0.0 if len(keys) == 1 else 1 / max(self.rank.scale, 1.0)
+            fits = min(max(total / max(sampled, 1e-12), as_seen), total / max(sum(found.values()), 1e-12))
             for name, seconds in found.items():
-                wanted = seconds * fits / max(self.rank.scale, 1.0)
+                wanted = seconds * fits
                 now_and_then = min(wanted / max(float(beyond.sum()), 1e-12), 1.0) if name in NAMED else 0.0
                 first = beyond * now_and_then
                 rest = whole - first
@@ -545,6 +551,8 @@ class SeenCode:
                 return name
         if one.places and one.phase in _BESIDE_STEPS and not one.long and one.places[-1] in self.computing:
             return self.computing[one.places[-1]]
+        if edge := self.edge(one):
+            return edge
         source = self.samples.source(one.places[-1]) if one.places else ""
         if LOOPS.search(source):
             return ""
@@ -574,6 +582,35 @@ class SeenCode:
                     counts[one.places[-1]] += one.count
             if phase == "backward" or self.without_forward:
                 found |= {place: phase for place, count in counts.items() if count >= limits.REPEATS}
+        return found
+
+    def edge(self, one: Sampled) -> str:
+        """Return the phase to which a stack between the phases belongs: that of its line, or the forward pass for a loss."""
+        return self.edges.get(one.places[-1], "") if one.phase == "between" and one.places else ""
+
+    @cached_property
+    def edges(self) -> Mapping[Place, str]:
+        """Lines of which something lies between the phases of a step, each with the phase that it belongs to.
+
+        They call the phase, and what follows on the line is computed from its output; or they compute the loss, as most of
+        their samples show. A trainer's line, which calls all phases, is none of them.
+        """
+        if self.without_forward:
+            return {}
+        phases: dict[Place, Counter[str]] = defaultdict(Counter)
+        seen, loss = Counter[Place](), Counter[Place]()
+        for one in self.samples.stacks:
+            if one.places and one.phase in _STEPS:
+                inner = (place for place in reversed(one.places) if (place.file, place.function) in self.learning)
+                phases[next(inner, one.places[-1])][one.phase] += one.count
+            elif one.places and one.phase == "between":
+                seen[one.places[-1]] += one.count
+                loss[one.places[-1]] += one.count if _LOSS.search(one.leaf) else 0
+        found = {place: "forward" for place in seen if loss[place] > limits.MAJORITY * seen[place]}
+        for place, own in phases.items():
+            alone = len(own) == 1 or own.keys() == {"forward", "backward"}
+            if place in seen and alone and sum(own.values()) >= seen[place]:
+                found[place] = max(own)
         return found
 
     @cached_property
@@ -705,11 +742,14 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     table, measured = _recorded(rank, training)
     long = np.zeros(len(length), np.bool_)
     long[iterations.place - 1] = rank.stalls.long
-    for alike in (long, ~long):  # parts that were not recorded are as those of rows that are long, or usual, like them
-        known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
-        total = float(known.sum())
-        shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-        table[:, alike & ~measured] = shares[:, None] * training[alike & ~measured]
+    if (spent := table.sum(axis=0)).any():  # parts that were not recorded are as those of the recorded rows around
+        stratum = strata(np.maximum.accumulate(ends[rows][:-1]), spent > 0, long)
+        shares = np.stack([np.bincount(stratum, part) for part in table]) / np.maximum(
+            np.bincount(stratum, spent), 1e-12
+        )
+        table = np.where(measured, table, shares[:, stratum] * training)
+    else:
+        table[keys.index(BETWEEN)] = training
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
     keep = (

@@ -69,7 +69,7 @@ class Loop:
             whole: seconds of the whole loop, if the ledger lacks some of its steps.
             in_step: ranks wait for each other.
         """
-        if len(ledger.common_steps) <= limits.MIN_STEPS:
+        if len(ledger.common_steps) <= limits.SAMPLES:
             return None
         names = [name for name in ledger.totals.activities if name]
         left = {name: ledger.table(name).mean(axis=0) for name in names}

@@ -67,7 +67,7 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
     usual = max(float(np.median(peers)) if peers else 0.0, (possible or 0.0) * limits.CLOSE)
     if usual <= 0:
         return None
-    lost, throttled = 1 - clock / usual, max(heat, hardware) >= limits.SURELY * limits.FLOOR
+    lost, throttled = 1 - clock / usual, max(heat, hardware) >= limits.FAR
     if lost < (limits.FLOOR + limits.REPEAT if throttled else limits.USUAL):  # power limits cost about a tenth
         return None
     where = f"{gpu.node} {gpu.name}"
@@ -77,8 +77,8 @@ def _clock_of(case: Case, gpu: GpuMetrics) -> Found | None:
         why = "by_power" if power >= limits.MAJORITY else "by_setting"
     evidence = [
         Evidence("mean GPU clock in the loop", round(clock), round(usual), where, "MHz", "usually"),
-        Evidence("time throttled by heat", round(heat, 4), limits.SURELY * limits.FLOOR, where, "share"),
-        Evidence("time throttled by hardware", round(hardware, 4), limits.SURELY * limits.FLOOR, where, "share"),
+        Evidence("time throttled by heat", round(heat, 4), limits.FAR, where, "share"),
+        Evidence("time throttled by hardware", round(hardware, 4), limits.FAR, where, "share"),
         Evidence("time at the power limit", round(power, 4), limits.MAJORITY, where, "share"),
     ]
     temperature = _gpu_mean(metrics, "gpu_temperature", gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from statistics import NormalDist
 
 import attrs
 import numpy as np
@@ -239,9 +240,10 @@ def _without_core(rank: Rank, case: Case) -> float:
 
 # --- since a moment -------------------------------------------------------------------------------------------------
 
+_CHANCE = 2 * (1 - NormalDist().cdf(limits.BEYOND_CHANCE))  # that some moment of a steady loop looks like a change
 # System metrics whose change is worth naming → name, unit, and the least ratio.
 METRICS = {
-    "gpu_clock": ("GPU clock", "MHz", 1 + limits.SURELY * limits.FLOOR),
+    "gpu_clock": ("GPU clock", "MHz", 1 + limits.FAR),
     "gpu": ("mean GPU use", "percent", limits.CLEARLY),
     "swap_in": ("memory swapped in", "bytes/s", limits.CLEARLY),
     "io_wait": ("I/O wait", "percent", limits.CLEARLY),
@@ -294,13 +296,13 @@ def _change_of(lengths: Floats, quantile: float) -> Change | None:
     scores = np.asarray([float(larger[:at, at:].sum()) for at in range(1, count)])
     at = int(scores.argmax()) + 1
     chance = float(np.exp(-6 * scores[at - 1] ** 2 / (count**3 + count**2)))
-    if chance > limits.CHANCE or min(at, count - at) < thresholds.RARE * count:
+    if chance > _CHANCE or min(at, count - at) < thresholds.RARE * count:
         return None
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
     if before <= 0 or after < limits.SLOWER * before:
         return None
     # a change, not noise that grew; blocks of a busy machine may be long, too
-    together = 1 - (limits.FLOOR if after < limits.SURELY * before else limits.HEALTHY)
+    together = 1 - (limits.FLOOR if after < limits.SURELY * before else 1 - limits.MOST)
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
     return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
@@ -518,9 +520,7 @@ def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
                 continue
             before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
             low, high = sorted((before, after))
-            if not np.isfinite(low + high) or high - low < (
-                100 * limits.SURELY * limits.FLOOR if unit == "percent" else 0.0
-            ):
+            if not np.isfinite(low + high) or high - low < (100 * limits.FAR if unit == "percent" else 0.0):
                 continue
             ratio = high / max(low, 1e-9)
             if ratio >= enough and (unit != "bytes/s" or high >= limits.TRICKLE):  # logs and metrics cause less

@@ -56,7 +56,8 @@ class _Late:
         activity: what it does more than the others.
         meeting: the activity in which they wait for it.
         lost: seconds of a step that they wait.
-        means: activity → mean seconds of a usual step on each rank.
+        means: activity → mean seconds of a usual step on each rank, of those that take long enough.
+        length: seconds of a usual step.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class _Late:
     meeting: str
     lost: float
     means: Mapping[str, Floats]
+    length: float
 
     def own(self, activity: str) -> tuple[float, float]:
         """Return the mean seconds of an activity on the rank, and on the others."""
@@ -78,17 +80,25 @@ _BESIDE = (EVALUATION, COLLECTING, COMPILING, AGAIN, UNMATCHED)
 
 def _late_rank(case: Case, loop: Loop) -> _Late | None:
     """Return the rank that waits less than the others, by what it works more; None if none does."""
-    tables = _tables(case)
     usual = (loop.index < _last_usual(case)) & ~case.long_rows
     if not usual.any():
         return None
-    means = {name: table[:, usual].mean(axis=1) for name, table in tables.items()}
+    length = float(np.median(_worked(case)[:, usual].mean(axis=1)))
+    # the jitter of a machine makes one of two ranks late by half as much
+    least, best = limits.FAR * length, None
+    totals = case.ledger.totals
+    spent = {name: max(rank.seconds.get(name, 0.0) for rank in totals.ranks) for name in totals.activities}
+    spent[OTHER] = spent.get(OTHER, 0.0) + spent.pop(UNSEEN, 0.0)
+    # no rank is late by, and none waits in, what none of them does for as long
+    means = {
+        name: _table(case, name)[:, usual].mean(axis=1)
+        for name, seconds in spent.items()
+        if name not in _BESIDE and seconds >= least * np.count_nonzero(usual)
+    }
     work = [
         *(name for name in means if name not in _MEETINGS),
         *(name for name in reversed(_MEETINGS) if name in means),
     ]
-    # the jitter of a machine makes one of two ranks late by half as much
-    least, best = limits.SURELY * limits.FLOOR * float(np.median(sum(means.values()))), None
     for at, meeting in enumerate(_MEETINGS):
         for name in (name for name in work if meeting in means and name not in _MEETINGS[: at + 1]):
             slowest = int(means[name].argmax())
@@ -96,18 +106,22 @@ def _late_rank(case: Case, loop: Loop) -> _Late | None:
             waited = _of_others(means[meeting], slowest) - float(means[meeting][slowest])
             lost = min(excess, waited)
             if waited >= limits.MAJORITY * excess and (best is None or lost > best.lost):
-                best = _Late(slowest, name, meeting, lost, means)
+                best = _Late(slowest, name, meeting, lost, means, length)
         if best is not None and best.lost >= least > 0:
             return best
     return None
 
 
-def _tables(case: Case) -> dict[str, Floats]:
-    """Return the seconds of each rank and row by activity, of those in which ranks are late and wait."""
-    names = [name for name in case.ledger.totals.activities if name not in (*_BESIDE, UNSEEN)]
-    found = {name: case.ledger.table(name) for name in names}
-    found[OTHER] = found.get(OTHER, 0.0) + case.ledger.table(UNSEEN)
-    return found
+def _table(case: Case, name: str) -> Floats:
+    """Return the seconds of each rank and row in an activity; what is unseen is other code."""
+    found = case.ledger.table(name)
+    return np.asarray(found + case.ledger.table(UNSEEN)) if name == OTHER else found
+
+
+def _worked(case: Case) -> Floats:
+    """Return the seconds of each rank and row in which ranks are late or wait."""
+    beside = (case.ledger.table(name) for name in _BESIDE if name in case.ledger.totals.activities)
+    return np.asarray(case.ledger.table() - sum(beside, 0.0))
 
 
 def straggler(case: Case) -> Found | None:
@@ -115,7 +129,7 @@ def straggler(case: Case) -> Found | None:
     late = _late_rank(case, case.loop) if case.in_step and case.loop is not None else None
     if late is None:
         return None
-    rank, share = case.ranks[late.rank], late.lost / float(np.median(sum(late.means.values())))
+    rank, share = case.ranks[late.rank], late.lost / late.length
     waits = np.asarray([case.core_wait_of(one) for one in case.ranks])
     usual_wait = _of_others(waits, late.rank)
     without_core = float(waits[late.rank] - usual_wait)
@@ -164,9 +178,8 @@ def _of_others(values: Floats, which: int) -> float:
 
 def _as_others(case: Case, late: _Late, share: float, loop: Loop) -> Saving | None:
     """Replay the steps with a straggler that works like the median of the others, or whose work is divided evenly."""
-    tables = _tables(case)
-    meet = tables.pop(late.meeting)
-    work = np.asarray(np.sum(list(tables.values()), axis=0))
+    meet = _table(case, late.meeting)
+    work = _worked(case) - meet
 
     def repaired(which: int) -> Floats:
         """Return the seconds of each row that a rank costs which works like the median of the others."""
@@ -297,7 +310,7 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
 
 def _beyond_usual(values: Floats) -> Floats:
     """Subtract what is usual for each rank in each segment of the loop, so that a rank slow since a moment is no turn."""
-    segments = np.array_split(values, limits.SAMPLES, axis=1)
+    segments = np.array_split(values, limits.STRETCHES, axis=1)
     return np.concatenate([one - one.mean(axis=1, keepdims=True) for one in segments], axis=1)
 
 
@@ -324,11 +337,11 @@ def turns(case: Case) -> Found | None:
         return None
     delays = find_delays(ranks)
     # evenly divided work leaves half of it with two ranks
-    if delays is None or delays.usual_share < limits.SURELY * limits.FLOOR:
+    if delays is None or delays.usual_share < limits.FAR:
         return None
     causes, equal = delays.by_rank(len(ranks)), 1 / len(ranks)
     most = int(causes.argmax())
-    if delays.agreement < limits.TOGETHER and delays.usual_share < limits.SURELY * limits.FLOOR + limits.REPEAT:
+    if delays.agreement < limits.TOGETHER and delays.usual_share < limits.FAR + limits.REPEAT:
         return None  # other load on the machine makes ranks late, too, but not those that work more
     if causes[most] > equal + limits.MAJORITY * (1 - equal):
         return None  # a single rank is at fault
@@ -415,12 +428,12 @@ def communication(case: Case) -> Found | None:
     if not shares:
         return _called_collectives(case)
     share = min(float(np.mean(shares)), 1.0)
-    if share < limits.HEALTHY_PHASE:  # they overlap the backward pass up to a third of the step
+    if share < limits.HIDDEN:
         return None
     evidence = Evidence("time in collectives, in the steps in which they were recorded", round(share, 4), unit="share")
     return Found(
         "communication", {"share": percent(share)}, (evidence,), share,
-        saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HEALTHY_PHASE, sure=False),
+        saves=lambda loop: part_of_share(loop, share, _EXCHANGES, limits.HIDDEN, sure=False),
         doubt="computation may hide some of it", where=_lines_of_collectives(case),
     )  # fmt: skip
 

@@ -188,7 +188,7 @@ def _tried(candidates: Sequence[Candidate], loop: Loop, case: Case) -> Iterator[
     for one in candidates:
         after, share, certain = loop.gain(_saving_of(one, case, loop))
         # a larger batch changes what is learned: only one twice as large is a repair without more experiments
-        kept = limits.PART_SAVED_INDIRECT[0] if one.found.larger_batch else 1.0
+        kept = 1 / 2 if one.found.larger_batch else 1.0
         yield Trial(one, loop, after, share, certain, one.confidence(case, certain), kept)
 
 
@@ -221,7 +221,7 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
         saving = saving.at_most(loop.idle + limits.FLOOR * loop.total)  # use is sampled, short pauses count as use
     total = float(saving.seconds.sum())
     certain = saving.low if saving.certain is None else saving.certain
-    bound = max(loop.idle - limits.SURELY * limits.FLOOR * float(loop.length.sum()), 0.0) / total if total > 0 else 0.0
+    bound = max(loop.idle - limits.FAR * float(loop.length.sum()), 0.0) / total if total > 0 else 0.0
     return attrs.evolve(saving, certain=min(certain, bound))
 
 

@@ -221,7 +221,7 @@ def uneven_work(before: Steps, ledger: Ledger) -> Repair | None:
     if work is None or before.microbatches[0] >= limits.TOGETHER:
         return None
     more = np.median(relative(work.values, before.stage_of), axis=1)
-    most = np.flatnonzero(more >= 1 + limits.NOTICEABLE)
+    most = np.flatnonzero(more >= 1 + limits.FAR)
     most = most if len(most) <= len(more) // 2 else most[:0]
     names = tuple(before.ranks[rank] for rank in most.tolist())
     evidence = (
@@ -487,7 +487,7 @@ CAUSES: Sequence[Cause] = (
     ),
     Cause(
         "INPUT_BOUND", partial(activity, name="data wait", saved=limits.KERNELS_SAVED["INPUT_BOUND"], common=True),
-        "The ranks wait for data {share:.0%} of the time.",
+        "Waiting for data takes {share:.0%} of the time.",
         "Load ahead: more workers, prefetching, cheaper decoding; or prepare the data once and store it.",
     ),
     Cause(

@@ -87,7 +87,12 @@ def _unpacked(data: bytes, name: str) -> Iterator[str]:
 
 def read_csv(data: bytes, name: str) -> TableFile:
     """Return a CSV table."""
-    rows = csv.reader(lines(data, name))
+    text = lines(data, name)
+    first = next(text, "")
+    sign = max(",;\t", key=first.count)
+    rows: Iterator[list[str]] = csv.reader(chain([first], text), delimiter=sign)
+    if sign != ",":  # then the comma may be that of decimals
+        rows = ([cell.replace(",", ".") if cell[-1:].isdigit() else cell for cell in row] for row in rows)
     head = [cell.removeprefix("\ufeff").strip() for row in _some(rows, 1, None, name) for cell in row]
     at = {key: place for place, key in enumerate(head) if key}
     return TableFile(list(at), _csv_pieces(rows, at, len(head), name))

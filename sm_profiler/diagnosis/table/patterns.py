@@ -112,7 +112,7 @@ def _stretch(seconds: Floats, ratio: Floats, slow: Floats, fast: Floats) -> Stre
     if (min(usual, factor) if slow is fast else factor) * (1 - limits.FLOOR) < 1:
         return None
     shuffle = np.random.default_rng(limits.SEED)
-    if score <= max(_largest_sum(shuffle.permutation(slow))[2] for _ in range(limits.SHUFFLES)):
+    if score <= max(_largest_sum(shuffle.permutation(slow))[2] for _ in range(limits.ROUNDS)):
         return None
     found = Stretch(first, last, factor, last >= count - limits.MIN_STEPS)
     level = np.where(inside, ratio / factor, ratio)

@@ -18,6 +18,7 @@ import numpy as np
 from sm_profiler import plugins
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
+from sm_profiler.diagnosis.table.columns import MOMENTS, TEXTS, TIMED, Columns, is_text, unit_of
 from sm_profiler.diagnosis.table.files import (
     Piece,
     TableFile,
@@ -47,31 +48,9 @@ MLLOG = ":::MLLOG"
 _MOMENTS = (
     "init_start", "run_start", "run_stop", "eval_start", "eval_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
 )  # fmt: skip
-SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
-# Column → names under which tables have it, lower case.
-NAMES = {
-    "rank": ("rank", "worker", "process", "worker_id", "global_rank"),
-    "step": ("step", "iteration", "iter", "step_num", "global_step"),
-    "seconds": ("seconds", "duration", "duration_s", "step_time", "seconds_per_step", "time_s"),
-    "start": ("start", "start_ts", "start_s", "begin"),
-    "end": ("end", "end_ts", "end_s", "stop"),
-    "operation": ("operation", "optype", "op", "op_type", "phase", "event"),
-    "stage": ("stage", "pp_rank", "pipeline_stage"),
-    "microbatch": ("microbatch", "mb_id", "micro_batch", "microbatch_id"),
-}
-TEXTS = ("rank", "operation", "stage")
-UNITS = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # the end of a column's name → seconds
-_UNIT = re.compile(
-    r"(.*?)(?:^|[\s_.(\[-]+)(?:(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
-)
-TIMED = ("seconds", "start", "end")
-MOMENTS = ("start", "end")  # which may be a date and time
+SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))? ?(?:Z|([+-]\d\d:?\d\d))?")
-DURATIONS = ("", "time", "elapsed", "step")  # of columns with a unit
-NEEDED = (
-    "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
-    "--columns {missing}=NAME; a name that ends with _ms is in milliseconds"
-)
+EPOCH_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # moments since the epoch from which on each unit is used
 
 
 @attrs.frozen(eq=False)
@@ -138,7 +117,7 @@ def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = 
         return _read_with(other, name)
     data = stored(name)
     if name.lower().endswith(".parquet"):
-        return _table(read_parquet(data, name, lambda key: _is_text(key, names or {})), name, names or {})
+        return _table(read_parquet(data, name, lambda key: is_text(key, names or {})), name, names or {})
     if MLLOG.encode() in unpacked_head(data):
         return _mllog(lines(data, name), name)
     read = read_json_lines if name.lower().endswith((".jsonl", ".ndjson")) else read_csv
@@ -157,14 +136,11 @@ def _read_with(other: Any, name: str) -> Table:
     return table
 
 
-def _is_text(key: str, names: Mapping[str, str]) -> bool:
-    return any(key == names.get(role) or key.lower() in NAMES[role] for role in (*TEXTS, *MOMENTS))
-
-
 def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
     """Turn columns into ledgers."""
-    found = _named(file.head, names, name)
-    read = _Reader(found, [key for key in file.head if key not in found.values()][:MAX_FACTS], name)
+    columns = Columns.of(file.head, names, name)
+    found = columns.found
+    read = _Reader(columns, name)
     for piece in file.pieces:
         read.add(piece)
     rows = read.result()
@@ -173,6 +149,10 @@ def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
         rows = rows.at(_without_copies(rows))
     if "operation" not in found and "microbatch" not in found:
         rows = rows.at(_without_repeated(rows, name, has_rank="rank" in found))
+        moments = len(found.keys() & TIMED) == 1 and "seconds" not in found
+        if moments or _grow(rows):
+            rows = _between_moments(rows)
+        rows = _in_parts(rows, [printable(key)[:40] for key in columns.parts])
     if rows.timed:
         rows = _on_one_clock(rows)
     repeated = count - len(rows.step)
@@ -188,13 +168,15 @@ class _Reader:
         lost: rows left out.
     """
 
-    def __init__(self, found: Mapping[str, str], facts: Sequence[str], name: str) -> None:
+    def __init__(self, columns: Columns, name: str) -> None:
         self.lost = 0
+        found = columns.found
         self._found, self._name, self._count = found, name, 0
-        self._scale = {role: _unit(found[role])[1] for role in TIMED if role in found}
+        self._scale = {role: unit_of(found[role]) for role in TIMED if role in found}
+        self._parts: dict[str, list[Floats]] = {key: [] for key in columns.parts}
         self._numbers: dict[str, list[Floats]] = {key: [] for key in ("step", "start", "seconds")}
         self._texts = {role: (Numbering(), list[Ints]()) for role in TEXTS if role in found}
-        self._facts: dict[str, list[Floats]] = {key: [] for key in facts}
+        self._facts: dict[str, list[Floats]] = {key: [] for key in columns.facts[:MAX_FACTS]}
 
     def add(self, piece: Piece) -> None:
         """Take rows."""
@@ -209,13 +191,20 @@ class _Reader:
         if "end" in found and "start" in found:
             with np.errstate(over="ignore", invalid="ignore"):
                 seconds = self._seconds("end", piece) - start
+        elif "seconds" in found or "end" in found:
+            seconds = self._seconds("seconds" if "seconds" in found else "end", piece)
         else:
-            seconds = self._seconds("seconds", piece)
+            seconds = self._seconds("start", piece) if "start" in found else np.zeros(piece.count)
+        parts = {key: np.nan_to_num(_numbers(piece.column(key))) * unit_of(key) for key in self._parts}
+        if not found.keys() & TIMED:
+            seconds = np.sum(list(parts.values()), axis=0)
         usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
         at = np.flatnonzero(usable)
         self.lost += piece.count - len(at)
         for key, values in (("step", step), ("start", start), ("seconds", seconds)):
             self._numbers[key].append(values[at])
+        for key, values in parts.items():
+            self._parts[key].append(np.maximum(values[at], 0.0))
         for role, (numbering, codes) in self._texts.items():
             texts = list(piece.column(found[role]))
             usable_texts = texts if len(at) == len(texts) else [texts[row] for row in at.tolist()]
@@ -241,6 +230,9 @@ class _Reader:
         if role in MOMENTS:
             for row in np.flatnonzero(np.isnan(numbers)).tolist():
                 numbers[row] = _moment(values[row])
+            if self._scale[role] == 1.0 and np.isfinite(numbers).any():
+                usual = np.nanmedian(np.abs(numbers))
+                numbers *= next((unit for least, unit in EPOCH_UNITS if usual >= least), 1.0)
         return numbers
 
     def result(self) -> _Rows:
@@ -253,7 +245,8 @@ class _Reader:
             raise SourceError(
                 f"{printable(self._name)}: no usable row: {why if self._count else 'it has only a header'}"
             )
-        facts = {printable(key)[:40]: np.concatenate(parts) for key, parts in self._facts.items()}
+        held = {**self._facts, **self._parts}
+        facts = {printable(key)[:40]: np.concatenate(parts) for key, parts in held.items()}
         step = numbers["step"].astype(np.int64)
         epoch = next((np.unique(facts[key], return_inverse=True)[1] for key in facts if key.lower() == "epoch"), None)
         if epoch is not None and (epoch.max() + 1) * (step.max() + 1.0) < 2**53:
@@ -273,39 +266,6 @@ class _Reader:
         place = np.empty(len(distinct), np.int64)
         place[[numbering[text] for text in distinct]] = np.arange(len(distinct))
         return distinct, place[np.concatenate(parts)]
-
-
-def _named(head: Sequence[str], names: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return the columns of `NAMES` that a table has."""
-    unknown = [key for key in names if key not in NAMES] + [value for value in names.values() if value not in head]
-    if unknown:
-        raise SourceError(f"{printable(where)}: no column {printable(unknown[0])!r}; found {_listed(head)}")
-    low = {key.lower(): key for key in head}
-    found = {}
-    for key, aliases in NAMES.items():
-        column = names.get(key) or next((low[alias] for alias in aliases if alias in low), None)
-        if column is None and key in TIMED:
-            timed = {_unit(each)[0]: each for each in head if _unit(each)[1] < 1}
-            known = (*aliases, *DURATIONS, *(timed if len(timed) == 1 else ())) if key == "seconds" else aliases
-            column = next((timed[each] for each in known if each in timed), None)
-        if column is not None:
-            found[key] = column
-    if "step" not in found or not ({"seconds"} <= found.keys() or {"start", "end"} <= found.keys()):
-        needed = NEEDED.format(missing="seconds" if "step" in found else "step")
-        raise SourceError(f"{printable(where)}: {needed}; found {_listed(head)}")
-    return found
-
-
-def _unit(column: str) -> tuple[str, float]:
-    """Return a column's name without its unit, lower case, and the unit in seconds: `duration_ms` is in milliseconds."""
-    found = _UNIT.fullmatch(column.lower())
-    if found is None:
-        return column.lower(), 1.0
-    return found[1], next(scale for scale, text in zip(UNITS.values(), found.groups()[1:], strict=True) if text)
-
-
-def _listed(head: Sequence[str]) -> str:
-    return printable(", ".join(head[:12]) or "nothing")
 
 
 def _numbers(values: Sequence[Any]) -> Floats:
@@ -400,6 +360,45 @@ def _without_copies(rows: _Rows) -> Ints:
     order = np.lexsort(keys)
     copy = np.r_[False, np.all([np.diff(key[order]) == 0 for key in keys], axis=0)]
     return np.sort(order[~copy])
+
+
+def _grow(rows: _Rows) -> bool:
+    """Return whether times only grow from step to step on all ranks: they are those since the start."""
+    order = np.lexsort((rows.step, rows.rank))
+    same = np.diff(rows.rank[order]) == 0
+    return bool(np.count_nonzero(same) >= limits.MIN_STEPS and (np.diff(rows.seconds[order])[same] > 0).all())
+
+
+def _between_moments(rows: _Rows) -> _Rows:
+    """Return rows with the time since the rank's step before, from the moments at which steps were recorded.
+
+    If every tenth step was recorded, it has the time of ten, and one that follows earlier counts as if it were as late.
+    """
+    order = np.lexsort((rows.step, rows.rank))
+    since = np.r_[-1.0, np.where(np.diff(rows.rank[order]) == 0, np.diff(rows.seconds[order]), -1.0)]
+    steps, kept = np.r_[1, np.diff(rows.step[order])], since >= 0
+    since *= np.median(steps[kept]) / np.maximum(steps, 1) if kept.any() else 1.0
+    found = rows.at(order[kept])
+    return attrs.evolve(found, seconds=since[kept], start=np.zeros(int(kept.sum())))
+
+
+def _in_parts(rows: _Rows, parts: Sequence[str]) -> _Rows:
+    """Return a row for each part of a step that has a column, and for the rest of it.
+
+    Columns whose sum is more than the steps are parts of each other; they remain facts.
+    """
+    table = np.asarray([rows.facts[key] for key in parts]).reshape(len(parts), len(rows.step))
+    if not parts or np.median(table.sum(axis=0) - (1 + limits.FLOOR) * rows.seconds) > 0:
+        return rows
+    table = np.vstack([table, np.maximum(rows.seconds - table.sum(axis=0), 0.0)])
+    begins = (rows.start + np.cumsum(table, axis=0) - table).T.ravel()
+    codes, seconds = np.tile(np.arange(len(table)), len(rows.step)), table.T.ravel()
+    each = np.repeat(np.arange(len(rows.step)), len(table))
+    kept = np.flatnonzero((seconds > 0) | (codes == len(parts)))
+    found = attrs.evolve(
+        rows.at(each[kept]), operations=(*parts, STEP), code=codes[kept], start=begins[kept], seconds=seconds[kept]
+    )
+    return attrs.evolve(found, facts={key: values for key, values in found.facts.items() if key not in parts})
 
 
 def _on_one_clock(rows: _Rows) -> _Rows:

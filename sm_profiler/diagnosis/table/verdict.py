@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.classes import Class, class_named
+from sm_profiler.diagnosis.classes import NO_CAUSE, Class, class_named
 from sm_profiler.diagnosis.confidence import CLOSE_TO_FLOOR, RIVALLED, Confidence
 from sm_profiler.diagnosis.extensions import more_causes
 from sm_profiler.diagnosis.ledger import USEFUL, Ledger
@@ -19,8 +19,6 @@ from sm_profiler.diagnosis.table.causes import CAUSES, Cause, Repair, listed
 from sm_profiler.diagnosis.table.patterns import long_steps
 from sm_profiler.diagnosis.table.whatif import Steps
 from sm_profiler.formatting import plural
-
-NOTHING_FOUND = "No cause found"
 
 
 def diagnose(ledger: Ledger, causes: Sequence[Cause] | None = None) -> Verdict:
@@ -79,7 +77,7 @@ def _gain(before: Steps, repair: Repair) -> tuple[Interval, float]:
 
 def _confidence(certain: float, ledger: Ledger) -> Confidence:
     """Return how sure a finding is: by its distance from the floor, and by what is known of the steps."""
-    if certain < limits.SURELY * limits.FLOOR:
+    if certain < limits.FAR:
         return Confidence("low", CLOSE_TO_FLOOR)
     if ledger.totals.coverage < limits.SEEN:
         return Confidence("medium", "what the steps spend their time on was not recorded")
@@ -136,7 +134,7 @@ def _ended_early(ledger: Ledger) -> tuple[Finding, ...]:
         return ()
     furthest = max((rank for rank in ledger.ranks), key=lambda rank: int(rank.steps[-1]))
     last = {rank.name: int(rank.steps[-1]) for rank in ledger.ranks}
-    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.MIN_STEPS]
+    early = [name for name, step in last.items() if int((furthest.steps > step).sum()) >= limits.SAMPLES]
     if not early:
         return ()
     first = min(early, key=lambda name: last[name])
@@ -182,7 +180,7 @@ def _without_cause(whole: Steps | None, ledger: Ledger, count: int) -> Finding:
         reason,
         next_step=f"{add}; or profile the training with 'sm-profiler run'.",
         confidence="low",
-        label=NOTHING_FOUND,
+        label=NO_CAUSE,
     )
 
 

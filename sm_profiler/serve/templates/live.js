@@ -72,7 +72,8 @@
   };
   setInterval(() => {
     const seconds = Math.max(Math.round(Date.now() / 1000 - dataAt), 0);
-    age.textContent = dataAt && !over ? `latest data ${seconds < 120 ? seconds + " s" : Math.round(seconds / 60) + " min"} ago` : "";
+    const [, unit, name] = [[120, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"]].find(([most]) => seconds < most) ?? [0, 86400, "days"];
+    age.textContent = dataAt && !over ? `latest data ${Math.round(seconds / unit).toLocaleString("en")} ${name} ago` : "";
   }, 1000);
   follow();
 })();

@@ -58,7 +58,6 @@ class RangeFile(io.RawIOBase):
         self._held, self._start = self._storage.read(self._info.key, start, end), start
 
     def held(self, start: int, end: int) -> memoryview:
-        """Return a part of the range that is held."""
         return memoryview(self._held)[start - self._start : end - self._start]
 
     def forget(self) -> None:
@@ -332,14 +331,7 @@ class Contents:
     def of(
         cls, parts: str, origin: str, rows: dict[str, int], infos: Iterable[FileInfo], odd: dict[str, str]
     ) -> Contents:
-        """Return the contents of a profile.
-
-        Args:
-            parts: see there, as the next two.
-            origin: see there.
-            rows: see there.
-            odd: see there.
-        """
+        """Return the contents of a profile; its files are sorted into `items` and `beside`."""
         items, beside = ItemTable(), dict[str, FileInfo]()
         for info in infos:
             parsed = layout.parse_path(info.key)

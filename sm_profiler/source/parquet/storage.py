@@ -101,11 +101,7 @@ class ParquetStorage:
         yield from self.contents.list(prefix, start_after or "")
 
     def load(self, *, footers: bool = False) -> None:
-        """Look for Parquet files that are new or have changed; read their footers unless a list of files is kept with them.
-
-        Args:
-            footers: read the footers in any case.
-        """
+        """Look for Parquet files that are new or have changed; read their footers unless a list of files is kept with them."""
         listed = {
             info.key: (part, info)
             for table in _TABLES

@@ -1,0 +1,141 @@
+"""What the columns of a table of times hold, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from sm_profiler.diagnosis.table.naming import is_activity, words_of
+from sm_profiler.errors import SourceError
+from sm_profiler.printable import printable
+
+# Column → names under which tables have it, as words, without units and the path of a metric.
+NAMES = {
+    "rank": ("rank", "worker", "process", "worker id", "global rank"),
+    "step": ("step", "iteration", "iter", "step num", "global step", "training iteration", "num updates"),
+    "seconds": (
+        "", "duration", "step time", "seconds per step", "time per step", "time per iteration", "elapsed time per iteration",
+        "iteration time", "iter time", "train step time", "training step time", "train step timing in", "time this iter", "batch time", "step duration", "time",
+        "elapsed",
+    ),
+    "start": ("start", "start ts", "start time", "begin"),
+    "end": ("end", "end ts", "end time", "stop"),
+    "operation": ("operation", "optype", "op", "op type", "phase", "event"),
+    "stage": ("stage", "pp rank", "pipeline stage"),
+    "microbatch": ("microbatch", "mb id", "micro batch", "microbatch id"),
+}  # fmt: skip
+TIMED = ("seconds", "start", "end")
+TEXTS = ("rank", "operation", "stage")
+MOMENTS = ("start", "end")  # which may be a date and time
+# Names of the moment at which a step was recorded, for tables that have no times.
+RECORDED = ("wall time", "wall", "timestamp", "runtime", "relative time", "time stamp", "datetime")
+_UNIT = re.compile(
+    r"(.*?)(?:^|[\s_.(\[-]+)(?:(s|secs?|seconds?)|(ms|msecs?|millis|milliseconds?)|(us|usecs?|micros|microseconds?)|(ns|nanos|nanoseconds?))[)\]]?"
+)
+_SCALES = (1.0, 1e-3, 1e-6, 1e-9)
+_TIME = re.compile(r"\b(time|timers?|timings?|times|duration|secs?|seconds?|elapsed|wait|latency|runtime)\b")
+_RATE = re.compile(r"\bper\b|\bpct\b|percent|\btotal\b")
+_PATH = re.compile(r"/| - ")  # of a metric, and of a run
+NEEDED = (
+    "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
+    "--columns {missing}=NAME; a name that ends with _ms is in milliseconds"
+)
+
+
+@attrs.frozen
+class Columns:
+    """The columns of a table.
+
+    Attributes:
+        found: role → column, of those in `NAMES`; only `end`, without `start` and `seconds`, if steps are between moments.
+        parts: columns that hold the times of activities within a step.
+        facts: the others.
+    """
+
+    found: Mapping[str, str]
+    parts: Sequence[str]
+    facts: Sequence[str]
+
+    @classmethod
+    def of(cls, head: Sequence[str], names: Mapping[str, str], where: str) -> Columns:
+        """Return what the columns of a table hold.
+
+        Args:
+            head: names of the columns.
+            names: role → column, as the user has it.
+            where: the table, for messages.
+
+        Raises:
+            SourceError: a column that is needed is missing.
+        """
+        unknown = [key for key in names if key not in NAMES] + [value for value in names.values() if value not in head]
+        if unknown:
+            raise SourceError(f"{printable(where)}: no column {printable(unknown[0])!r}; found {_listed(head)}")
+        found = dict(names)
+        for role, aliases in NAMES.items():
+            if role not in found and (column := _called(head, aliases, role)) is not None:
+                found[role] = column
+        same = [key for key in head if "seconds" in found and _plain(key) == _plain(found["seconds"])]
+        if len(same) > 1 and "seconds" not in names and len({len(_PATH.split(key)) for key in same}) == 1:
+            raise SourceError(
+                f"{printable(where)}: {_listed(same)} are times of steps; choose one of them: --columns seconds=NAME"
+            )
+        parts = [
+            key for key in head if "operation" not in found and "microbatch" not in found and key not in found.values() and is_part(key)
+        ]  # fmt: skip
+        if "seconds" not in found and not {*MOMENTS} <= found.keys():
+            scaled = [key for key in head if unit_of(key) < 1]
+            moment = _called(head, RECORDED, "end")
+            if len(scaled) == 1:
+                found, parts = {**found, "seconds": scaled[0]}, []
+            elif not found.keys() & MOMENTS and not parts[1:] and moment is not None:
+                found["end"] = moment
+        if "step" not in found or not (found.keys() & TIMED or parts[1:]):
+            needed = NEEDED.format(missing="seconds" if "step" in found else "step")
+            raise SourceError(f"{printable(where)}: {needed}; found {_listed(head)}")
+        known = {*found.values(), *parts}
+        return cls(found, parts, [key for key in head if key not in known])
+
+
+def is_text(key: str, names: Mapping[str, str]) -> bool:
+    """Return whether a column may hold names, or dates and times."""
+    return any(key == names.get(role) or _plain(key) in NAMES[role] for role in (*TEXTS, *MOMENTS)) or (
+        _plain(key) in RECORDED
+    )
+
+
+def is_part(column: str) -> bool:
+    """Return whether a column holds the time of an activity within a step, such as `data_time` or `time/forward (ms)`."""
+    words = words_of(column)
+    is_time = _TIME.search(words) is not None or _UNIT.fullmatch(column.lower()) is not None
+    return is_time and _RATE.search(words) is None and is_activity(_plain(column))
+
+
+def unit_of(column: str) -> float:
+    """Return the unit of a column in seconds: `duration_ms` is in milliseconds."""
+    found = _UNIT.fullmatch(column.lower())
+    return next(scale for scale, text in zip(_SCALES, found.groups()[1:], strict=True) if text) if found else 1.0
+
+
+def _called(head: Sequence[str], aliases: Sequence[str], role: str) -> str | None:
+    """Return the column that has the first of some names; a step with a unit is a time, and one without is a number."""
+    plain: dict[str, str] = {}
+    for key in sorted(head, key=lambda key: len(_PATH.split(key))):
+        name = _plain(key)
+        if name == "step" and _UNIT.fullmatch(key.lower()) is not None:
+            name = "step time"
+        plain.setdefault(name, key)
+    return next((plain[alias] for alias in aliases if alias in plain), None)
+
+
+def _plain(column: str) -> str:
+    """Return a column's name in words, without its unit and the path of a metric: `train/step_time_ms` is `step time`."""
+    last = _PATH.split(column)[-1]
+    found = _UNIT.fullmatch(last.lower())
+    return words_of(last[: len(found[1])] if found else last)
+
+
+def _listed(head: Sequence[str]) -> str:
+    return printable(", ".join(head[:12]) or "nothing")
