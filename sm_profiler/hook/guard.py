@@ -12,7 +12,6 @@ import _thread
 import contextlib
 import dis
 import signal
-import sys
 import threading
 import time
 from collections import deque

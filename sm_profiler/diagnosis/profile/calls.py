@@ -23,7 +23,14 @@ from sm_profiler.diagnosis.profile.ledger import (
     SAVING,
     flushes,
 )
-from sm_profiler.diagnosis.profile.lines import MODULE, Lines, in_loop, lines_of_collections, lines_of_phase, lines_of_samples
+from sm_profiler.diagnosis.profile.lines import (
+    MODULE,
+    Lines,
+    in_loop,
+    lines_of_collections,
+    lines_of_phase,
+    lines_of_samples,
+)
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.occurrences import (
     Calls,

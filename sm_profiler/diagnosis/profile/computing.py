@@ -416,7 +416,9 @@ def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:
         between *= sum(one.seconds for one in loss) / max(sum(one.seconds for one in inside), 1e-12)
     if forward <= 0 or between < limits.HEALTHY or not _may_grow(case, launches):
         return None
-    if not _loops_over_samples(case, launches, loss, long=limits.CLEARLY * forward > _launching_share(case, launches) / 2):
+    if not _loops_over_samples(
+        case, launches, loss, long=limits.CLEARLY * forward > _launching_share(case, launches) / 2
+    ):
         return None
     backward = case.mean(lambda rank: rank.share("backward")) * between / (between + forward)
     lines = Lines.of(loss)

@@ -364,7 +364,11 @@ class _Rows:
         What is done now and then lies first in rows of which this part is long.
         """
         calling = ("forward", *(() if self.rank.on_device else _CALLING))  # of which the host sees nothing on a GPU
-        for keys, edges in (((BETWEEN,), True), ((OUTSIDE, EVALUATION, BETWEEN), False), *(((one,), False) for one in calling)):
+        for keys, edges in (
+            ((BETWEEN,), True),
+            ((OUTSIDE, EVALUATION, BETWEEN), False),
+            *(((one,), False) for one in calling),
+        ):
             found = dict[str, float]()
             for one in seen.samples.stacks:
                 if one.process == self.rank.name and one.phase in keys and (edges or not seen.edge(one)):
