@@ -91,14 +91,17 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, **quiet, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PAIR": str(folder)}
 
 
-def measure(kind: str, blocks: int, core: int) -> dict[str, float]:
+def measure(kind: str, blocks: int, core: int, *, thread: bool) -> dict[str, float]:
     """Run a pair; return its row."""
+    os.environ.pop("PAIR_THREAD", None)
     with tempfile.TemporaryDirectory(prefix="sm-profiler-pair-") as name:
         folder = Path(name)
         profile = folder / "profile"
         profiled = ["-m", "sm_profiler", "run", "--out", str(profile)]
-        plain = Run(kind, blocks, folder / "plain", core, [])
         other = Run(kind, blocks, folder / "profiled", core, profiled)
+        if thread:
+            os.environ["PAIR_THREAD"] = "1"
+        plain = Run(kind, blocks, folder / "plain", core, [])
         for act in (Run.await_ready, Run.go, Run.finish):
             act(plain)
             act(other)
@@ -137,6 +140,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=400, help="of each run")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser.add_argument("--thread", action="store_true", help="the plain run has a second thread, too, which waits")
     options = parser.parse_args()
     pairs, blocks = (1, 150) if options.quick else (options.pairs, options.blocks)
     print(
@@ -146,7 +150,10 @@ def main() -> None:
         if not python_of(kind).exists():
             print(f"| {kind} | not run: no {python_of(kind).relative_to(ROOT)} |")
             continue
-        rows = [measure(kind, blocks * (LONG if kind == "long" else 1), options.core) for _ in range(pairs)]
+        rows = [
+            measure(kind, blocks * (LONG if kind == "long" else 1), options.core, thread=options.thread)
+            for _ in range(pairs)
+        ]
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
         print(
             f"| {kind} | {1e3 * middle['step'] / STEPS_A_BLOCK.get(kind, USUAL_STEPS):.2f} | {middle['windows']:.2f} | {100 * middle['after']:.1f} | "

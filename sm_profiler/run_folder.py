@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -15,8 +16,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -242,53 +241,62 @@ def run_command(command: list[str], environment: dict[str, str]) -> Ended:
         raise ProfilerError(f"{command[0]}: {error.strerror}") from error
     except ValueError as error:  # a null byte in an argument
         raise ProfilerError(f"{command[0]}: {error}") from error
-    stopping: list[int] = []
-    numbers = SimpleQueue[int]()
-    forwarder = threads.start(_forward, process, numbers, name="sm-profiler signals")
-
-    def take(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT or number in STOPPING:
-            stopping.append(number)
-        if number != signal.SIGINT:  # which the script gets too, and decides how to end
-            numbers.put(number)
-
+    stopping = set[int]()
+    arrived, arrives = os.pipe()
+    for end in (arrived, arrives):
+        os.set_blocking(end, False)
+    # Not by the handlers: one whose signal arrives just before the main thread waits runs after the wait.
+    wakeup = signal.set_wakeup_fd(arrives, warn_on_full_buffer=False)
     kept = {
-        number: signal.signal(number, take)
+        number: signal.signal(number, lambda _number, _frame: None)
         for number in (signal.SIGINT, *FORWARDED)
         if signal.getsignal(number) is not signal.SIG_IGN  # the script ignores it, too
     }
+    forwarder = threads.start(_forward, process, arrived, stopping, name="sm-profiler signals")
     try:
         code = process.wait()
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-        numbers.put(0)
+        signal.set_wakeup_fd(wakeup)
+        os.write(arrives, b"\0")
         forwarder.join()
+        os.close(arrived)
+        os.close(arrives)
     code = code if code >= 0 else 128 - code
     # After SIGTERM, a spot instance may resume the job under the same prefix; Ctrl-C is the user's end of it.
-    ended = (code not in SIGNALS or code == INTERRUPTED) and set(stopping) <= {signal.SIGINT}
+    ended = (code not in SIGNALS or code == INTERRUPTED) and stopping <= {signal.SIGINT}
     asked = bool(stopping) and code != 0
     return Ended(code, ended, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
-def _forward(process: subprocess.Popen[bytes], numbers: SimpleQueue[int]) -> None:
-    """Send the script the signals that it did not get itself, until the number 0 comes."""
-    witness = _new_witness()
-    while number := numbers.get():
-        time.sleep(GROUP_SECONDS)
-        taken = [number, *(numbers.get() for _ in range(numbers.qsize()))]
+def _forward(process: subprocess.Popen[bytes], arrived: int, stopping: set[int]) -> None:
+    """Send the script the signals that it did not get itself, until the number 0 comes.
+
+    Args:
+        process: the script's.
+        arrived: where the numbers of signals are read.
+        stopping: gets those that ask the script to end.
+    """
+    witness, taken = _new_witness(), b""
+    while 0 not in taken:
+        select.select([arrived], [], [])
+        taken = os.read(arrived, 1)
+        if taken != b"\0":
+            time.sleep(GROUP_SECONDS)
+            with contextlib.suppress(BlockingIOError):
+                taken += os.read(arrived, 4096)
+        stopping.update({signal.SIGINT, *STOPPING}.intersection(taken))
         known = _pending(witness) if _are_together(process) else set()
         if known:
             _end(witness)
             witness = _new_witness()
-        for one in taken:
-            if one and one not in known:
+        for number in taken:
+            if number in FORWARDED and number not in known:
                 with contextlib.suppress(OSError):  # the script's process is another user's
-                    process.send_signal(one)
+                    process.send_signal(number)
         if signal.SIGTSTP in taken:  # stop as well, until SIGCONT, which is forwarded
             os.kill(os.getpid(), signal.SIGSTOP)
-        if 0 in taken:
-            break
     _end(witness)
 
 

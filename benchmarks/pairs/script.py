@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,6 +264,8 @@ def long() -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("PAIR_THREAD"):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     if "torch" in sys.modules or sys.argv[1] not in ("keras", "jax"):
         import torch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger, RankLedger, 
 from sm_profiler.diagnosis.model import Evidence, Finding, Gain, Location, Verdict
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
-from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_HEADLINES
+from sm_profiler.diagnosis.words import GPU_ADVICE, GPU_COMPILE, GPU_HEADLINES
 from sm_profiler.formatting import percent, shorten
 from sm_profiler.gpu_traces.device_time import Arrivals, arrivals, communication
 from sm_profiler.gpu_traces.measure import CodeLine, RankTime
@@ -32,7 +32,6 @@ COPIES, INPUT, WAITED = "copies", "waiting for data", "idle after a wait for the
 LAUNCHES, QUEUED, ONCE = "idle before a late launch", "idle with work queued", "idle in a few long gaps"
 ON_DEVICE = "Copies within the device"  # label of TRANSFER_BOUND if they are
 COMPUTING = (COMPUTE, PLAIN, ELEMENTWISE, DOMINANT)
-_Seconds = Callable[[RankTime], float]
 
 
 @attrs.frozen
@@ -84,7 +83,7 @@ class Traced:
         """Divide each rank's time: what it waits in collectives for the last rank is no communication."""
         arrived = arrivals(gpu.ranks)
         dominant = _dominant(ranks)
-        waits = [min(arrived.waited_us(rank.rank), rank.exposed_communication) for rank in ranks]
+        waits = [min(arrived.waited_us(rank.rank), rank.us["exposed_communication"]) for rank in ranks]
         return cls(ranks, gpu, Ledger(tuple(map(partial(_of_rank, dominant=dominant), ranks, waits))), arrived)
 
     @property
@@ -122,19 +121,20 @@ class Traced:
 
 def _of_rank(rank: RankTime, waited: float, *, dominant: str) -> RankLedger:
     """Return the ledger of a rank's recording; kernels that ran at once share their time."""
+    us, compute = rank.us, rank.us["compute"]
     kinds = {
-        PLAIN: rank.matmul_plain if rank.units.known else 0.0, ELEMENTWISE: rank.elementwise,
+        PLAIN: us["matmul_plain"] if rank.units.known else 0.0, ELEMENTWISE: us["elementwise"],
         DOMINANT: rank.dominant_us if rank.dominant == dominant else 0.0,
     }  # fmt: skip
-    scale = rank.compute / max(rank.kernels_us, rank.compute) if rank.compute > 0 else 0.0
+    scale = compute / max(rank.kernels_us, compute, 1e-12)
     kinds = {name: spent * scale for name, spent in kinds.items()}
     seconds = {
-        COMPUTE: rank.compute - sum(kinds.values()), **kinds, TRANSFER: rank.exposed_communication - waited, MEETING: waited,
-        COPIES: rank.exposed_copies, INPUT: rank.idle_input, WAITED: rank.idle_sync, LAUNCHES: rank.idle_launch,
-        QUEUED: rank.idle_queued, ONCE: rank.idle_once,
+        COMPUTE: compute - sum(kinds.values()), **kinds, TRANSFER: us["exposed_communication"] - waited, MEETING: waited,
+        COPIES: us["exposed_copies"], INPUT: us["idle_input"], WAITED: us["idle_sync"], LAUNCHES: us["idle_launch"],
+        QUEUED: us["idle_queued"], ONCE: us["idle_once"],
     }  # fmt: skip
     of_step = {name: np.array([spent / 1e6]) for name, spent in seconds.items()}
-    return RankLedger.of(str(rank.rank), np.zeros(1, np.int64), np.array([rank.total / 1e6]), of_step)
+    return RankLedger.of(str(rank.rank), np.zeros(1, np.int64), np.array([us["total"] / 1e6]), of_step)
 
 
 def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
@@ -224,8 +224,9 @@ def _doubt(cause: GpuCause, traced: Traced) -> str:
     return ""
 
 
-def _mean(ranks: Sequence[RankTime], of: _Seconds) -> float:
-    return float(np.mean([rank.share(of(rank)) for rank in ranks])) if ranks else 0.0
+def _mean(ranks: Sequence[RankTime], name: str) -> float:
+    """Return a time as a share of the recorded time, averaged over ranks."""
+    return float(np.mean([rank.share(rank.us[name]) for rank in ranks])) if ranks else 0.0
 
 
 def _lines(ranks: Sequence[RankTime], name: str) -> list[CodeLine]:
@@ -263,6 +264,8 @@ def _finding(cause: GpuCause, traced: Traced, share: float, enough: float, certa
         evidence.append(Evidence("most of it in", names))
     text, words, more = _variant(cause.name, traced, share)
     words |= {"share": percent(share), "names": names or "a synchronization"}
+    if text in GPU_COMPILE:
+        words["compile"] = GPU_COMPILE[text]["compiled" in traced.signs]
     return Finding(
         cause.kind, GPU_HEADLINES[text].format_map(words), (*evidence, *more), GPU_ADVICE[words.pop("advice", text)].format_map(words),
         share, confidence=_confidence(traced, certain, _doubt(cause, traced)), where=_where(ranks, cause.name),
@@ -273,12 +276,12 @@ def _finding(cause: GpuCause, traced: Traced, share: float, enough: float, certa
 def _variant(name: str, traced: Traced, share: float) -> tuple[str, dict[str, Any], tuple[Evidence, ...]]:
     """Return the name of a cause's words, what fills their places, and further evidence."""
     ranks, signs = traced.ranks, traced.signs
-    if name == "input" and _mean(ranks, lambda rank: rank.idle_boundary) > share / 2:
+    if name == "input" and _mean(ranks, "idle_boundary") > share / 2:
         return "boundary", {"advice": "input"}, ()
     if name == "launch":
-        unrecorded = _mean(ranks, lambda rank: rank.idle_unrecorded)
+        unrecorded = _mean(ranks, "idle_unrecorded")
         short = float(np.mean([rank.short for rank in ranks]))
-        each = sum(rank.total for rank in ranks) / max(sum(rank.launches for rank in ranks), 1)
+        each = sum(rank.us["total"] for rank in ranks) / max(sum(rank.launches for rank in ranks), 1)
         more = (
             Evidence("part of it in which the host ran no operator", round(unrecorded / share, 4), unit="share"),
             Evidence("kernels shorter than their launch", round(short, 4), unit="share"),
@@ -288,8 +291,10 @@ def _variant(name: str, traced: Traced, share: float) -> tuple[str, dict[str, An
         return "unrecorded" if unrecorded > share / 2 else "launch", {"optimizers": optimizers}, more
     if name == "copies":
         copied = sum(line.us for line in _lines(ranks, "copies")) or 1.0
-        inner = sum(rank.within for rank in ranks) > copied / 2
-        first = "Pin the host's memory (pin_memory=True) and copy" if any(rank.pageable for rank in ranks) else "Copy"
+        inner = sum(rank.us["within"] for rank in ranks) > copied / 2
+        first = (
+            "Pin the host's memory (pin_memory=True) and copy" if any(rank.us["pageable"] for rank in ranks) else "Copy"
+        )
         count = Evidence("copies between host and device", sum(rank.copies for rank in ranks))
         return "copies_on_device" if inner else "copies", {"first": first}, (count,)
     if name == "plain" and not all(rank.units.tf32 for rank in ranks):
@@ -344,14 +349,11 @@ def _collective(traced: Traced) -> tuple[str, dict[str, Any], tuple[Evidence, ..
     return "communication", {"advice": advice}, tuple(evidence)
 
 
-# What a rank may do longer than the others: name of its lines → label, and time.
-_LATE: Mapping[str, tuple[str, _Seconds]] = {
-    "compute": ("computing", lambda rank: rank.compute),
-    "input": ("waiting for data", lambda rank: rank.idle_input),
-    "sync": ("after waits for the GPU", lambda rank: rank.idle_sync),
-    "launch": ("launching", lambda rank: rank.idle_launch),
-    "copies": ("copying", lambda rank: rank.exposed_copies),
-}
+# What a rank may do longer than the others: name of its lines → label, and key of `RankTime.us`.
+_LATE: Mapping[str, tuple[str, str]] = {
+    "compute": ("computing", "compute"), "input": ("waiting for data", "idle_input"), "sync": ("after waits for the GPU", "idle_sync"),
+    "launch": ("launching", "idle_launch"), "copies": ("copying", "exposed_copies"),
+}  # fmt: skip
 
 
 def _late(traced: Traced, loop: Loop) -> Trial[Finding, Loop] | None:
@@ -366,7 +368,7 @@ def _late(traced: Traced, loop: Loop) -> Trial[Finding, Loop] | None:
     number, last = of.ranks[at], float((of.spent.argmin(axis=1) == at).mean())
     (mine,), others = [rank for rank in ranks if rank.rank == number], [rank for rank in ranks if rank.rank != number]
     longer = {
-        name: spent(mine) - float(np.mean([spent(rank) for rank in others])) for name, (_, spent) in _LATE.items()
+        name: mine.us[key] - float(np.mean([rank.us[key] for rank in others])) for name, (_, key) in _LATE.items()
     }
     cause, share = max(longer, key=lambda name: longer[name]), saved.value
     evidence = [

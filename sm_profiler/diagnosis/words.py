@@ -310,11 +310,20 @@ _LATE_FIRST = (
     "lower, NCCL_DEBUG=INFO shows whether it takes the fast links (NVLink, xGMI, EFA)."
 )
 
+# What torch.compile can do about a cause: where nothing is compiled, and where something is.
+GPU_COMPILE: Mapping[str, tuple[str, str]] = {
+    "launch": ("torch.compile (mode='reduce-overhead' for CUDA graphs)", "CUDA graphs (mode='reduce-overhead' of torch.compile)"),
+    "elementwise": ("torch.compile", "what torch.compile left out (TORCH_LOGS=graph_breaks lists why)"),
+    "copies_on_device": ("let torch.compile plan the memory", "see where the compiled code copies (TORCH_LOGS=output_code)"),
+}  # fmt: skip
+
 GPU_ADVICE: Mapping[str, str] = {
     "input": "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",
     "sync": "Remove the waits from the loop: read losses and metrics (.item(), .cpu(), print) every 50th step, copy with non_blocking=True from pinned memory, and avoid torch.cuda.synchronize() and shapes that depend on data.",
-    "launch": "Launch fewer, larger kernels: torch.compile (mode='reduce-overhead' for CUDA graphs), a larger batch{optimizers}. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
+    "launch": "Launch fewer, larger kernels: {compile}, a larger batch{optimizers}. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
     "unrecorded": "Find what the host does meanwhile, which torch does not record: Python code between the operators, or a wait for a lock, a file or another process. Record with with_stack=True, or run the script with 'sm-profiler run', whose sampler names the lines.",
+    "none": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script with 'sm-profiler run', which judges training on the CPU, too.",
+    "few": "Record several steps of the running loop: torch.profiler.schedule(wait=5, warmup=3, active=5).",
     "once": "Record steps of the running loop: torch.profiler.schedule(wait=5, warmup=3, active=5). If the gaps come back there, look at what runs at their lines.",
     "communication": f"Overlap it with computation: larger or smaller DDP buckets (bucket_cap_mb), FSDP with backward prefetch, gradient accumulation with no_sync(), gradients in bf16.{_LATE_FIRST}",
     "collective_allreduce": f"Gradients: overlap them with the backward pass (DDP does; try bucket_cap_mb), reduce in bf16, accumulate with no_sync().{_LATE_FIRST}",
@@ -323,11 +332,11 @@ GPU_ADVICE: Mapping[str, str] = {
     "collective_alltoall": f"Embeddings or experts: run the exchange on another stream while the dense layers compute, send bf16, and balance what each rank holds.{_LATE_FIRST}",
     "collective_broadcast": f"Buffers or parameters: broadcast_buffers=False if the model needs no equal buffers on all ranks.{_LATE_FIRST}",
     "copies": "{first} with non_blocking=True on another stream while the previous batch computes; join small copies, and keep on the device what does not change.",
-    "copies_on_device": "Most of the time goes into copies within the device: look for .clone(), .contiguous(), cat and index operations in the lines and operators named here; write into preallocated tensors, or let torch.compile plan the memory. {first} with non_blocking=True on another stream while the previous batch computes; join small copies, and keep on the device what does not change.",
+    "copies_on_device": "Look for .clone(), .contiguous(), cat and index operations in the lines and operators named here; write into preallocated tensors, or {compile}.",
     "plain": "Use mixed precision (torch.autocast with bfloat16), or at least torch.set_float32_matmul_precision('high'); keep sizes multiples of 8.",
     "plain_bfloat16": "Use mixed precision (torch.autocast with bfloat16); keep sizes multiples of 8.",
     "plain_float16": "Use mixed precision: torch.autocast with float16 and a GradScaler; this GPU's tensor cores multiply neither bfloat16 nor single precision. Keep sizes multiples of 8.",
-    "elementwise": "Fuse them: torch.compile, {fused}, in-place operations{rest}.",
+    "elementwise": "Fuse them: {compile}, {fused}, in-place operations{rest}.",
     "dominant": "Look for a faster way to compute this: another layout or data type, an implementation of the library that fuses it with its neighbours, sorted or fewer indices, torch.compile. Profile it alone (ncu) before you write a kernel yourself.",
     "straggler": "Compare its batches, its host and its GPU with the others': uneven sequence lengths, a busy CPU, a throttled GPU.",
     "healthy": "To go faster, compute less or in lower precision, fuse kernels with torch.compile, or use a faster GPU.",

@@ -400,15 +400,15 @@ def arrivals(traces: Mapping[int, KinetoTrace]) -> Arrivals:
 
     The n-th collective of an operation and group is the same one on every rank that has as many of them.
     """
-    found = {rank: _numbered(collectives(trace)) for rank, trace in traces.items()} if len(traces) > 1 else {}
-    common = set.intersection(*map(set, found.values())) if found else set()
+    found = {rank: collectives(trace) for rank, trace in traces.items()} if len(traces) > 1 else {}
+    rows = [numbered(table) for table in found.values()]
+    common = sorted(set.intersection(*map(set, rows))) if rows else []
     spent, exposed = (
-        np.array([[of_rank[key][at] for of_rank in found.values()] for key in sorted(common)]).reshape(
-            len(common), len(found)
-        )
-        for at in range(2)
+        np.array([table[name][[own[key] for key in common]] for table, own in zip(found.values(), rows, strict=True)])
+        for name in ("duration_us", "exposed_us")
     )
-    return Arrivals(tuple(found), spent, exposed)
+    shape = len(found), len(common)
+    return Arrivals(tuple(found), spent.reshape(shape).T, exposed.reshape(shape).T)
 
 
 def stragglers(traces: Mapping[int, KinetoTrace]) -> TraceTable:
@@ -429,12 +429,11 @@ def stragglers(traces: Mapping[int, KinetoTrace]) -> TraceTable:
     return TraceTable.of(("rank", "collectives", "last", "late_us", "share_last"), rows)
 
 
-def _numbered(table: TraceTable) -> dict[tuple[Any, ...], tuple[float, float]]:
-    """Return time and exposed time of collectives by operation, group, size, how many of them there are, and their number."""
+def numbered(table: TraceTable) -> dict[tuple[Any, ...], int]:
+    """Return the rows of collectives by operation, group, size, how many of them there are, and their number."""
     keys = list(zip(table["operation"].tolist(), table["group"].tolist(), table["group_size"].tolist(), strict=True))
-    counts, seen = Counter(keys), Counter[Any]()
-    found: dict[tuple[Any, ...], tuple[float, float]] = {}
-    for key, *times in zip(keys, table["duration_us"].tolist(), table["exposed_us"].tolist(), strict=True):
-        found[(*key, counts[key], seen[key])] = (times[0], times[1])
+    counts, seen, found = Counter(keys), Counter[Any](), {}
+    for row, key in enumerate(keys):
+        found[(*key, counts[key], seen[key])] = row
         seen[key] += 1
     return found

@@ -134,82 +134,55 @@ class CauseLines:
         return np.where(rows >= 0, self.callers.events.name.codes[rows], -1)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class RankTime:
-    """The recorded time of one rank, in microseconds.
+    """The recorded time of one rank.
 
     Attributes:
         device: name of the GPU; "" if unknown.
-        total: from the first kernel to the last.
-        compute: a computation ran.
-        exposed_communication: communication ran, and no computation.
-        exposed_copies: only copies ran.
-        idle_input, idle_sync, idle_once, idle_launch, idle_queued: nothing ran; the host loaded data, had waited for the
-            device, was busy in a few very long gaps, launched too slowly, or had launched already.
-        idle_unrecorded: the part of idle_launch in which the host ran nothing that torch records, for longer than the Python
-            between two operators takes.
-        idle_boundary: the part of idle_input between two steps in which the host ran nothing that torch records.
-        matmul, matmul_plain: kernels that multiply matrices, and those of them that are known to use no tensor cores.
-        elementwise: kernels that compute element by element.
+        us: microseconds, by what they are:
+            `total`: from the first kernel to the last; `compute`: a computation ran; `exposed_communication`: communication
+            ran, and no computation; `exposed_copies`: only copies ran; nothing ran, and the host loaded data (`idle_input`),
+            had waited for the device (`idle_sync`), was busy in a few very long gaps (`idle_once`), launched too slowly
+            (`idle_launch`), or had launched already (`idle_queued`); `idle_unrecorded`: the part of `idle_launch` in which
+            the host ran nothing that torch records, for longer than the Python between two operators takes;
+            `idle_boundary`: the part of `idle_input` between two steps, likewise; sums of kernels that multiply matrices
+            (`matmul`), of those known to use no tensor cores (`matmul_plain`), and of those that compute element by element
+            (`elementwise`); sums of copies from or to pageable memory (`pageable`), and `within` the device.
         dominant, dominant_us: the kernel, neither product nor elementwise, that takes most time, and that time.
+        kernels_us: sum of the computing kernels, which may run at once.
         units: the device's tensor or matrix cores.
-        pageable: copies from or to pageable memory.
-        within: copies within the device.
         copies: number of copies between host and device.
         launches: number of launches.
         steps: number of marked steps.
         short: share of the launches whose kernel is shorter than the call.
-        kernels_us: sum of the computing kernels, which may run at once.
         signs: what the events show of the program: `stacks` (functions of Python were recorded, which slows the host), `backward`,
-            `half precision`, `fused attention`, `convolution`.
+            `half precision`, `fused attention`, `convolution`, `compiled`.
         lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
             `compute`) → what costs most of it.
     """
 
     rank: int
     device: str
-    total: float
-    compute: float
-    exposed_communication: float
-    exposed_copies: float
-    idle_input: float
-    idle_sync: float
-    idle_once: float
-    idle_launch: float
-    idle_queued: float
-    idle_unrecorded: float
-    idle_boundary: float
-    matmul: float
-    matmul_plain: float
-    elementwise: float
+    us: Mapping[str, float]
     dominant: str
     dominant_us: float
+    kernels_us: float
     units: MatrixUnits
-    pageable: float
-    within: float
     copies: int
     launches: int
     steps: int
     short: float
-    kernels_us: float
     signs: frozenset[str]
     lines: dict[str, tuple[CodeLine, ...]]
 
-    @property
-    def idle(self) -> float:
-        return self.idle_input + self.idle_sync + self.idle_once + self.idle_launch + self.idle_queued
-
     def share(self, value: float) -> float:
         """Return a time as a share of the recorded time."""
-        return value / self.total if self.total > 0 else 0.0
+        return value / self.us["total"] if self.us["total"] > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"rank": self.rank, "device": self.device}
-        names = (
-            "total", "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch",
-            "idle_queued", "idle_unrecorded", "idle_boundary", "matmul", "matmul_plain", "elementwise", "pageable", "within",
-        )  # fmt: skip
-        found |= {f"{name}_us": round(float(getattr(self, name)), 3) for name in names}
+        found |= {f"{name}_us": round(float(us), 3) for name, us in self.us.items()}
         found |= {"copies": self.copies, "launches": self.launches, "short_kernels": round(self.short, 4)}
         found["lines"] = {cause: [attrs.asdict(line) for line in lines] for cause, lines in self.lines.items()}
         return found
@@ -241,7 +214,7 @@ def measure_rank(rank: int, trace: KinetoTrace, of: CauseLines) -> RankTime:
     computing = float((compute[1] - compute[0]).sum())
     length = float((communication[1] - communication[0]).sum())
     exposed = length - intervals.intersection(communication, compute)
-    idle, (unrecorded, boundary), lines = _idle(events, of, device, launch, (busy_start, busy_end))
+    idle, lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
     plain = matmul & _marked(device, avoids_tensor_cores)
@@ -261,19 +234,25 @@ def measure_rank(rank: int, trace: KinetoTrace, of: CauseLines) -> RankTime:
         )
     }
     between = copying & device.name.mask(lambda name: copy_direction(name) in ("Memcpy HtoD", "Memcpy DtoH"))
-    pageable = copying & device.name.mask(is_pageable)
-    within = copying & device.name.mask(lambda name: copy_direction(name) == "Memcpy DtoD")
+    sums = {
+        "matmul": matmul, "matmul_plain": plain, "elementwise": elementwise,
+        "pageable": copying & device.name.mask(is_pageable),
+        "within": copying & device.name.mask(lambda name: copy_direction(name) == "Memcpy DtoD"),
+    }  # fmt: skip
     known = launch >= 0
     short = time[known] < events.duration_us[launch[known]]
     properties = trace.device_properties
     return RankTime(
-        rank, name_of(properties), whole, computing, exposed,
-        max(busy - computing - exposed, 0.0), *idle, unrecorded, boundary, float(time[matmul].sum()), float(time[plain].sum()),
-        float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
-        MatrixUnits.of(properties), float(time[pageable].sum()),
-        float(time[within].sum()), int(between.sum()),
-        int(known.sum()), len(step_rows(events)), float(short.mean()) if len(short) else 0.0,
-        float(time[kind == COMPUTATION].sum()), _signs(events), lines,
+        rank=rank, device=name_of(properties),
+        us={
+            "total": whole, "compute": computing, "exposed_communication": exposed,
+            "exposed_copies": max(busy - computing - exposed, 0.0), **idle,
+            **{name: float(time[chosen].sum()) for name, chosen in sums.items()},
+        },
+        dominant=device.name.values[dominant] if spent[dominant] else "", dominant_us=float(spent[dominant]),
+        kernels_us=float(time[kind == COMPUTATION].sum()), units=MatrixUnits.of(properties), copies=int(between.sum()),
+        launches=int(known.sum()), steps=len(step_rows(events)), short=float(short.mean()) if len(short) else 0.0,
+        signs=_signs(events), lines=lines,
     )  # fmt: skip
 
 
@@ -282,6 +261,7 @@ def _signs(events: KinetoColumns) -> frozenset[str]:
     of_names = {
         "backward": (OPERATOR, lambda name: "backward" in name.lower()), "half precision": (KERNEL, is_half),
         "fused attention": (KERNEL, is_fused_attention), "convolution": (OPERATOR, lambda name: "conv" in name.lower()),
+        "compiled": (OPERATOR, lambda name: name.startswith(("CompiledFunction", "Torch-Compiled"))),
     }  # fmt: skip
     found = {
         sign
@@ -298,13 +278,8 @@ def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
 
 def _idle(
     events: KinetoColumns, of: CauseLines, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
-) -> tuple[tuple[float, float, float, float, float], tuple[float, float], dict[str, tuple[CodeLine, ...]]]:
-    """Divide the gaps of the device by what the host did in them.
-
-    Returns:
-        Idle time with data loading, after a wait for the device, in a few very long gaps, while launching, and of kernels
-        launched before; the parts of the fourth and of the first in which torch recorded nothing on the host; and the lines of the first four.
-    """
+) -> tuple[dict[str, float], dict[str, tuple[CodeLine, ...]]]:
+    """Divide the gaps of the device by what the host did in them; see `RankTime.us`. Return the lines that cause them, too."""
     start, end = busy[1][:-1], busy[0][1:]
     first = np.searchsorted(device.start_us, end, "left")  # the kernel that ends each gap
     launched = np.where(launch[first] >= 0, events.start_us[launch[first]], np.inf)
@@ -346,12 +321,13 @@ def _idle(
     lines["launch"] = of.of(of.callers.operators(rows), rows, launch_us, middle)
     once = _once(gap, float(busy[1][-1] - busy[0][0]), len(np.unique(events.name.codes[step_rows(events)])))
     lines["once"] = of.of(of.callers.operators(rows[once]), rows[once], launch_us[once], middle[once])
-    queued = float(gap[is_queued].sum())
     start_up = float(launch_us[once].sum())
-    idle = (
-        float(input_us.sum()) + float(quiet.sum()), float(sync_us.sum()), start_up, float(launch_us.sum()) - start_up, queued,
-    )  # fmt: skip
-    return idle, (float(unrecorded.sum()) - float(unrecorded[once].sum()), float(quiet.sum())), lines
+    idle = {
+        "idle_input": float(input_us.sum()) + float(quiet.sum()), "idle_sync": float(sync_us.sum()), "idle_once": start_up,
+        "idle_launch": float(launch_us.sum()) - start_up, "idle_queued": float(gap[is_queued].sum()),
+        "idle_unrecorded": float(unrecorded[~once].sum()), "idle_boundary": float(quiet.sum()),
+    }  # fmt: skip
+    return idle, lines
 
 
 def _worked(events: KinetoColumns, start: Floats, end: Floats, categories: tuple[int, ...]) -> Floats:

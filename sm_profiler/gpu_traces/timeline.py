@@ -30,7 +30,7 @@ from sm_profiler.formats.kineto_reader import (
 from sm_profiler.formats.outcome import REFUSED
 from sm_profiler.formatting import shorten
 from sm_profiler.gpu_traces.callers import launch_rows, step_rows
-from sm_profiler.gpu_traces.device_time import collectives
+from sm_profiler.gpu_traces.device_time import collectives, numbered
 from sm_profiler.gpu_traces.intervals import Numbers
 from sm_profiler.gpu_traces.kernels import copy_direction
 from sm_profiler.gpu_traces.traces import Ranks, find_traces, read_trace
@@ -171,17 +171,10 @@ class Clocks:
 
 
 def _ends(trace: KinetoTrace) -> dict[tuple[Any, ...], float]:
-    """Return operation, group, group size, number and count of each collective → its end."""
+    """Return the end of each collective; see `device_time.numbered`."""
     table = collectives(trace)
-    columns = [np.asarray(table[name]).tolist() for name in ("operation", "group", "group_size")]
-    ends = (np.asarray(table["start_us"]) + np.asarray(table["duration_us"])).tolist()
-    keys = list(zip(*columns, strict=True))
-    counts: dict[tuple[Any, ...], int] = {}
-    found = {}
-    for key, end in zip(keys, ends, strict=True):
-        counts[key] = counts.get(key, 0) + 1
-        found[(*key, counts[key])] = end
-    return {(*key, counts[key[:-1]]): end for key, end in found.items()}
+    ends = table["start_us"] + table["duration_us"]
+    return {key: float(ends[row]) for key, row in numbered(table).items()}
 
 
 def add_trace(

@@ -76,11 +76,6 @@ class TimedList(list[Any]):
         super().__init__(of)
         self.original = original
 
-    def is_current(self, callbacks: list[Any]) -> bool:
-        """Return whether these are still the list's callbacks."""
-        own = self.original
-        return len(own) == len(callbacks) and all(a is b for a, b in zip(own, callbacks, strict=True))
-
 
 class Callbacks(Collector):
     """Times callbacks on the training thread.

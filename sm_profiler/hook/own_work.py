@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from sm_profiler.formats.recorded import Profiling
 from sm_profiler.formats.trace_writer import Span
-from sm_profiler.hook.scheduling import waited_ns
+from sm_profiler.hook.scheduling import THIS_THREAD, waited_ns
 
+Result = TypeVar("Result")
 MIN_NS = 50_000  # shorter work is counted and not recorded
 STALL, BACKGROUND, WINDOW = "stall", "background", "window"  # kinds of records
 
@@ -83,6 +84,14 @@ class OwnWork:
                 self.record(what, start, end, kind)
             if kind == STALL and outermost:
                 self.stalled_ns += max(end - start - (self._waited() - waited), 0)
+
+    def elsewhere(self, action: Callable[[], Result]) -> Result:
+        """Run an action on another thread, for which the training waits; that thread's own waits for a core are no stall."""
+        before = waited_ns(THIS_THREAD)
+        try:
+            return action()
+        finally:
+            self.stalled_ns -= waited_ns(THIS_THREAD) - before
 
     def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
         """Record a span of the hook's work."""

@@ -29,7 +29,16 @@ from sm_profiler.metrics.left_out import UNDISTURBED, Disturbed, FunctionTime, K
 from sm_profiler.metrics.record_fold import Kind, Records, move_with_steps, rename_processes
 from sm_profiler.metrics.roles import Switches
 from sm_profiler.metrics.sample_fold import Samples
-from sm_profiler.metrics.stalls import Iterations, Stalls, as_run_on_device, find_stalls, iterations_of, of_all
+from sm_profiler.metrics.stalls import (
+    Iterations,
+    Stalls,
+    as_run_on_device,
+    find_stalls,
+    iterations_of,
+    of_all,
+    strata,
+    weighted,
+)
 from sm_profiler.metrics.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
@@ -136,25 +145,27 @@ class Rank:
         """Time lost in long steps as a share of the loop, without the collections in them."""
         return (self.stalls.excess - self.stalls.collected) / self.loop if self.loop > 0 else 0.0
 
-    def _rows(self, *, without_stalls: bool) -> Mask:
-        known = self.iterations.known
-        return known & ~self.stalls.long if without_stalls else known
-
     def share_of_iterations(self, key: str, *, without_stalls: bool = False) -> float:
-        """Return a part as a share of the iterations in which phases were recorded."""
-        rows = self._rows(without_stalls=without_stalls)
-        total = float(self.iterations.length[rows].sum())
-        return float(self.iterations.of(key)[rows].sum()) / total if total > 0 else 0.0
+        """Return a part as a share of the iterations; those without recorded phases are as the recorded ones around them."""
+        weight = self.iterations.weight * ~self.stalls.long if without_stalls else self.iterations.weight
+        total = float(self.iterations.length @ weight)
+        return float(self.iterations.of(key) @ weight) / total if total > 0 else 0.0
 
     def mean(self, key: str, *, without_stalls: bool = True) -> float:
         """Return the mean seconds of a part, by default over the iterations that are not long."""
-        values = self.iterations.of(key)[self._rows(without_stalls=without_stalls)]
-        return float(values.mean()) if len(values) else 0.0
+        rows = ~self.stalls.long if without_stalls else np.ones(len(self.iterations), np.bool_)
+        if not rows.any():
+            return 0.0
+        share = self.share_of_iterations(key, without_stalls=without_stalls)
+        return float(self.iterations.length[rows].mean()) * share
 
     def median(self, key: str) -> float:
-        """Return the median seconds of a part over the iterations in which phases were recorded."""
-        values = self.iterations.of(key)[self.iterations.known]
-        return float(np.median(values)) if len(values) else 0.0
+        """Return the median seconds of a part over the iterations."""
+        known = self.iterations.known
+        order = np.argsort(values := self.iterations.of(key)[known])
+        sums = np.cumsum(self.iterations.weight[known][order])
+        middle = np.searchsorted(sums, sums[-1:] / 2)
+        return float(values[order][middle[0]]) if len(middle) else 0.0
 
 
 @attrs.frozen(eq=False)
@@ -369,8 +380,9 @@ def measure_rank(  # each argument is a source of times
         place = np.searchsorted(kept.index[rows.mode == TRAIN], iterations.index)
         iterations = attrs.evolve(iterations, place=place)
     own, stalls = totals.own / 1e6, find_stalls(iterations)
+    iterations = weighted(iterations, stalls.long)
     loop = max(end - start - attempts.unseen_s - kept.seconds - own, 0.0)
-    slices = _slices(device or rows, waits, kept.index, iterations, stalls, on_device=device is not None)
+    slices = _slices(device or rows, waits, kept.index, iterations, on_device=device is not None)
     if found is not None:
         slices = _of_all(slices, found, on_device=device is not None)
     slices = _with_rest(slices, loop, max(totals.evaluation - totals.own_in_evaluation, 0.0) / 1e6)
@@ -436,15 +448,14 @@ def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dic
     return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(
-    rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, stalls: Stalls, *, on_device: bool
-) -> dict[str, float]:
+def _slices(rows: StepRows, waits: Floats, index: Ints, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
     """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
     in_phases = np.sum(list(phases.values()), axis=0)
-    scale = _represented(iterations, stalls, train, index)
+    moment = np.maximum.accumulate(np.nan_to_num(rows.start))
+    scale = _represented(iterations, train, index, moment, (in_phases > 0) | (waits > 0))
     slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
     slices["wait"] = float((waits * scale)[train].sum())
     slices |= {key: float((seconds * scale)[train].sum()) for key, seconds in phases.items()}
@@ -465,21 +476,20 @@ def _slices(
     return slices
 
 
-def _represented(iterations: Iterations, stalls: Stalls, train: Mask, index: Ints) -> Floats:
-    """Return how many steps each row represents, as the phases of some are recorded: long ones represent long ones.
+def _represented(iterations: Iterations, train: Mask, index: Ints, moment: Floats, recorded: Mask) -> Floats:
+    """Return how many steps each row represents, as the phases of some are recorded.
 
-    They count by their length without collections, which are rare and long.
+    Rows that are no iteration, as those after an evaluation, represent each other; their length is not known.
     """
-    length, known = np.maximum(iterations.length - iterations.gc, 0.0), iterations.known
-
-    def scale(alike: Mask) -> float:
-        recorded = float(length[alike & known].sum())
-        return float(length[alike].sum()) / recorded if recorded > 0 else 1.0
-
-    found = np.full(len(train), scale(np.ones(len(known), np.bool_)))
-    if (known & stalls.long).any() and (known & ~stalls.long).any():
-        at = np.flatnonzero(train)[np.searchsorted(index[train], iterations.index)]
-        found[at] = np.where(stalls.long, scale(stalls.long), scale(~stalls.long))
+    found, alone = np.ones(len(train)), train.copy()
+    at = np.flatnonzero(train)[np.searchsorted(index[train], iterations.index)]
+    found[at] = np.where(iterations.known, iterations.weight, 1.0)
+    alone[at] = False
+    rows = np.flatnonzero(alone)
+    if recorded[rows].any():
+        stratum = strata(moment[rows], recorded[rows], np.zeros(len(rows), np.bool_))
+        scale = np.bincount(stratum) / np.maximum(np.bincount(stratum, recorded[rows]), 1)
+        found[rows] = np.where(recorded[rows], scale[stratum], 1.0)
     return found
 
 

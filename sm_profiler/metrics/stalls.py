@@ -36,6 +36,7 @@ class Iterations:
         gc: seconds of garbage collection.
         known: whether the phases of the step were recorded.
         place: number of the step among the training steps that `Rank.steps` holds; `index` if it holds all.
+        weight: iterations of its length that each represents: those around it whose phases were not recorded; 0 for these.
     """
 
     index: Ints
@@ -45,10 +46,15 @@ class Iterations:
     gc: Floats
     known: Mask
     place: Ints = attrs.field()
+    weight: Floats = attrs.field()
 
     @place.default
     def _all_are_held(self) -> Ints:
         return self.index
+
+    @weight.default
+    def _each_for_itself(self) -> Floats:
+        return self.known.astype(np.float64)
 
     def __len__(self) -> int:
         return len(self.length)
@@ -112,6 +118,41 @@ def iterations_of(
     return Iterations(
         index[rows].astype(np.int64), ends[rows - 1], length, seconds, steps.seconds(GC)[rows], known
     )  # fmt: skip
+
+
+def strata(moment: Floats, recorded: Mask, long: Mask) -> Ints:
+    """Return for each step the number of its stratum: steps next to each other, of which at least a few were recorded.
+
+    Phases are recorded densely at first and ever more rarely later, so that the average of what was recorded is that of the
+    beginning: what is usual in a loop changes, as when a dataset keeps what it read in the first epoch. Long steps have
+    strata of their own, if any of them was recorded.
+
+    Args:
+        moment: of each step, ascending.
+        recorded: whether its phases were recorded; at least one of them.
+        long: whether it is much longer than usual.
+    """
+    found, first, each = np.zeros(len(moment), np.int64), 0, int(thresholds.STRATUM)
+    for alike in (long, ~long):
+        own = bool((recorded & alike).any())
+        known = np.flatnonzero(recorded & alike if own else recorded)
+        ends = np.arange(each, len(known) - each + 1, each)
+        edges = (moment[known[ends - 1]] + moment[known[ends]]) / 2
+        found[alike] = np.searchsorted(edges, moment[alike]) + (first if own else 0)
+        first += len(edges) + 1 if own else 0
+    return found
+
+
+def weighted(iterations: Iterations, long: Mask) -> Iterations:
+    """Return iterations with their weights; they count by their length without collections, which are rare and long."""
+    known = iterations.known
+    if known.all() or not known.any():
+        return iterations
+    length = np.maximum(iterations.length - iterations.gc, 0.0)
+    stratum = strata(iterations.start, known, long)
+    whole, recorded = np.bincount(stratum, length), np.bincount(stratum, length * known)
+    weight = (whole / np.where(recorded > 0, recorded, np.inf))[stratum]
+    return attrs.evolve(iterations, weight=weight * known)
 
 
 def as_run_on_device(steps: StepRows) -> StepRows | None:

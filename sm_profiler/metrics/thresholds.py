@@ -38,6 +38,7 @@ JITTER = T(0.2, "of the excess of a usual long step; shorter ones are jitter in 
 SAME_PART = T(0.7, "of the lost time is in steps that grew in the same part; noise hits parts at random")
 SAME_WAY = T(0.9, "cosine between the growth of one long step and of all, over the parts; 26 degrees of difference")
 GREW_TOO = T(0.25, "of the growth of the part that grew most; parts with less are not worth naming")
+STRATUM = T(8, "recorded steps that those around them are like: of fewer, one odd step shifts the shares")
 WARM_UP_STEPS = T(3, "the first steps allocate, compile and start workers; they are long in every job")
 RARE = T(0.10, "of the steps; what happens more often is how the loop works")
 PERIOD_REPEATS = T(3, "occurrences needed to recognize a period")

@@ -345,7 +345,7 @@ def _times(table: Loop, keys: Sequence[str], samples: float | None, draw: np.ran
     found = {}
     for key in (parts.WHOLE, *keys):
         activities = _AROUND if key == AROUND else (key,)
-        rows = table.training if key == parts.WHOLE else sum(table.of_activity(one) for one in activities)
+        rows = table.training if key == parts.WHOLE else np.sum([table.of_activity(one) for one in activities], axis=0)
         drawn = rows[rows > 0] if key == "evaluation" else rows
         blocks = Blocks.of(drawn, draw) if len(drawn) else None
         rounds = blocks.means(blocks.seconds) * len(drawn) if blocks else np.zeros(limits.ROUNDS)

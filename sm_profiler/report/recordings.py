@@ -17,6 +17,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.gpu import decide_traces, ledger_of
 from sm_profiler.diagnosis.model import DamagedFiles, Evidence, Finding, Report, Verdict
+from sm_profiler.diagnosis.words import GPU_ADVICE
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import HEAD_BYTES, is_kineto, unpacked_head
@@ -149,8 +150,7 @@ def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
             Evidence("all events", events),
             *_on_host(gpu),
         ),
-        "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script "
-        "with 'sm-profiler run', which judges training on the CPU, too.",
+        GPU_ADVICE["few" if kernels else "none"],
         0.0,
         confidence="low",
     )

@@ -291,3 +291,16 @@ def test_modes_are_timed_apart(training):
     assert one.session.slowdown.usual_ns(ModeKeys.TRAIN) == 100 * MS
     assert one.session.slowdown.usual_ns(ModeKeys.EVAL) == 10 * MS
     assert one.session.slowdown.usual_ns(ModeKeys.PREDICT) is None
+
+
+def test_what_a_helper_waits_for_a_core_is_no_stall(work, clock, monkeypatch):
+    """On a busy machine, the calibration of operators counted with several times what it takes."""
+    monkeypatch.setattr("sm_profiler.hook.own_work.waited_ns", lambda _file: clock.now // 2)
+
+    def measure():
+        clock.now += 40 * MS
+        return 3.0
+
+    with work.doing("operators are counted"):
+        assert work.elsewhere(measure) == 3.0
+    assert work.stalled_ns == 40 * MS - 10 * MS - 20 * MS

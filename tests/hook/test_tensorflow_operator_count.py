@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm_profiler.hook.own_work import Aside
+from sm_profiler.hook.own_work import Aside, OwnWork
 from sm_profiler.hook.tensorflow import adapter
 from sm_profiler.hook.tensorflow.adapter import Costs, OperatorCount
 
@@ -16,7 +16,7 @@ def count(monkeypatch):
     launchers = SimpleNamespace(TFE_Py_FastPathExecute=max, TFE_Py_Execute=min)
     monkeypatch.setattr(adapter, "import_module", lambda _: launchers)
     loops = SimpleNamespace(thread=threading.get_ident(), ran=None)
-    session = SimpleNamespace(aside=Aside(), fail=pytest.fail)
+    session = SimpleNamespace(aside=Aside(), fail=pytest.fail, work=OwnWork([].append))
     return OperatorCount(session, None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
 
 

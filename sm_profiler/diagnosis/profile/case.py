@@ -319,7 +319,8 @@ class Case:
         def of(rank: Rank) -> float:
             own, collects = rank.iterations, key == COLLECTING
             rows = (own.known | collects) & (own.index >= thresholds.WARM_UP_STEPS)
-            return _share_error((own.gc if collects else own.of(key))[rows], own.length[rows])
+            weight = np.ones(len(own)) if collects else own.weight
+            return _share_error(((own.gc if collects else own.of(key)) * weight)[rows], (own.length * weight)[rows])
 
         return max(map(of, self.ranks), default=0.0)
 
@@ -399,10 +400,12 @@ def _blocks(values: Floats) -> Floats:
 
 
 def _share_error(part: Floats, whole: Floats) -> float:
-    """Return the standard error of the ratio of two sums over iterations."""
-    parts, wholes = _blocks(part), _blocks(whole)
-    if wholes.sum() <= 0:
+    """Return the standard error of the ratio of two sums over iterations, from stretches of equal length."""
+    ends = np.cumsum(whole)
+    if not len(whole) or ends[-1] <= 0:
         return 0.0
+    block = np.minimum((ends - whole / 2) / ends[-1] * limits.STRETCHES, limits.STRETCHES - 1).astype(np.int64)
+    parts, wholes = (np.bincount(block, one, limits.STRETCHES) for one in (part, whole))
     rest = parts - parts.sum() / wholes.sum() * wholes
     return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
 

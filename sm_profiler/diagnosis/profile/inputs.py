@@ -175,7 +175,7 @@ def _by_restarts(case: Case) -> Found | None:
     """Find a loader whose workers start again after each evaluation: the wait for their first batch is in no iteration."""
 
     def of(rank: Rank) -> float:
-        usual = float(rank.iterations.of("wait").sum()) * rank.scale
+        usual = float(rank.iterations.of("wait") @ rank.iterations.weight) * rank.scale
         return max(rank.seconds["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = case.metrics.loader.num_workers, case.mean(of), case.metrics.average_share("wait")

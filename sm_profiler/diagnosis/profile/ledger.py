@@ -25,6 +25,7 @@ from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.parts import Covered, without_inner
 from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
+from sm_profiler.metrics.stalls import strata
 from sm_profiler.metrics.step_fold import TRAIN
 
 BETWEEN, EVALUATION, OUTSIDE = "between", "evaluation", "outside"  # keys of derived parts
@@ -741,11 +742,14 @@ def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
     table, measured = _recorded(rank, training)
     long = np.zeros(len(length), np.bool_)
     long[iterations.place - 1] = rank.stalls.long
-    for alike in (long, ~long):  # parts that were not recorded are as those of rows that are long, or usual, like them
-        known = table[:, alike & measured] if (alike & measured).any() else table[:, measured]
-        total = float(known.sum())
-        shares = known.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-        table[:, alike & ~measured] = shares[:, None] * training[alike & ~measured]
+    if (spent := table.sum(axis=0)).any():  # parts that were not recorded are as those of the recorded rows around
+        stratum = strata(np.maximum.accumulate(ends[rows][:-1]), spent > 0, long)
+        shares = np.stack([np.bincount(stratum, part) for part in table]) / np.maximum(
+            np.bincount(stratum, spent), 1e-12
+        )
+        table = np.where(measured, table, shares[:, stratum] * training)
+    else:
+        table[keys.index(BETWEEN)] = training
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
     keep = (

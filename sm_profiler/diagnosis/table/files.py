@@ -90,7 +90,7 @@ def read_csv(data: bytes, name: str) -> TableFile:
     text = lines(data, name)
     first = next(text, "")
     sign = max(",;\t", key=first.count)
-    rows = csv.reader(chain([first], text), delimiter=sign)
+    rows: Iterator[list[str]] = csv.reader(chain([first], text), delimiter=sign)
     if sign != ",":  # then the comma may be that of decimals
         rows = ([cell.replace(",", ".") if cell[-1:].isdigit() else cell for cell in row] for row in rows)
     head = [cell.removeprefix("\ufeff").strip() for row in _some(rows, 1, None, name) for cell in row]

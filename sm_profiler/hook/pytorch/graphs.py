@@ -195,7 +195,7 @@ class OperatorCount(Collector):
         edges, self._edges = self._edges, []
         if len(edges) <= TIMED_STEPS:
             return  # several threads train at once, and another thread has come first
-        fixed_us = calibrate(self._torch)
+        fixed_us = calibrate(self._torch, self._session.work.elsewhere)
         now = perf_counter_ns()
         step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
         found = Operators(
@@ -223,15 +223,21 @@ def count_operators(roots: Iterable[Any]) -> tuple[int, int]:
     return count, max(results, default=0)
 
 
-def calibrate(torch: Any) -> float:
+def calibrate(torch: Any, run: Callable[[Callable[[], float]], float]) -> float:
     """Return the microseconds that an operator takes, in a training step without noticeable arithmetic.
 
     The median of some steps by the thread's own CPU time: on a busy machine, where caches and cores are shared, launches
     take longer, and so do the steps that this is compared with.
 
     A separate thread has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
+
+    Args:
+        torch: the module.
+        run: runs the measurement on that thread.
     """
-    return run_bounded(lambda: _measure(torch), CALIBRATION_SECONDS, "the calibration of operators does not end")
+    return run_bounded(
+        lambda: run(lambda: _measure(torch)), CALIBRATION_SECONDS, "the calibration of operators does not end"
+    )
 
 
 def _measure(torch: Any) -> float:

@@ -567,7 +567,7 @@ class OperatorCount(Collector):
         """Measure in a separate thread, which has none of the scopes that the script has entered."""
         measure, hangs = functools.partial(self._measure, graphs=graphs), "the calibration of operators does not end"
         with self._retracing.ignored():
-            return run_bounded(measure, CALIBRATION_SECONDS, hangs)
+            return run_bounded(lambda: self._session.work.elsewhere(measure), CALIBRATION_SECONDS, hangs)
 
     def _measure(self, *, graphs: bool) -> Costs:
         tf = self._tf
