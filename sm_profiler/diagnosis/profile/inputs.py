@@ -221,7 +221,7 @@ def _others_hold_the_cores(case: Case) -> bool:
     processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
-    usable = min(_cores(metrics) * len(metrics.ranks), cores)
+    usable = min(case.cores * len(metrics.ranks), cores)
     others = used / 100 * cores - sum(own) - (cores - usable)  # at least, on the cores that the training may use
     return others >= limits.MAJORITY * usable
 
