@@ -322,7 +322,7 @@ _LATE_FIRST = (
     "lower, NCCL_DEBUG=INFO shows whether it takes the fast links (NVLink, xGMI, EFA)."
 )
 
-# What torch.compile can do about a cause: where nothing is compiled, and where something is.
+# What torch.compile can do about a cause: if nothing is compiled, and if something is.
 GPU_COMPILE: Mapping[str, tuple[str, str]] = {
     "launch": ("torch.compile (mode='reduce-overhead' for CUDA graphs)", "CUDA graphs (mode='reduce-overhead' of torch.compile)"),
     "elementwise": ("torch.compile", "what torch.compile left out (TORCH_LOGS=graph_breaks lists why)"),

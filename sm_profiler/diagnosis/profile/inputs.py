@@ -221,7 +221,9 @@ def _others_hold_the_cores(case: Case) -> bool:
     processes = metrics.loader.num_workers > 0 or any(one.args.processes for one in metrics.recorded(Input).longest)
     if used is None or used < limits.BUSY or not cores or processes or not own or len(own) < len(metrics.ranks):
         return False
-    return used / 100 * cores - sum(own) >= limits.MAJORITY * cores
+    usable = min(case.cores * len(metrics.ranks), cores)
+    others = used / 100 * cores - sum(own) - (cores - usable)  # at least, on the cores that the training may use
+    return others >= limits.MAJORITY * usable
 
 
 @attrs.frozen
@@ -281,20 +283,28 @@ def _by_own_iterator(case: Case) -> Found | None:
     if any(rank.has_waits for rank in case.ranks):
         return None
     maker = case.seen.maker
-    making = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES and maker(one) is not None]
+    outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
+    making = [one for one in outer if maker(one) is not None]
     share, step = case.usual(MAKING)
-    count = sum(one.count for one in making)
+    count, beside = sum(one.count for one in making), sum(one.count for one in outer)
     if count == 0 or share * step < limits.HANDOVER_S:
         return None
-    error = math.hypot(case.share_error("outside"), error_of_part(count, count / share))
+    error = share * error_of_part(count, beside) * beside / count
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        seconds = loop.of_activity(MAKING)
+        seconds = loop.of_activity(MAKING) + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
         least, value = limits.PART_SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
-        return Saving.of_scenarios([seconds * min(least, rest), seconds * value, seconds], (MAKING,))
+        return Saving(
+            seconds * value,
+            least / value,
+            1 / value,
+            (MAKING, COLLECTING),
+            strict=True,
+            certain=min(least, rest) / value,
+        )
 
     evidence = (
         Evidence("time in which the next batch is made", round(share, 4), unit="share"),
@@ -310,7 +320,7 @@ def _by_own_iterator(case: Case) -> Found | None:
     shared = case.would_share_a_core(0, share)
     return Found(
         "own_iterator", words, evidence, share, "input_one_core" if shared else "own_iterator", saves, error=error,
-        where=lines_of_samples(case.metrics, lambda one: not one.long and maker(one) is not None),
+        where=lines_of_samples(case.metrics, lambda one: maker(one) is not None),
     )  # fmt: skip
 
 
