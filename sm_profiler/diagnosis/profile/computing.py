@@ -118,7 +118,7 @@ def _one_function(case: Case, share: float, step: float) -> Found | None:
         called = (key for place in one.places if (key := (place.file, place.function)) not in case.seen.learning)
         if (function := next(called, None)) is not None:
             counts[function] += one.count
-    if not counts:
+    if not counts or not case.seen.learning:  # the loop's own function is not known
         return None
     function, count = counts.most_common(1)[0]
     whole = sum(one.count for one in seen)
