@@ -257,7 +257,7 @@ def with_finding(**changes):
 def test_the_next_step_ends_with_a_sentence():
     """It was cut in the middle of a word."""
     step = " ".join(
-        f"Sentence {number} says what to do, in words that take about half of a line." for number in range(12)
+        f"Sentence {number} names something to do, and it takes about half of a line." for number in range(12)
     )
     where = tuple(Location("train.py", line, "main", 0.2) for line in range(3))
     lines = terminal_summary(with_finding(next_step=step, where=where), width=80).splitlines()
@@ -266,7 +266,7 @@ def test_the_next_step_ends_with_a_sentence():
     assert 2 <= advice.count("Sentence") < 12
 
 
-def test_evidence_that_the_headline_has_is_not_said_twice():
+def test_evidence_that_the_headline_has_is_not_repeated():
     found = with_finding()
     fact, other = found.verdict.main.evidence[:2]
     assert fact.unit == "share"
@@ -277,7 +277,7 @@ def test_evidence_that_the_headline_has_is_not_said_twice():
 
 
 @pytest.mark.parametrize(("framework", "compiled", "shown"), [("jax", "compiled", False), ("jax", "forward", True)])
-def test_a_compiled_loop_is_not_told_to_compile(framework, compiled, shown):
+def test_a_compiled_loop_is_not_advised_to_compile(framework, compiled, shown):
     rows = training(300, backward=0, optimizer=0, forward=0.01)
     if compiled == "compiled":
         rows = [(COMPILED_STEP, "step", *row[2:]) if row[0] == "Forward" else row for row in rows]

@@ -447,7 +447,7 @@ def test_collections_that_saving_causes_are_saved_with_it():
     assert [one.kind for one in found] == [Class.CHECKPOINTING]
 
 
-def test_recorded_steps_stand_for_those_around_them():
+def test_recorded_steps_represent_those_around_them():
     """Phases are recorded densely at first: a dataset that keeps what it reads in the first epoch waits in these steps."""
     rows, now = [], 1.0
     for step in range(2_000):
