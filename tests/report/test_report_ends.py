@@ -239,6 +239,9 @@ def test_a_run_without_training_steps():
     assert "imported" not in f"{over.main.headline} {over.main.next_step} {over.not_judged}"
     assert "from sm_profiler.hook import get_hook" in over.main.next_step
     assert "SM_PROFILER_AUTO" not in f"{over.main.next_step} {over.not_judged}"
+    stopped = report_from((), SAMPLES, facts=of_run("stopped", 143)).verdict.main
+    assert stopped.headline == "It was stopped before a training step was seen."
+    assert "start()" not in stopped.next_step
     so_far = report_from((), SAMPLES, facts=of_run("running")).verdict.main
     assert "so far" in so_far.headline
     assert "watch" in so_far.next_step
@@ -252,9 +255,9 @@ def without_steps(state, **facts):
 
 def test_a_job_that_was_stopped_in_its_imports_has_no_error_to_look_for():
     assert "for an error" in without_steps("exited").next_step
-    stopped = without_steps("stopped").next_step
-    assert "for an error" not in stopped
-    assert stopped.startswith("The job was stopped before its first step ended")
+    stopped = without_steps("stopped", end_place="train.py:3")
+    assert "for an error" not in stopped.next_step
+    assert stopped.headline == "It was stopped before its first training step, at train.py:3."
 
 
 def test_a_hook_that_was_switched_on_and_found_no_moment_to_start_is_named():

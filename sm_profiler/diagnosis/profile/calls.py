@@ -273,7 +273,9 @@ def recompilation(case: Case) -> Found | None:
     spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
     if spent is None or all(map(in_first_steps, spent.records)):
         return None
-    rank, share = spent.rank, case.share_of(AGAIN)
+    if not case.ranks and spent.calls < limits.REPEATS:
+        return None
+    rank, share = spent.rank, case.compiled_again
     slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
     share = (share * rank.loop + slowed) / (rank.loop + slowed)  # the ledger leaves out steps that the profiler slowed
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")

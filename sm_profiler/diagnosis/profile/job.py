@@ -13,7 +13,14 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import rows_of_rank
-from sm_profiler.diagnosis.profile.lines import FIRST_STEPS, IMPORT, MAX_LOCATIONS, START, lines_of_samples
+from sm_profiler.diagnosis.profile.lines import (
+    FIRST_STEPS,
+    IMPORT,
+    MAX_LOCATIONS,
+    START,
+    lines_around_the_loop,
+    lines_of_samples,
+)
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
@@ -158,7 +165,7 @@ def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Locati
             return one.phase == FIRST_STEPS
         return one.phase == START and part.key == (IMPORTS if one.leaf == IMPORT else BUILDING)
 
-    return lines_of_samples(metrics, belongs)
+    return lines_around_the_loop(metrics, belongs)
 
 
 # --- idle -----------------------------------------------------------------------------------------------------------
@@ -191,7 +198,8 @@ def idle(case: Case) -> Found | None:
     return Found(
         "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
         partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
-        lines_of_samples(metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"),
+        lines_around_the_loop(metrics, lambda one: one.phase == "end") if tail >= paused
+        else lines_of_samples(metrics, lambda one: one.long and one.phase == "outside"),
         of="job",
     )  # fmt: skip
 

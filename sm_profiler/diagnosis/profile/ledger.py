@@ -17,6 +17,7 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.ledger import TRANSFER, UNSEEN, Ledger, RankLedger, RankTotals, Totals
+from sm_profiler.diagnosis.profile.lines import AROUND_THE_LOOP
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.formats.recorded import AtLine, Callback, Compile, Log, Loop, Save, TimedCall
 from sm_profiler.formatting import shorten
@@ -510,10 +511,12 @@ class SeenCode:
         return found
 
     def activity(self, one: Sampled) -> str:
-        """Return the activity that a stack shows; "" if it shows none.
+        """Return the activity of the loop that a stack shows; "" if it shows none.
 
         What a function prepares that then mostly writes is written as well. In the phases, only callbacks are seen.
         """
+        if one.phase in AROUND_THE_LOOP:
+            return ""
         if COLLECTIVES.search(one.leaf):
             return TRANSFER
         if one.phase == "forward":

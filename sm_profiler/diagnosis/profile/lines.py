@@ -22,7 +22,8 @@ MAX_LOCATIONS = 5
 # Phases of the hook's samples; all others are declared by the script and lie in the loop.
 WAIT, WORKER = "wait", "worker"
 START, FIRST_STEPS = "start", "first_steps"  # before the first step, and in first steps that are long
-BESIDE_THE_LOOP = (START, FIRST_STEPS, "end", "gc", WORKER, "evaluation")
+AROUND_THE_LOOP = (START, FIRST_STEPS, "end")
+BESIDE_THE_LOOP = (*AROUND_THE_LOOP, "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 IMPORT = "import"  # as innermost function: happens once, in any step
 SLEEPS = re.compile(r"\bsleep\(")  # a line in which a thread sleeps
@@ -157,7 +158,16 @@ def error_of_part(found: float, samples: float) -> float:
 
 
 def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
-    """Return the lines with the most time among some samples."""
+    """Return the lines with the most time among some samples of the loop, or of what interrupts it."""
+    return _lines_of(metrics, lambda one: one.phase not in AROUND_THE_LOOP and keep(one))
+
+
+def lines_around_the_loop(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
+    """Return the lines with the most time among some samples from before the loop, or after it."""
+    return _lines_of(metrics, lambda one: one.phase in AROUND_THE_LOOP and keep(one))
+
+
+def _lines_of(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
     lines = Lines.of(one for one in metrics.samples.stacks if keep(one))
     return lines.locations(lines.weights(), metrics)
 
