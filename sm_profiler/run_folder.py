@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -306,7 +305,9 @@ def _forward(process: subprocess.Popen[bytes], arrived: int, stopping: set[int])
 
 
 def _new_witness() -> subprocess.Popen[bytes] | None:
-    start = partial(subprocess.Popen[bytes], ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
     try:
         return threads.with_blocked_signals(start)  # it ends when its input does, with this process
     except OSError:  # all signals are forwarded then

@@ -14,6 +14,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -40,6 +41,7 @@ from sm_profiler.formats.process_end import (
     STOP_SIGNALS,
     STOPPED,
     error_line,
+    remote_traceback,
 )
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.formats.trace_writer import write_record
@@ -48,6 +50,7 @@ from sm_profiler.hook.frames import is_library, shown
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.secrets import masked_message
 
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)  # of a traceback's text
 _SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
 
 
@@ -112,12 +115,13 @@ def _before_first_step(process: Mapping[str, Any], now_us: int) -> dict[str, Any
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none."""
-    found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if not is_library(frame.f_code.co_filename):
-            found = f"{Path(shown(frame.f_code.co_filename)).name}:{line}"
-    return found
+    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none.
+
+    What failed in another process first passed lines there.
+    """
+    passed = [(frame.f_code.co_filename, str(line)) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [one for one in (*passed, *_FRAME.findall(remote_traceback(error))) if not is_library(one[0])]
+    return f"{Path(shown(own[-1][0])).name}:{own[-1][1]}" if own else ""
 
 
 def _unhandled() -> BaseException | None:

@@ -12,6 +12,7 @@ import pytest
 from sm_profiler.formats.layout import EXIT_FOLDER, IGNORED_FOLDER, LOADING_FOLDER
 from sm_profiler.formats.process_end import MAX_ERROR, error_line
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.hook.process_end import place_of
 from sm_profiler.limits import Limits
 from sm_profiler.metrics.ends import EndFacts, end_of, rank_ends
 from sm_profiler.monitor.run_state import RunState, read_state, write_state
@@ -302,6 +303,18 @@ def test_errors_are_one_bounded_line():
     assert error_line(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
     assert len(error_line(ValueError("x" * 10_000))) == MAX_ERROR
     assert error_line(RuntimeError()) == "RuntimeError"
+
+
+def test_what_failed_in_a_worker_has_its_own_reason_and_line():
+    """torch raises it again with the worker's traceback as its message, whose first line names only the worker."""
+    frames = "".join(
+        f'  File "/x/site-packages/torch/utils/{one}.py", line {one}, in fetch\n    {"~" * 90}\n' for one in range(60)
+    )
+    script = '  File "/code/data.py", line 8, in __getitem__\n    return float(text)\n           ^^^^^^^^^^^\n'
+    text = f"Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{frames}{script}"
+    error = ValueError(f"{text}ValueError: could not convert string to float: 'n/a'\n")
+    assert error_line(error) == "ValueError: could not convert string to float: 'n/a'"
+    assert place_of(error) == "data.py:8"
 
 
 def left_open(root, **args):

@@ -178,7 +178,7 @@ def test_a_function_that_is_called_on_the_host_is_named():
         for step, (_, _, start, *_) in enumerate([row for row in rows if row[0] == event_names.COMPILED_STEP])
     ]
     found = verdict_of(rows, metadata=JAX).main
-    assert found.kind is Class.SLOW_CALLBACK
+    assert found.kind is Class.HOST_BOUND
     assert "The callback augment takes 50 % of the loop" in found.headline
     assert "jax.numpy" in found.next_step
 

@@ -219,7 +219,8 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
 def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tuple[Location, ...]:
     """Return the lines on which a rank's steps spend more time from a moment on than before it.
 
-    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance.
+    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance. So do
+    lines that grew by less than their samples vary.
     """
     course, starts = metrics.samples.course.get(rank.name), rank.iterations.start
     if course is None:
@@ -227,9 +228,11 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     before, after = ((rank.start, moment), (moment, rank.end))
     steps = [max(int(((starts >= first) & (starts < last)).sum()), 1) for first, last in (before, after)]
     early: Counter[Place] = Counter()
-    for phase, place, seconds, _ in course.within(*before):
+    counts: Counter[Place] = Counter()
+    for phase, place, seconds, count in course.within(*before):
         if phase not in BESIDE_THE_LOOP or phase == WORKER:
             early[place] += seconds  # type: ignore[assignment] # counts of time
+            counts[place] += count
     late = [
         Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
         for phase, place, seconds, count in course.within(*after)
@@ -238,7 +241,11 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tu
     if any(one.phase == WORKER for one in late):  # a wait for workers is what its workers did
         late = [one for one in late if one.phase != WAIT]
     lines = Lines.of(late)
-    grown = {place: seconds - early[place] * steps[1] / steps[0] for place, seconds in lines.weights().items()}
+    longer, grown = steps[1] / steps[0], dict[Place, float]()
+    for place, line in lines.lines.items():
+        each, error = line.seconds / line.count, math.sqrt(line.count + counts[place] * longer**2)
+        if (more := line.seconds - early[place] * longer) > limits.SURELY * error * each:
+            grown[place] = more
     return lines.locations(grown, metrics)
 
 

@@ -12,8 +12,9 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
+from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
-from sm_profiler.formatting import plural
+from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, how_to_record, why_no_steps
 
@@ -111,6 +112,8 @@ def _too_few(case: Case, recorded: int, judged: int) -> tuple[str, str]:
             f"Too few training steps to judge: of {plural(recorded, 'recorded step')}, {judged} can be judged, and "
             f"{thresholds.MIN_STEPS:.0f} are needed."
         )
+        if (again := case.compiled_again) >= limits.MAJORITY:
+            text += FRAGMENTS["mostly_compiled"].format(share=percent(again))
     if metrics.running:
         return (
             text,

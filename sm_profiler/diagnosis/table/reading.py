@@ -391,17 +391,22 @@ def _in_parts(rows: _Rows, parts: Sequence[str]) -> _Rows:
 
     Columns whose sum is more than the steps are parts of each other; they remain facts.
     """
-    table = np.asarray([rows.facts[key] for key in parts]).reshape(len(parts), len(rows.step))
-    if not parts or np.median(table.sum(axis=0) - (1 + limits.FLOOR) * rows.seconds) > 0:
+    spent = sum((rows.facts[key] for key in parts), np.zeros(len(rows.step)))
+    if not parts or np.median(spent - (1 + limits.FLOOR) * rows.seconds) > 0:
         return rows
-    table = np.vstack([table, np.maximum(rows.seconds - table.sum(axis=0), 0.0)])
-    begins = (rows.start + np.cumsum(table, axis=0) - table).T.ravel()
-    codes, seconds = np.tile(np.arange(len(table)), len(rows.step)), table.T.ravel()
-    each = np.repeat(np.arange(len(rows.step)), len(table))
-    kept = np.flatnonzero((seconds > 0) | (codes == len(parts)))
+    rest, now = np.maximum(rows.seconds - spent, 0.0), rows.start
+    places, starts = [], []
+    for seconds in (*(rows.facts[key] for key in parts), rest):
+        places.append(np.arange(len(now)) if seconds is rest else np.flatnonzero(seconds > 0))
+        starts.append(now[places[-1]])
+        now = now + seconds
+    each, code = np.concatenate(places), np.repeat(np.arange(len(places)), [len(one) for one in places])
+    order = np.lexsort((code, each))
+    lengths = [rows.facts[key][at] for key, at in zip(parts, places, strict=False)]
     found = attrs.evolve(
-        rows.at(each[kept]), operations=(*parts, STEP), code=codes[kept], start=begins[kept], seconds=seconds[kept]
-    )
+        rows.at(each[order]), operations=(*parts, STEP), code=code[order], start=np.concatenate(starts)[order],
+        seconds=np.concatenate([*lengths, rest])[order],
+    )  # fmt: skip
     return attrs.evolve(found, facts={key: values for key, values in found.facts.items() if key not in parts})
 
 
