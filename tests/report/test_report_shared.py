@@ -78,7 +78,7 @@ def test_batches_of_a_generator_are_input():
         "worker processes would share it"
         in decide(judged([*rows, one_core], making, stack("forward", 2.0, 21))).main.next_step
     )
-    beside = stack("outside", 6.0, 21, (8, "metrics"))
+    beside = stack("outside", 6.0, 31, (8, "metrics"))
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
 
 
@@ -98,7 +98,7 @@ def test_a_function_of_an_otherwise_healthy_loop_is_named(of_function, of_loop, 
 def test_what_follows_the_models_pass_is_nothing_for_loader_workers(phase, said):
     """An environment acts on what the model put out."""
     rows = training(400, wait=0, outside=0.008)
-    main = decide(judged(rows, stack(phase, 3.0, 21, (8, "act")), stack("forward", 1.2, 21))).main
+    main = decide(judged(rows, stack(phase, 3.0, 31, (8, "act")), stack("forward", 1.2, 21))).main
     assert main.kind is Class.SYNC_BOUND
     assert said in main.next_step
 

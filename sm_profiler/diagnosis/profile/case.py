@@ -34,9 +34,9 @@ from sm_profiler.diagnosis.profile.ledger import (
 from sm_profiler.diagnosis.profile.lines import SLEEPS, in_loop
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
-from sm_profiler.diagnosis.stack import Stack, stack_of
+from sm_profiler.diagnosis.stack import JAX, PYTORCH, Stack, stack_of
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.recorded import Threads
+from sm_profiler.formats.recorded import Compile, Threads
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
 from sm_profiler.metrics.startup import in_first_steps, start_parts
@@ -205,6 +205,13 @@ class Case:
     def stack(self) -> Stack:
         """Names of repairs in the framework whose steps were recorded."""
         return stack_of(self.metrics.metadata)
+
+    @property
+    def compiles(self) -> bool:
+        """True if compiled functions run already, so that torch.compile or jax.jit is nothing to try."""
+        if self.stack is JAX:
+            return any(rank.seconds["compiled"] > 0 for rank in self.ranks)
+        return self.stack is PYTORCH and len(self.metrics.recorded(Compile).longest) > 0
 
     @cached_property
     def trainer(self) -> str:

@@ -118,7 +118,7 @@ def _one_function(case: Case, share: float, step: float) -> Found | None:
         called = (key for place in one.places if (key := (place.file, place.function)) not in case.seen.learning)
         if (function := next(called, None)) is not None:
             counts[function] += one.count
-    if not counts:
+    if not counts or not case.seen.learning:  # the loop's own function is not known
         return None
     function, count = counts.most_common(1)[0]
     whole = sum(one.count for one in seen)
@@ -532,7 +532,8 @@ def _loop_of_python(case: Case, launches: Launches) -> Found | None:
     )
     total = min(share + launching, 1.0) * _in_training(case)
     doubt = "Python and operators are measured together"
-    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt))
+    where = lines_of_samples(case.metrics, lambda one: _is_rest(one, case))
+    return _small_steps(case, Found("loop_of_python", words, evidence, total, "small_steps", doubt=doubt, where=where))
 
 
 def _tiny_steps(case: Case) -> Found | None:

@@ -248,6 +248,7 @@ def _cause(case: Case) -> _Cause:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use in the loop", round(cpu, 1), limits.BUSY, unit="percent"))
     words = {"workers": plural(workers, "worker"), "now": workers, "suggested": pool.suggested}
+    words["per_gpu"] = " per GPU" if metrics.gpus else ""
     words["loader"] = FRAGMENTS["loader_of_trainer" if case.trainer == "transformers" else "loader"].format_map(words)
 
     def cause(name: str, more: str = "", advice: str = "") -> _Cause:

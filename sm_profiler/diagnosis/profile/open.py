@@ -64,6 +64,8 @@ def inconclusive(case: Case) -> Finding:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         why, advice = why_no_steps(metrics)
         text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for. {why}".rstrip()
+        if metrics.running:
+            text = f"No training step has been seen so far{seen}; the job is still running. {why}".rstrip()
     elif metrics.running:
         text, advice = "Nothing is stored as a whole yet: the job is still running.", why_no_steps(metrics)[1]
     else:

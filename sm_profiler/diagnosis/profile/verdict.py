@@ -339,7 +339,7 @@ def _healthy(case: Case) -> Finding | None:
         "computing": percent(computing + evaluation), "beside": percent(beside), "unseen": percent(unseen),
         "stretched": FRAGMENTS["stretched"].format(share=percent(stretched)) if stretched >= limits.FLOOR else "",
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
-        "stack": case.stack,
+        "stack": case.stack, "compiler": "" if case.compiles else f"{case.stack.compiler}, ",
     }  # fmt: skip
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
