@@ -104,6 +104,11 @@ def test_mistyped_options_get_a_suggestion(words, line, capsys):
     assert capsys.readouterr().err.startswith(line)
 
 
+def test_json_in_the_place_of_a_file_is_recognized(capsys):
+    assert main(["validate", '{"ProfilingParameters": {}}']) == 2
+    assert "a file is expected, not JSON" in capsys.readouterr().err
+
+
 def command(words, place, **options):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **options.pop("environment", {})}
     return subprocess.run(

@@ -65,6 +65,7 @@ def terminal_summary(
     for alarm in (
         report.damage_alarm,
         report.left_out_alarm,
+        report.switched_off_alarm,
         report.load_alarm,
         report.profiling_alarm,
         loop_alarm(report),

@@ -173,6 +173,13 @@ def test_a_rank_that_ends_early_is_the_verdict():
     assert exit_code(report, Namespace(fail_on="issues")) == 1
 
 
+def test_a_long_error_of_a_peer_is_cut_at_its_end():
+    error = f"RuntimeError: [{'/folder' * 8}/pair.cc:553] Connection closed by peer [::1]:1. {'Typical. ' * 9}GLHF!"
+    headline = two_ranks(record(0, "crashed", 3.1, 151, error), record(1, "exited", 2.5, 150)).verdict.main.headline
+    assert "pair.cc:553] Connection closed by peer" in headline
+    assert "GLHF" not in headline
+
+
 def test_ranks_that_end_together_are_no_dead_rank():
     both = record(0, "killed", 2.5), record(1, "killed", 2.6)
     assert two_ranks(*both).metrics.ending.dead is None

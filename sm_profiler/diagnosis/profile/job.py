@@ -46,7 +46,7 @@ from sm_profiler.metrics.startup import (
     largest,
     start_parts,
 )
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 
 Span = tuple[float, float]
 
@@ -656,7 +656,8 @@ def unequal_steps(case: Case) -> Found | None:
         return None
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
     other = max(others, key=lambda one: (one.step, one.name))
-    went_on = shorten(other.how, MAX_ERROR) if other.state else f"went on to step {other.step:,}"
+    how = attrs.evolve(other, error=cut(other.error, MAX_ERROR)).how
+    went_on = how if other.state else f"went on to step {other.step:,}"
     words = {"steps": plural(rank.step, "training step"), "name": rank.name, "others": f"{other.name} {went_on}"}
     return Found("unequal_steps", words, _furthest(case, rank), _after(case, rank), of="job", certain=True)
 
