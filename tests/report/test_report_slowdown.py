@@ -240,7 +240,7 @@ def test_a_compilation_that_is_shorter_than_the_steps_before_it_hides_no_slowdow
 
 @pytest.mark.parametrize(("later", "named"), [(0.005, False), (0.02, True)])
 def test_only_lines_that_grew_since_a_slowdown_are_named(later, named):
-    """A forward pass that takes as long as before is no reason, whatever the samples show of it."""
+    """A forward pass that takes as long as before is no reason, although samples show it."""
     rows, now = [], 1.0
     for step in range(600):
         slow = step >= 300

@@ -13,6 +13,7 @@ from sm_profiler.diagnosis.profile.case import Case
 from sm_profiler.diagnosis.profile.verdict import decide
 from sm_profiler.hook.clock import birth, is_shared, shared_mounts
 from sm_profiler.identity import host_id
+from sm_profiler.metrics.ends import EndFacts
 from sm_profiler.metrics.sample_fold import Place, Sampled, Samples
 from sm_profiler.metrics.startup import before_profile, start_parts
 from sm_profiler.render.view import pictures
@@ -72,6 +73,19 @@ def test_compilation_is_part_of_the_first_steps():
 def judged(rows, metadata=(), description=None):
     metrics = metrics_of(rows, SAMPLES, metadata=metadata)
     return cause_found("INITIALIZATION_BOUND", Case(attrs.evolve(metrics, description=description or {}), {}))
+
+
+@pytest.mark.parametrize("state", ["interrupted", "stopped", "crashed", "killed", "running", "completed"])
+def test_only_a_job_that_ended_by_itself_has_a_share_of_start(state):
+    """Three steps after 30 s were "98 % of the job is over before it", and how much there was to save."""
+    facts = EndFacts(run=state)
+    main = report_from(training(3, at=30.0), SAMPLES, metadata=process(4.0, started=0.5), facts=facts).verdict.main
+    assert main.kind is (Class.INITIALIZATION_BOUND if state == "completed" else Class.INCONCLUSIVE)
+    if state == "completed":
+        assert main.doubt == "only 3 steps"
+    else:
+        assert main.gain is None
+        assert next(one.value for one in main.evidence if one.metric == "initialization") > 25
 
 
 def test_the_verdict_names_the_largest_part():

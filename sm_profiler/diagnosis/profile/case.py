@@ -403,7 +403,8 @@ class Case:
             return Confidence(level, found.doubt)
         if not clear:
             return Confidence(level, "the steps vary much" if far else CLOSE_TO_FLOOR)
-        return Confidence(level, few_steps(self.steps))
+        recorded = min((rank.train_steps for rank in self.metrics.ranks), default=0)  # none is judged of a short loop
+        return Confidence(level, few_steps(self.steps or recorded))
 
 
 def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:

@@ -26,7 +26,7 @@ from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import COMPILE, HANG, LOG, PROFILING, SAVE
-from sm_profiler.formats.process_end import CRASHED, RUNNING
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, RUNNING
 from sm_profiler.formats.recorded import Compile, Objects
 from sm_profiler.formatting import duration, percent, plural, shorten, size
 from sm_profiler.metrics import thresholds
@@ -119,8 +119,13 @@ def beginning_of(metrics: JobMetrics) -> Beginning | None:
 
 
 def start(case: Case) -> Found | None:
-    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
+    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part.
+
+    Of a job that did not end by itself, the whole is not known: any job that is stopped early is mostly start.
+    """
     metrics = case.metrics
+    if metrics.ending.state != COMPLETED:
+        return None
     found = beginning_of(metrics)
     if found is None or found.excess < limits.USUAL * found.whole:
         return None
@@ -148,7 +153,7 @@ def start(case: Case) -> Found | None:
         "share": percent(share),
         "most": most,
     }
-    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole and not metrics.running
+    clear = found.excess >= limits.CLEARLY * limits.USUAL * found.whole
     return Found(
         "start", words, evidence, share, f"start_{main.key}" if main is not None else "start", of="job", error=0.0,
         doubt="" if clear else "close to what is usual", where=_lines_of_start(metrics, main),

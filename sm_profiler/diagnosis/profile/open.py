@@ -12,7 +12,11 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
+<<<<<<< HEAD
 from sm_profiler.diagnosis.words import FRAGMENTS
+=======
+from sm_profiler.diagnosis.profile.job import beginning_of
+>>>>>>> store
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
@@ -32,6 +36,8 @@ def inconclusive(case: Case) -> Finding:
         evidence.append(Evidence("mean GPU use", round(gpu, 1), limits.BUSY, unit="percent", held="good from"))
     if cpu is not None:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
+    if metrics.ranks and (start := beginning_of(metrics)) is not None:
+        evidence.append(Evidence("initialization", round(start.seconds, 2), unit="s"))
     if metrics.ranks:
         text, advice = _too_few(case, steps, judged)
     elif metrics.ending.first_file_s is not None and not metrics.metadata:
@@ -81,8 +87,10 @@ def _unseen(metrics: JobMetrics) -> tuple[str, str]:
         )
     return (
         "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes.",
-        "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
-        "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler.",
+        (
+            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
+        ),
     )
 
 
