@@ -233,7 +233,7 @@ class JobEnd:
 
     @property
     def stopped_at(self) -> str:
-        """How far a job had come that was stopped before its first step, as the end of a sentence; "" for any other."""
+        """Place of a job that was stopped before its first step, as the end of a sentence; "" for any other."""
         if self.state != STOPPED or self.step != 0:
             return ""
         return f" before its first training step{f', at {self.place}' if self.place else ''}"
