@@ -111,7 +111,9 @@ def test_names_what_an_attached_configuration_replaces_in_a_request(wire, caplog
 def test_an_attached_configuration_that_switches_off_is_sent_alone(wire, caplog):
     client = wire.client()
     attach(client, ProfilerConfig(disable_profiler=True))
-    client.create_training_job(**JOB, ProfilerConfig={"S3OutputPath": "s3://b/", "ProfilingIntervalInMilliseconds": 100})
+    client.create_training_job(
+        **JOB, ProfilerConfig={"S3OutputPath": "s3://b/", "ProfilingIntervalInMilliseconds": 100}
+    )
     assert wire.sent[0]["ProfilerConfig"] == {"DisableProfiler": True}
     assert "has ProfilingIntervalInMilliseconds: replaced" in caplog.text
 
@@ -120,7 +122,7 @@ def test_an_attached_configuration_that_switches_off_is_sent_alone(wire, caplog)
 def test_an_invalid_configuration_of_a_request_stays_an_error(wire, config):
     client = wire.client()
     attach(client, PROFILE)
-    with pytest.raises((ConfigError, ParamValidationError), match="S3OutputPth: unknown|ProfilerConfig"):
+    with pytest.raises((ConfigError, ParamValidationError), match=r"S3OutputPth: unknown|ProfilerConfig"):
         client.create_training_job(**JOB, ProfilerConfig=config)
     assert wire.sent == []
 

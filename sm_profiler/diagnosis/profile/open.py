@@ -49,17 +49,7 @@ def inconclusive(case: Case) -> Finding:
     elif metrics.metadata:
         text, advice = _no_step(metrics)
     elif metrics.system.rows and metrics.ending.launched:
-        text = "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes."
-        advice = (
-            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
-            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
-        )
-        if metrics.ending.state == STOPPED:
-            text = "It was stopped before a training step was seen."
-            advice = "Let it run longer. Steps that no framework makes can be marked with 'with get_hook().step():'."
-        if metrics.running:
-            text = "No training step has been seen so far; the job is still running."
-            advice = "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin."
+        text, advice = _unseen(metrics)
     elif metrics.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         why, advice = why_no_steps(metrics)
@@ -75,6 +65,25 @@ def inconclusive(case: Case) -> Finding:
             "output."
         )
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
+
+
+def _unseen(metrics: JobMetrics) -> tuple[str, str]:
+    """Return the headline and the advice for a script of `sm-profiler run` in which no framework was imported."""
+    if metrics.running:
+        return (
+            "No training step has been seen so far; the job is still running.",
+            "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin.",
+        )
+    if metrics.ending.state == STOPPED:
+        return (
+            "It was stopped before a training step was seen.",
+            "Let it run longer. Steps that no framework makes can be marked with 'with get_hook().step():'.",
+        )
+    return (
+        "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes.",
+        "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+        "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler.",
+    )
 
 
 def _no_step(metrics: JobMetrics) -> tuple[str, str]:
