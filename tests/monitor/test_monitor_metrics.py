@@ -543,3 +543,9 @@ def test_alerts_have_what_prometheus_requires():
             by = set(re.findall(r"\w+", re.search(r"by \(([^)]*)\)", rule["expr"])[1]))
             used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
             assert used <= by, rule["alert"]
+
+
+def test_the_alert_of_a_hang_names_a_rank_if_there_is_one():
+    rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
+    (hangs,) = (rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == "TrainingHangs")
+    assert hangs["annotations"]["summary"].startswith("{{ if $labels.rank }}Rank {{ $labels.rank }} of {{ end }}")

@@ -12,11 +12,8 @@ from sm_profiler.diagnosis.classes import Class
 from sm_profiler.diagnosis.damage import disk_failure
 from sm_profiler.diagnosis.model import Evidence, Finding
 from sm_profiler.diagnosis.profile.case import NO_LOADER, Case
-<<<<<<< HEAD
-from sm_profiler.diagnosis.words import FRAGMENTS
-=======
 from sm_profiler.diagnosis.profile.job import beginning_of
->>>>>>> store
+from sm_profiler.diagnosis.words import FRAGMENTS
 from sm_profiler.formats.process_end import NEVER_STARTED, STOPPED, bounded_line
 from sm_profiler.formatting import percent, plural
 from sm_profiler.metrics import thresholds
