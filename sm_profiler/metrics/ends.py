@@ -233,11 +233,7 @@ class JobEnd:
 
     @property
     def stopped_at(self) -> str:
-<<<<<<< HEAD
-        """Where a job was stopped before its first step, as the end of a sentence; "" for any other."""
-=======
         """Place of a job that was stopped before its first step, as the end of a sentence; "" for any other."""
->>>>>>> hook
         if self.state != STOPPED or self.step != 0:
             return ""
         return f" before its first training step{f', at {self.place}' if self.place else ''}"

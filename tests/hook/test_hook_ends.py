@@ -178,11 +178,7 @@ load()
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("rank", [None, 1])
-<<<<<<< HEAD
-def test_a_process_that_is_asked_to_stop_before_its_first_step_reports_its_line(tmp_path, rank):
-=======
 def test_a_process_that_is_asked_to_stop_before_its_first_step_has_the_line(tmp_path, rank):
->>>>>>> hook
     script, profile = tmp_path / "train.py", tmp_path / "profile"
     script.write_text(LOADING)
     (profile / IGNORED_FOLDER).mkdir(parents=True)
