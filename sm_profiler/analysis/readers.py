@@ -500,7 +500,9 @@ def _if_it_has_data(reader: R) -> R | None:
 class LocalSystemMetricsReader(SystemMetricsReader):
     """Reader of the system metrics in a folder."""
 
-    def __init__(self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # the known names
+    def __init__(
+        self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False
+    ) -> None:  # the known names
         super().__init__(trace_root_folder, use_in_memory_cache)
 
 
@@ -514,7 +516,9 @@ class S3SystemMetricsReader(SystemMetricsReader):
 class LocalAlgorithmMetricsReader(AlgorithmMetricsReader):
     """Reader of the trace events in a folder."""
 
-    def __init__(self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # the known names
+    def __init__(
+        self, trace_root_folder: ProfileLocation, use_in_memory_cache: bool = False
+    ) -> None:  # the known names
         super().__init__(trace_root_folder, use_in_memory_cache)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from itertools import pairwise
 from typing import Any
@@ -206,11 +206,11 @@ class PandasFrameAnalysis:
         loop_begin, loop_end = first["start_time_us"].iloc[0], framework["end_time_us"].max()
         duration = end - begin
         figures = JobStats(
-            start_time=_min_text(system["timestamp"]),
-            end_time=_max_text(system["timestamp"]),
+            start_time=str(system["timestamp"].min()),
+            end_time=str(system["timestamp"].max()),
             job_duration=duration,
             training_loop_start=first["start_time"].iloc[0],
-            training_loop_end=_max_text(framework["end_time"]),
+            training_loop_end=str(framework["end_time"].max()),
             training_loop_duration=loop_end - loop_begin,
             initialization=loop_begin,
             finalization=end - loop_end,
@@ -392,11 +392,3 @@ def _described(frame: pd.DataFrame, keys: list[str], column: str) -> pd.DataFram
     )  # one level becomes columns
     described = groups.agg(["mean", "min", "max"]).join(quantiles).astype(float)
     return described.reset_index()
-
-
-def _min_text(texts: Iterable[str]) -> str:
-    return str(pd.Series(texts).min())
-
-
-def _max_text(texts: Iterable[str]) -> str:
-    return str(pd.Series(texts).max())

@@ -164,6 +164,10 @@ def read_json(path: str | Path | None) -> dict[str, Any] | None:
                 data = file.read(MAX_BYTES + 1)
         found = json.loads(data.decode("utf-8-sig")) if len(data) <= MAX_BYTES else None
     except OSError as error:
+        if str(path).lstrip()[:1] == "{":
+            raise ConfigError(
+                "a file is expected, not JSON: write it to a file, or pipe it into a command with -"
+            ) from None
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
@@ -219,12 +223,6 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Callable[[a
     return parser, chosen_parser, command
 
 
-def unknown_command(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
-    return f"sm-profiler: no command {printable(name)}; {hint}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a user's mistake never ends in a traceback."""
     open_closed_streams()
@@ -270,7 +268,9 @@ def run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser, chosen_parser, command = build_parser(chosen)
     if command is None and chosen is not None and words[0] == chosen:
-        parser.exit(USAGE, f"{unknown_command(chosen)}\n")
+        near = difflib.get_close_matches(chosen, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+        parser.exit(USAGE, f"sm-profiler: no command {printable(chosen)}; {hint}\n")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         (chosen_parser or parser).unknown_arguments(unknown)

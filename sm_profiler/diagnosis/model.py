@@ -360,6 +360,21 @@ class Report:
         )
 
     @property
+    def switched_off_alarm(self) -> str | None:
+        """A warning that the configuration switched the profiler off for a while; None if it did not."""
+        rank = max(self.metrics.ranks, key=lambda rank: rank.attempts.off_s, default=None)
+        if rank is None or not rank.attempts.off_s:
+            return None
+        after = [plural(int(rank.train[:at].sum()), "recorded step") for at in rank.attempts.breaks]
+        is_known = rank.attempts.count == 1 and rank.judged is None and len(after) <= limits.REPEATS
+        where = f", after {' and '.join(after)}" if is_known else ""
+        whole = duration(rank.loop + rank.excluded + rank.attempts.off_s)
+        return (
+            f"The profiler was switched off for {duration(rank.attempts.off_s)} of {whole}{where}: the steps of that time are not "
+            "in the report."
+        )
+
+    @property
     def load_alarm(self) -> str | None:
         """A warning that other programs stretched all times; None if they did not, or if the headline has it."""
         main, share = self.verdict.main, self.verdict.shared_wait

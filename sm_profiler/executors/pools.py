@@ -305,12 +305,13 @@ class Remote(Generic[TaskT, AnswerT]):
 
     def __call__(self, data: bytes) -> bytes | bytearray:
         try:
-            theirs, begin = _version_in(data)
+            end = data.find(0)
+            theirs = bytes(data[:end]).decode(errors="replace")
             if theirs != (here := self._version()):
                 raise SourceError(
                     f"sm-profiler is {theirs} where the command runs and {here} on a worker: install the same version"
                 )
-            return _encoded(_ANSWERED, self.function(self._decoders[0].decode(memoryview(data)[begin:])))
+            return _encoded(_ANSWERED, self.function(self._decoders[0].decode(memoryview(data)[end + 1 :])))
         except ProfilerError as error:
             return _FAILED + str(error).encode(errors="backslashreplace")
 
@@ -342,11 +343,6 @@ class Remote(Generic[TaskT, AnswerT]):
         except (msgspec.MsgspecError, ValueError) as error:
             raise SourceError(f"a worker's answer is damaged: {error}") from None
         return answer
-
-
-def _version_in(data: bytes) -> tuple[str, int]:
-    end = data.find(0)
-    return bytes(data[:end]).decode(errors="replace"), end + 1
 
 
 def _encoded(head: bytes, value: Any) -> bytearray:

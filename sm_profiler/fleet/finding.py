@@ -65,10 +65,6 @@ def _cut(text: object, length: int) -> str:
     return cut(printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw), length)
 
 
-def safe_tags(found: Mapping[object, object]) -> dict[str, str]:
-    return {safe_name(key): safe_name(value) for key, value in list(found.items())[:MAX_TAGS]}
-
-
 def stem_of(job: str) -> str:
     """Return a job's name without the times, numbers and random letters at its end; the name if nothing is left."""
     short = job[:_LONGEST_STEM_OF]
@@ -182,7 +178,8 @@ def _stages(rows: object) -> tuple[dict[str, float], int]:
 
 def _tags(found: object) -> dict[str, str]:
     rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
-    return safe_tags({row.get("Key", ""): row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)})
+    tags = {row["Key"]: row.get("Value", "") for row in rows if isinstance(row.get("Key"), str)}
+    return {safe_name(key): safe_name(value) for key, value in list(tags.items())[:MAX_TAGS]}
 
 
 def _hyperparameters(found: Mapping[str, Any]) -> dict[str, str]:

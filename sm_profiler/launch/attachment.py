@@ -104,7 +104,7 @@ _SDK_DEFAULTS = {"S3OutputPath", "DisableProfiler"}  # what an Estimator sets by
 
 
 def _fill_config(config: Any, own: Any, output_path: Any) -> list[str]:
-    """Give a ProfilerConfig what only the job's own has, and return the parts of that which it replaces."""
+    """Give a ProfilerConfig what only the job's own has, and return the parts of it that it replaces."""
     replaced = _replaced(config_request(own), config_request(config), output_path)
     if config.disable_profiler is not True:
         for name in ("s3_output_path", "system_monitor_interval_millis"):

@@ -159,12 +159,6 @@ class RollingSeries:
         return total
 
 
-def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSeries]) -> None:
-    """Merge the series of another part of the job into `mine`, key by key."""
-    for key, series in theirs.items():
-        mine[key] = mine[key].merge(series) if key in mine else series
-
-
 class SeriesRule(BuiltinRule):
     """Evaluates the latest values of each GPU or node.
 
@@ -214,7 +208,8 @@ class SeriesRule(BuiltinRule):
         return gpu_data_missing(datapoints, self.parameters.patience)
 
     def absorb(self, other: Any) -> None:
-        merge_series(self._series, other._series)
+        for key, series in other._series.items():
+            self._series[key] = self._series[key].merge(series) if key in self._series else series
         self._has_hits = any(series.hits for series in self._series.values())
 
     def result(self) -> RuleResult:
@@ -423,11 +418,6 @@ def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, 
     return values
 
 
-def core_names(system: SystemColumns) -> dict[str, set[str]]:
-    """Return the names of the cores in a window, by node."""
-    return names_by_node(system, system.dimension.mask(CPU_UTILIZATION))
-
-
 class BatchSize(SeriesRule):
     """Fires for each GPU that is underutilized, as are its memory and its node's CPU (95th percentiles of the last values)."""
 
@@ -446,7 +436,7 @@ class BatchSize(SeriesRule):
         """Return the values of each node."""
         self._first_us = window.start_us if self._first_us is None else self._first_us
         system = self.rows(window)[0]
-        present = core_names(system)
+        present = names_by_node(system, system.dimension.mask(CPU_UTILIZATION))
         self._add_cores(present)
         everywhere = self.differs.across_nodes
         cores = dict.fromkeys(present, set().union(*self._cores.values())) if everywhere else self._cores

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.folding import EvaluationWindow
-from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, SystemColumns
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.formatting import natural_key
 from sm_profiler.rules.base import BuiltinRule, count, positive, text
@@ -185,7 +185,7 @@ class StepOutlier(BuiltinRule):
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's steps; the rule is evaluated for results only."""
         events = self.rows(window)[1]
-        rows = np.flatnonzero(self._is_step(events))
+        rows = np.flatnonzero(events.name.mask(lambda name: STEP in name or name == self.parameters.mode))
         self._steps += len(rows)
         by_process: _EventsByProcess | None = None
         groups = events.node.codes[rows].astype(np.int64) * len(events.name.values) + events.name.codes[rows]
@@ -231,9 +231,6 @@ class StepOutlier(BuiltinRule):
 
     def _shares(self, breakdown: TimeBreakdown) -> dict[str, Any]:
         return breakdown.shares(in_order=self.differs.as_it_went, swapped=self.differs.swapped)
-
-    def _is_step(self, events: EventColumns) -> Mask:
-        return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
 
     def absorb(self, other: StepOutlier) -> None:
         self._steps += other._steps
@@ -319,7 +316,7 @@ class MaxInitializationTime(BuiltinRule):
             end_s = float(system.timestamp.max())
             self._last_sample_s[window.end_us] = max(end_s, self._last_sample_s.get(window.end_us, end_s))
         self._saw_events = self._saw_events or len(events) > 0
-        starts_us = step_starts(events)
+        starts_us = events.start_us[events.name.mask(lambda name: STEP in name)]
         if len(starts_us):
             self._steps += len(starts_us)
             self._steps_us = self._extended(starts_us)
@@ -368,11 +365,6 @@ class MaxInitializationTime(BuiltinRule):
         if self._job_s is not None:
             details |= {"job_start": self._job_s[0], "job_end": self._job_s[1]}
         return self._result(triggered, triggered, self._steps, details, not_evaluated)
-
-
-def step_starts(events: EventColumns) -> Floats:
-    """Return the starts of all steps in microseconds, in the order of the rows."""
-    return events.start_us[events.name.mask(lambda name: STEP in name)]
 
 
 def _span(first: tuple[float, float] | None, second: tuple[float, float]) -> tuple[float, float]:

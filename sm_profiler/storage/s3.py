@@ -191,11 +191,6 @@ def is_answer(error: BaseException) -> bool:
     return not TRANSIENT.isdisjoint(error_codes(error))
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed a moment later."""
-    return is_answer(error) or isinstance(error, BROKEN_CONNECTION)
-
-
 def credentials_problem(error: BaseException) -> str | None:
     """Return what is wrong with the AWS credentials and what to do; None if an error has another reason."""
     if isinstance(error, NoCredentialsError):
@@ -459,7 +454,8 @@ class S3Storage:
             try:
                 return call()
             except REQUEST_ERRORS as error:
-                if attempt == self._attempts or not is_transient(error):
+                may_succeed = is_answer(error) or isinstance(error, BROKEN_CONNECTION)
+                if attempt == self._attempts or not may_succeed:
                     raise explain(error, f"s3://{self.bucket}/{self.prefix}{key}", verb) from error
             self._sleep(jittered_pause(attempt, FIRST_PAUSE_S, LONGEST_PAUSE_S))
         raise AssertionError("the last attempt returns or raises")

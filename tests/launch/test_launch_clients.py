@@ -80,7 +80,7 @@ def test_keeps_the_requests_rules_and_reports_a_replaced_configuration(wire, cap
     assert "replaced" in caplog.text
 
 
-def test_a_request_keeps_what_the_attached_configuration_does_not_say(wire, caplog):
+def test_a_request_keeps_what_the_attached_configuration_lacks(wire, caplog):
     client = wire.client()
     own = {"S3OutputPath": "s3://mine/", "ProfilingIntervalInMilliseconds": 100}
     with attach(client, PROFILE):

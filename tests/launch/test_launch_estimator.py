@@ -201,7 +201,7 @@ def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
 
 
-def test_attach_keeps_what_the_configuration_does_not_say(wire, recwarn):
+def test_attach_keeps_what_the_configuration_lacks(wire, recwarn):
     estimator = wire.estimator(profiler_config=ProfilerConfig("s3://mine/", 100))
     before = list(recwarn)
     config = profile()

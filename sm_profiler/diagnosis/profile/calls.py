@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ from sm_profiler.metrics.record_fold import Record
 from sm_profiler.metrics.sample_fold import Sampled
 from sm_profiler.metrics.step_fold import TRAIN
 
+_FRAMEWORKS = re.compile(r"^(torch\.(?!utils)|transformers|keras|tensorflow|jax|flax)")  # what runs a model
 _WITHIN = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 HOST_CALL = "host_callback"  # advice
 HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
@@ -271,7 +273,9 @@ def recompilation(case: Case) -> Found | None:
     spent = calls_of(case, Compile, lambda one: bool(one.args.again), once=True)
     if spent is None or all(map(in_first_steps, spent.records)):
         return None
-    rank, share = spent.rank, case.share_of(AGAIN)
+    if not case.ranks and spent.calls < limits.REPEATS:
+        return None
+    rank, share = spent.rank, case.compiled_again
     slowed = sum(one.seconds for one in spent.records for start, end in rank.stretches if start <= one.start < end)
     share = (share * rank.loop + slowed) / (rank.loop + slowed)  # the ledger leaves out steps that the profiler slowed
     compiler = next((one.args.compiler for one in reversed(spent.records) if one.args.compiler), "torch.compile")
@@ -375,7 +379,7 @@ def evaluation(case: Case) -> Found | None:
     words["graphs"] = FRAGMENTS["evaluation_graphs"] if any(rank.forward_only for rank in ranks) else ""
     return Found(
         "evaluation", words, (Evidence("time in evaluation", round(share, 4), unit="share"),), share,
-        saves=saves, doubt="" if any(_is_evaluation(rank, case) for rank in ranks) else "the model may act, and not be evaluated",
+        saves=saves, doubt=_doubt_of_evaluation(case, ranks),
         where=_lines_of_evaluation(case),
     )  # fmt: skip
 
@@ -388,6 +392,16 @@ def _lines_of_evaluation(case: Case) -> tuple[Location, ...]:
     ]
     lines = Lines.of(map(case.seen.before_model, found))
     return lines.locations(lines.weights(), case.metrics, least=1)
+
+
+def _doubt_of_evaluation(case: Case, ranks: Sequence[Rank]) -> str:
+    """Return why forwards without gradients may serve another purpose; "" if nothing speaks for that."""
+    if not any(_is_evaluation(rank, case) for rank in ranks):
+        return "the model may act, and not be evaluated"
+    seen = [one for one in case.metrics.samples.stacks if one.phase == EVALUATION]
+    ran = sum(one.count for one in seen if _FRAMEWORKS.match(one.leaf))
+    whole = sum(one.count for one in seen)
+    return "much of it is no run of the model" if ran < limits.SEEN * whole else ""
 
 
 def _is_evaluation(rank: Rank, case: Case) -> bool:

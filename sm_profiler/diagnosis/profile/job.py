@@ -13,7 +13,14 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found
 from sm_profiler.diagnosis.profile.ledger import rows_of_rank
-from sm_profiler.diagnosis.profile.lines import FIRST_STEPS, IMPORT, MAX_LOCATIONS, START, lines_of_samples
+from sm_profiler.diagnosis.profile.lines import (
+    FIRST_STEPS,
+    IMPORT,
+    MAX_LOCATIONS,
+    START,
+    lines_around_the_loop,
+    lines_of_samples,
+)
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
@@ -39,7 +46,7 @@ from sm_profiler.metrics.startup import (
     largest,
     start_parts,
 )
-from sm_profiler.printable import printable
+from sm_profiler.printable import cut, printable
 
 Span = tuple[float, float]
 
@@ -163,7 +170,7 @@ def _lines_of_start(metrics: JobMetrics, part: StartPart | None) -> tuple[Locati
             return one.phase == FIRST_STEPS
         return one.phase == START and part.key == (IMPORTS if one.leaf == IMPORT else BUILDING)
 
-    return lines_of_samples(metrics, belongs)
+    return lines_around_the_loop(metrics, belongs)
 
 
 # --- idle -----------------------------------------------------------------------------------------------------------
@@ -196,7 +203,8 @@ def idle(case: Case) -> Found | None:
     return Found(
         "idle", {"share": percent(share), "where": " and ".join(where)}, tuple(evidence), share, advice,
         partial(_without_pauses, case, pauses), "" if clear else "few samples of the processes cover it", 0.0,
-        lines_of_samples(metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"),
+        lines_around_the_loop(metrics, lambda one: one.phase == "end") if tail >= paused
+        else lines_of_samples(metrics, lambda one: one.long and one.phase == "outside"),
         of="job",
     )  # fmt: skip
 
@@ -653,7 +661,8 @@ def unequal_steps(case: Case) -> Found | None:
         return None
     others = [one for one in case.metrics.ending.ranks if one.is_rank and one.name != rank.name]
     other = max(others, key=lambda one: (one.step, one.name))
-    went_on = shorten(other.how, MAX_ERROR) if other.state else f"went on to step {other.step:,}"
+    how = attrs.evolve(other, error=cut(other.error, MAX_ERROR)).how
+    went_on = how if other.state else f"went on to step {other.step:,}"
     words = {"steps": plural(rank.step, "training step"), "name": rank.name, "others": f"{other.name} {went_on}"}
     return Found("unequal_steps", words, _furthest(case, rank), _after(case, rank), of="job", certain=True)
 

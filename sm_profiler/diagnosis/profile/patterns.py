@@ -396,6 +396,9 @@ def slowdown(case: Case) -> Found | None:
         waited = round(waits[1], 4), round(waits[0], 4)
         evidence.append(Evidence("time waiting for a core", *waited, rank.name, "share", "before"))
     evidence += _changes(case.metrics, rank, moment)
+    where = lines_since(case.metrics, rank, moment, part)
+    if not where and rank.name in case.metrics.samples.course:
+        evidence.append(Evidence("lines of the script that take longer than before", "none", None, rank.name))
     words = {
         "step": f"{step:,}",
         "moment": duration(moment - rank.start),
@@ -413,7 +416,7 @@ def slowdown(case: Case) -> Found | None:
     return Found(
         "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, lost),
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
-        lines_since(case.metrics, rank, moment, part), ranks=(alone.name,) if alone else (),
+        where, ranks=(alone.name,) if alone else (),
     )  # fmt: skip
 
 

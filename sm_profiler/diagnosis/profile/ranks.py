@@ -239,6 +239,7 @@ class Delays:
 
     Attributes:
         lost: seconds of each step.
+        uneven: how much of that is saved if each step's work is divided evenly.
         slowest: number of the rank that each step waits for.
         iteration: mean seconds of a step.
         part: part of the step in which the slowest ranks do more than the others.
@@ -246,6 +247,7 @@ class Delays:
     """
 
     lost: Floats
+    uneven: Floats
     slowest: Ints
     iteration: float
     part: str
@@ -305,7 +307,14 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
     lost = np.clip(np.minimum(_beyond_others(work, slowest), -_beyond_others(met, slowest)), 0.0, None)
     weight = lost / max(float(lost.sum()), 1e-12)
     grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
-    return Delays(lost, slowest, iteration, names[int(np.argmax(grown))], _agreement(work, met))
+    return Delays(
+        lost,
+        np.minimum(lost, work.max(axis=0) - work.mean(axis=0)),
+        slowest,
+        iteration,
+        names[int(np.argmax(grown))],
+        _agreement(work, met),
+    )
 
 
 def _beyond_usual(values: Floats) -> Floats:
@@ -349,8 +358,9 @@ def turns(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving | None:
         """Spread the work of each step evenly over the ranks; at best, the delay disappears."""
         lost = loop.as_usual(loop.filled(shared_steps(ranks)[1:], delays.lost, delays.share))
-        usual = (2 - equal) / 2
-        return Saving(lost * usual, (1 - equal) / usual, 1 / usual)
+        least = float(delays.uneven.sum() / delays.lost.sum())
+        usual = (1 + least) / 2
+        return Saving(lost * usual, least / usual, 1 / usual)
 
     evidence = (
         Evidence("time the ranks wait for the slowest of a step", round(delays.share, 4), unit="share"),

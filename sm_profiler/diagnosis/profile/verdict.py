@@ -37,7 +37,7 @@ from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
 from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
-from sm_profiler.formatting import percent
+from sm_profiler.formatting import duration, percent
 from sm_profiler.metrics import parts
 from sm_profiler.metrics.job_metrics import Rank
 
@@ -339,7 +339,7 @@ def _healthy(case: Case) -> Finding | None:
         "computing": percent(computing + evaluation), "beside": percent(beside), "unseen": percent(unseen),
         "stretched": FRAGMENTS["stretched"].format(share=percent(stretched)) if stretched >= limits.FLOOR else "",
         "why": _why_not_waiting(case), "waited": percent(case.shared_wait), "gpu": f"{case.gpu_mean or 0:.0f}",
-        "stack": case.stack,
+        "stack": case.stack, "compiler": "" if case.compiles else f"{case.stack.compiler}, ",
     }  # fmt: skip
     text, label = "healthy", Class.BALANCED.label
     where: tuple[Location, ...] = ()
@@ -401,8 +401,10 @@ def _why_not_waiting(case: Case) -> str:
     share = case.metrics.average_share("wait")
     if not case.waits_known or share < limits.HEALTHY:
         return ""
-    name = "rare_waits" if case.wait < limits.HEALTHY else "hidden_waits"
-    return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait))
+    hidden = "hidden_waits" if case.metrics.gpus else "short_waits"
+    name = "rare_waits" if case.wait < limits.HEALTHY else hidden
+    wait = duration(case.mean(lambda rank: rank.mean("wait", without_stalls=False)))
+    return FRAGMENTS[name].format(share=percent(share), usual=percent(case.wait), wait=wait)
 
 
 def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
