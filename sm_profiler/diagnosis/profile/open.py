@@ -81,8 +81,10 @@ def _unseen(metrics: JobMetrics) -> tuple[str, str]:
         )
     return (
         "No training step was seen; those of PyTorch, Keras, TensorFlow and JAX are found without changes.",
-        "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
-        "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler.",
+        (
+            "A recording by start() must begin before the loop does. In a script without these frameworks, mark each step: 'from "
+            "sm_profiler.hook import get_hook', then 'with get_hook().step():'. get_hook() is None in a run without the profiler."
+        ),
     )
 
 
