@@ -229,7 +229,7 @@ FRAGMENTS: Mapping[str, str] = {
     "input_stage_unmeasured": ": most of it in {stage}",
     "operation_takes": "; an operation takes {time}",
     "workers_few": "About {needed} {are} needed to load a batch in the other {rest} of a step.",
-    "workers_idle": "About {needed} are needed to load a batch in the other {rest} of a step. More workers than the {cores} are fine here: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
+    "workers_idle": "About {needed} are needed to load a batch in {rest} of a step. More workers than the {cores} are fine here, although PyTorch warns of them: loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, too.",
     "workers_unknown": "About {needed} are needed to load a batch in the other {rest} of a step, and each training process has {cores}. More workers than cores help only if loading mostly waits for storage or the network; this profile does not show whether it waits or computes. If it computes, also reduce preprocessing: cache its result, or use a faster decoder if it decodes.",
     "workers_many": "More workers alone cannot suffice: about {count} would be needed to load a batch in the other {rest} of a step, and each training process has {cores}. Also reduce preprocessing: cache its result, or use a faster decoder if it decodes.",
     "stage_python": "{name} runs Python code, one element at a time: read with TensorFlow's own datasets (TFRecord), or interleave several generators with num_parallel_calls.",

@@ -37,6 +37,7 @@ class Workers:
         cores: cores that each process may use, of the one that has the fewest; 0 if unknown.
         needed: workers that would deliver a batch in the rest of the step, at the present speed of each.
         wait, rest: seconds of an average step spent waiting, and not waiting.
+        computing: seconds that the CPU time of a step, with its loading, takes on all the cores; 0 if unknown.
         idle: loading itself mostly waits, so more workers than cores can run at once; None if that is not known.
     """
 
@@ -46,6 +47,7 @@ class Workers:
     wait: float
     rest: float
     idle: bool | None = False
+    computing: float = 0.0
 
     @property
     def suggested(self) -> int:
@@ -53,7 +55,7 @@ class Workers:
         wanted = max(limits.WORKERS, self.needed)
         limit = self.cores or max(2 * limits.WORKERS, self.now + 1)
         usual = max(min(wanted, limit), 1)
-        return max(usual, min(self.needed, limits.WORKERS**2)) if self.idle else usual
+        return max(usual, min(self.needed, limits.WORKERS * max(self.cores, 1))) if self.idle else usual
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
@@ -73,8 +75,11 @@ def workers_of(case: Case) -> Workers:
     step = case.mean(lambda rank: rank.mean("length", without_stalls=False))
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
-    needed = max(math.ceil(load / rest), now + 1, 1)
-    return Workers(now, case.cores, needed, wait, rest, case.mostly_waits(now, wait / max(step, 1e-9)))
+    idle, own = case.mostly_waits(now, wait / max(step, 1e-9)), case.own_cores
+    computing = step * float(np.mean(own)) / max(case.cores, 1) if now <= 0 and own else 0.0
+    shortest = max(rest, computing) if idle else rest  # no number of workers loads faster than the cores compute
+    needed = max(math.ceil(load / shortest), now + 1, 1)
+    return Workers(now, case.cores, needed, wait, shortest, idle, computing)
 
 
 def _mean_wait(case: Case) -> float:
@@ -391,9 +396,12 @@ def left_after(
     """
     fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), limits.HANDOVER_S, float(compute.mean())
     usual = simulated_wait(fetch, compute, pool.suggested)
-    fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
+    fewest = simulated_wait(
+        fetch, compute, max(min(pool.needed, pool.suggested) if pool.idle else pool.needed, pool.now + 1)
+    )
     if pool.idle or not pool.cores:
-        return max(fewest, limits.COLLATING_S), usual + rest, 0.0
+        least = max(pool.computing - mean, 0.0)
+        return max(fewest, least, limits.COLLATING_S), max(usual, least) + rest, least
     step = float((wait + compute).mean())
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
     if pool.now <= 0 and own_cores:
