@@ -158,23 +158,25 @@ def _broken(broken: Mapping[str, str]) -> str:
     return f"Failed and left out: {', '.join([first, *(name for name, _ in others)])} ({why})"
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int, most: int = 4) -> list[str]:
     return textwrap.wrap(
-        shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+        shorten(printable(text), 600),
+        width,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        max_lines=most,
+        placeholder=" …",
     )
 
 
 def _sentences(text: str, width: int, most: int = 4) -> list[str]:
-    """Return the sentences that fit into some lines; the first one at least, cut if need be."""
-    lines: list[str] = []
-    first, *others = _SENTENCE.split(printable(text))
-    for sentence in ("", *others):
-        first = f"{first} {sentence}".rstrip()
-        more = textwrap.wrap(first, width, initial_indent="  ", subsequent_indent="  ")
-        if lines and len(more) > most:
-            break
-        lines = more
-    return lines if len(lines) <= most else _wrap(text, width)[:most]
+    """Return the sentences that fit into some lines; if none does, the beginning of the first one."""
+    sentences = _SENTENCE.split(printable(text))
+    for count in range(len(sentences), 0, -1):
+        lines = textwrap.wrap(" ".join(sentences[:count]), width, initial_indent="  ", subsequent_indent="  ")
+        if len(lines) <= most:
+            return lines
+    return _wrap(sentences[0], width, most)
 
 
 def _is_said(fact: Evidence, headline: str) -> bool:
