@@ -23,10 +23,17 @@ time.sleep(60)
 DEFAULT = "import time; print('ready', flush=True); time.sleep(60)"
 
 
+def default_actions():
+    """A shell ignores the signals of its keyboard in what it runs in the background."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def launch(script):
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, script], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [sys.executable, "-c", LAUNCHER, script], stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=default_actions,
+    )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     return process
 

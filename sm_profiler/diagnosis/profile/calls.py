@@ -90,10 +90,11 @@ def saving(case: Case) -> Found | None:
         Evidence("files saved", most.count, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
     ]
-    around = ""
+    called, around = share, ""
     if seen.share >= limits.FLOOR:
-        evidence.append(Evidence("saving outside of these calls, from samples", round(seen.share, 4), unit="share"))
-        around = FRAGMENTS["saving_around"].format(share=percent(seen.share))
+        called = min(spent.seconds / rank.loop, share)
+        evidence.append(Evidence("saving outside of these calls, from samples", round(share - called, 4), unit="share"))
+        around = FRAGMENTS["saving_around"].format(share=percent(share - called))
     if most.size:
         evidence += [
             Evidence("size of a file", round(most.size), None, rank.name, "bytes"),
@@ -103,7 +104,7 @@ def saving(case: Case) -> Found | None:
             evidence.append(Evidence("saved to", path, None, rank.name))
     if most.steps_between > 0:
         evidence.append(Evidence("steps from one save to the next", most.steps_between, None, rank.name, "steps"))
-    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(share - seen.share), "around": around}
+    words = {"stops": ", and for ".join(map(_stop, calls)), "share": percent(called), "around": around}
     return Found("saving", words, tuple(evidence), share, saves=partial(activity, case, SAVING), where=timed)
 
 

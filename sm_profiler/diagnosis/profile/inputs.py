@@ -76,7 +76,7 @@ def workers_of(case: Case) -> Workers:
     now, rest = metrics.loader.num_workers, max(step - wait, 1e-6)
     load = now * step if now > 0 else wait  # without workers, the process loads only while it waits
     idle, own = case.mostly_waits(now, wait / max(step, 1e-9)), case.own_cores
-    computing = step * float(np.mean(own)) / max(case.cores, 1) if now <= 0 and own else 0.0
+    computing = step * float(np.mean(own)) / case.cores if now <= 0 and own and case.cores else 0.0
     shortest = max(rest, computing) if idle else rest  # no number of workers loads faster than the cores compute
     needed = max(math.ceil(load / shortest), now + 1, 1)
     return Workers(now, case.cores, needed, wait, shortest, idle, computing)
