@@ -9,8 +9,10 @@ import time
 import pytest
 
 LAUNCHER = """
-import os, sys
+import os, signal, sys
 from sm_profiler.run_folder import run_command
+for number in (signal.SIGINT, signal.SIGQUIT):  # which shells ignore in what they run in the background
+    signal.signal(number, signal.SIG_DFL)
 ended = run_command([sys.executable, "-c", sys.argv[1]], dict(os.environ))
 print(ended.code, ended.stopped)
 """
@@ -23,17 +25,10 @@ time.sleep(60)
 DEFAULT = "import time; print('ready', flush=True); time.sleep(60)"
 
 
-def default_actions():
-    """A shell ignores the signals of its keyboard in what it runs in the background."""
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def launch(script):
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, script], stdout=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=default_actions,
-    )  # fmt: skip
+        [sys.executable, "-c", LAUNCHER, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout.readline() == "ready\n"
     return process
 
