@@ -335,6 +335,7 @@ GPU_ADVICE: Mapping[str, str] = {
     "launch": "Launch fewer, larger kernels: {compile}, a larger batch{optimizers}. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
     "unrecorded": "Find what the host does meanwhile, which torch does not record: Python code between the operators, or a wait for a lock, a file or another process. Record with with_stack=True, or run the script with 'sm-profiler run', whose sampler names the lines.",
     "none": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script with 'sm-profiler run', which judges training on the CPU, too.",
+    "few": "Record several steps of the running loop: torch.profiler.schedule(wait=5, warmup=3, active=5).",
     "once": "Record steps of the running loop: torch.profiler.schedule(wait=5, warmup=3, active=5). If the gaps come back there, look at what runs at their lines.",
     "communication": f"Overlap it with computation: larger or smaller DDP buckets (bucket_cap_mb), FSDP with backward prefetch, gradient accumulation with no_sync(), gradients in bf16.{_LATE_FIRST}",
     "collective_allreduce": f"Gradients: overlap them with the backward pass (DDP does; try bucket_cap_mb), reduce in bf16, accumulate with no_sync().{_LATE_FIRST}",
