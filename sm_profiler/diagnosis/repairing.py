@@ -9,10 +9,12 @@ from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.blocks import Blocks
-from sm_profiler.diagnosis.model import Interval
+from sm_profiler.diagnosis.confidence import Confidence
+from sm_profiler.diagnosis.model import Finding, Interval
 from sm_profiler.formats.columns import Floats
 
 Repaired = TypeVar("Repaired")
@@ -140,6 +142,11 @@ class Trial(Generic[Repaired, State]):
     def worth(self) -> float:
         """The share of the whole time that it certainly saves, if it is right; the largest leads."""
         return self.certain * self.part * limits.PROBABILITY[self.confidence]
+
+
+def not_certain(finding: Finding, reason: str) -> Finding:
+    """Return a finding with no more than medium confidence."""
+    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
 
 
 def repaired_in_turn(

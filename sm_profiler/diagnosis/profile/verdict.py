@@ -34,7 +34,7 @@ from sm_profiler.diagnosis.profile.lines import (
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.profile.open import inconclusive, not_judged
 from sm_profiler.diagnosis.profile.patterns import largest_slowdown, slow_since
-from sm_profiler.diagnosis.repairing import Saving, Trial, repaired_in_turn
+from sm_profiler.diagnosis.repairing import Saving, Trial, not_certain, repaired_in_turn
 from sm_profiler.diagnosis.words import ADVICE, FRAGMENTS, HEADLINES
 from sm_profiler.folding import error_line
 from sm_profiler.formatting import duration, percent
@@ -97,7 +97,7 @@ def decide(case: Case, broken: dict[str, str] | None = None) -> Verdict:
         ranked = [Ranked(main or _healthy(case) or inconclusive(case), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= limits.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
-        main = _not_certain(main, RIVALLED)
+        main = not_certain(main, RIVALLED)
     main, *also = (_after_start(one, case, alone=not also) for one in (main, *also))
     return Verdict(main, tuple(also), tuple(not_judged(case)), case.shared_wait)
 
@@ -294,16 +294,12 @@ def _first_place(where: Sequence[Location]) -> str:
     return FRAGMENTS["look_first"].format(place=short_place(first))
 
 
-def _not_certain(finding: Finding, reason: str) -> Finding:
-    return replace(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
-
-
 def _after_start(finding: Finding, case: Case, *, alone: bool) -> Finding:
     """Return a slow start with a healthy loop named as such, and as a trial run's if the job is short."""
     if finding.kind is not Class.INITIALIZATION_BOUND or not alone:
         return finding
     if case.metrics.duration < limits.SHORT_RUN_S:
-        finding = _not_certain(finding, "a short run")
+        finding = not_certain(finding, "a short run")
     healthy = _healthy(case)
     if healthy is not None and healthy.label == healthy.kind.label:
         rest = f"{finding.headline[:1].lower()}{finding.headline[1:]}"
