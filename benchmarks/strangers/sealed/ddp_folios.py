@@ -65,7 +65,7 @@ def encode(text, vocabulary):
     return ids, torch.tensor([n * vocabulary[gram][1] for gram, n in found.items()]).log1p()
 
 
-def main(size=5000, batch=64, epochs=8):
+def main(size=3500, batch=64, epochs=14):
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     folios = list(transcripts(6000, 1))

@@ -80,7 +80,7 @@ def main(steps=240):
     images, masks = coast(600, 0)
     test_x, test_y = coast(96, 1)
     model = UNet()
-    params, tx = model.init(jax.random.key(0), images[:1]), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
+    params, tx = jax.jit(model.init)(jax.random.key(0), images[:1]), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     state = tx.init(params)
 
     def loss_fn(params, x, y):
@@ -100,8 +100,7 @@ def main(steps=240):
         found = model.apply(params, x) > 0
         return (found & (y > 0)).sum() / (found | (y > 0)).sum()
 
-    every = 80 if REPAIRED else 8
-    rng, key = np.random.default_rng(2), jax.random.key(3)
+    every, rng, key = 80 if REPAIRED else 8, np.random.default_rng(2), jax.random.key(3)
     best, start = 0.0, time.time()
     for step in range(1, steps + 1):
         rows = rng.integers(0, len(images), BATCH)

@@ -71,7 +71,7 @@ def main():
     set_seed(61)
     config = RobertaConfig(vocab_size=VOCABULARY, hidden_size=160, num_hidden_layers=4, num_attention_heads=4,
                            intermediate_size=640, max_position_embeddings=LENGTH + 4)
-    args = TrainingArguments("charters", max_steps=200, per_device_train_batch_size=8, learning_rate=5e-4, warmup_steps=20,
+    args = TrainingArguments("charters", max_steps=150, per_device_train_batch_size=8, learning_rate=5e-4, warmup_steps=20,
                              logging_steps=40, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
     trainer = Trainer(SpanTagger(config), args, train_dataset=Charters(1600, 1))
     start = time.time()

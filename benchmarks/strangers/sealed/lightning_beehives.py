@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import lightning as L
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-HOURS, WINDOW, HIVES = 900, 96, 40
+HOURS, WINDOW, HIVES = 2000, 96, 40
 SENSORS = ["weight", "inside", "outside", "humidity", "hum"]
 
 
@@ -45,7 +46,7 @@ class Hives(L.LightningDataModule):
 
     def read(self):
         table = pd.read_csv(self.path, sep=";", decimal=",")
-        table["time"] = pd.to_datetime(table["time"], format="%d.%m.%Y %H:%M")
+        table["time"] = table["time"].map(lambda text: datetime.strptime(text, "%d.%m.%Y %H:%M"))
         table = table.sort_values(["hive", "time"])
         parts = []
         for _, hive in table.groupby("hive"):
@@ -62,7 +63,7 @@ class Hives(L.LightningDataModule):
         self.epoch += 1
         x, y = [], []
         for hive in self.table:
-            for start in rng.integers(0, HOURS - WINDOW, 24):
+            for start in rng.integers(0, HOURS - WINDOW, 16):
                 x.append(hive[start : start + WINDOW, :-1].T)
                 y.append(hive[start + WINDOW - 1, -1])
         return DataLoader(TensorDataset(torch.from_numpy(np.stack(x)), torch.tensor(y)), self.batch, shuffle=True)

@@ -73,7 +73,7 @@ def main() -> None:
     pl.seed_everything(26, workers=True)
     train, val = random_split(Runs(), [896, 64])
     trainer = pl.Trainer(
-        max_epochs=5, accelerator="cpu", accumulate_grad_batches=4, gradient_clip_val=1.0, log_every_n_steps=10,
+        max_epochs=4, accelerator="cpu", accumulate_grad_batches=4, gradient_clip_val=1.0, log_every_n_steps=10,
         logger=CSVLogger(".", name="marathons"), enable_model_summary=False,
         callbacks=[LearningRateMonitor("step"), EarlyStopping("val", patience=3), TQDMProgressBar(refresh_rate=20),
                    ModelCheckpoint(monitor="val", save_top_k=1, save_weights_only=True)],

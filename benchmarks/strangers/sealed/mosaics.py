@@ -10,7 +10,7 @@ logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
 log = logging.getLogger(__name__)
 
 PATCHES, PIXELS = 64, 48  # 8 x 8 patches of 4 x 4 tesserae in three colours
-WIDTH, DEPTH, HEADS = 224, 3, 4
+WIDTH, DEPTH, HEADS = 192, 2, 4
 
 
 class Mosaics:
@@ -66,7 +66,7 @@ def optimizers(model):
     return torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01), torch.optim.AdamW(others, lr=1e-3)
 
 
-def train(steps=130, batch=24):
+def train(steps=150, batch=16):
     torch.manual_seed(79)
     mosaics, model = Mosaics(3), Restorer()
     both = optimizers(model)

@@ -106,9 +106,9 @@ def learn(params, target, state, batch, weight):
 rng, key, sizes = np.random.default_rng(9), jax.random.key(9), (2 * FLOORS, 128, 128, FLOORS)
 target = params = [(jax.random.normal(key, (a, b)) * (2 / a) ** 0.5, jnp.zeros(b)) for a, b in zip(sizes, sizes[1:])]
 state, elevators, replay, rewards, start = tx.init(params), Elevators(rng), Replay(rng), [], time.monotonic()
-for step in range(2500):
+for step in range(3500):
     now = elevators.states()
-    floors = np.where(rng.random(BUILDINGS) < max(0.05, 1 - step / 1000), rng.integers(0, FLOORS, BUILDINGS), values(params, now).argmax(1))
+    floors = np.where(rng.random(BUILDINGS) < max(0.05, 1 - step / 1500), rng.integers(0, FLOORS, BUILDINGS), values(params, now).argmax(1))
     rewards.append(elevators.move(floors))
     replay.add(now, floors, rewards[-1], elevators.states())
     places, batch, weight = replay.sample()

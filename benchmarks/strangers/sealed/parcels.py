@@ -79,7 +79,7 @@ class Batches(IterableDataset):
 
 
 class Arrival(nn.Module):
-    def __init__(self, width=448, blocks=4):
+    def __init__(self, width=384, blocks=4):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(size, 16) for size in CATEGORIES.values())
         self.first = nn.Linear(len(NUMERIC) + 16 * len(CATEGORIES), width)

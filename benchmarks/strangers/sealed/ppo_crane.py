@@ -11,7 +11,7 @@ from torch.distributions import Normal
 class Config(NamedTuple):
     cranes: int = 256
     horizon: int = 32
-    updates: int = 26
+    updates: int = 36
     epochs: int = 4
     minibatch: int = 1024
     gamma: float = 0.98

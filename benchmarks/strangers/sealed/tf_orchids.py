@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-WAYS, SHOTS, QUERIES, SIDE, SPECIES = 6, 3, 5, 24, 64
-EPISODES = 400
+WAYS, SHOTS, QUERIES, SIDE, SPECIES = 6, 3, 5, 32, 64
+EPISODES = 160
 REPAIRED = os.environ.get("REPAIRED") == "1"
 
 
@@ -37,7 +37,7 @@ def block(filters):
 
 keras.utils.set_random_seed(7)
 pictures, rng = flowers(), np.random.default_rng(8)
-encoder = keras.Sequential([keras.Input((SIDE, SIDE, 3)), *block(16), *block(24), *block(24), keras.layers.Flatten(), keras.layers.Dense(48)])
+encoder = keras.Sequential([keras.Input((SIDE, SIDE, 3)), *block(32), *block(48), *block(48), keras.layers.Flatten(), keras.layers.Dense(48)])
 temperature = tf.Variable(0.0)
 optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(2e-3, 100, 0.9))
 variables = encoder.trainable_variables + [temperature]
@@ -74,6 +74,6 @@ for number in range(EPISODES):
     loss, accuracy = train_step(*episode())
     losses.append(loss)
     accuracies.append(accuracy)
-    if number % 100 == 99:
-        print(f"episode {number + 1}: loss {np.mean(losses[-50:]):.3f}, accuracy {np.mean(accuracies[-50:]):.3f}", flush=True)
+    if number % 40 == 39:
+        print(f"episode {number + 1}: loss {np.mean(losses[-40:]):.3f}, accuracy {np.mean(accuracies[-40:]):.3f}", flush=True)
 print(f"training took {time.time() - begin:.2f} s")
