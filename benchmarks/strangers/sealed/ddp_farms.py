@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=280)
+parser.add_argument("--steps", type=int, default=180)
 parser.add_argument("--local", type=int, default=10 if os.environ.get("REPAIRED") == "1" else 1, help="steps between two rounds")
-parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--batch", type=int, default=128)
 parser.add_argument("--width", type=int, default=640)
 
 
@@ -77,7 +77,7 @@ def main():
         optimizer.step()
         if step % args.local == 0:
             average(model, optimizer)
-        if step % 70 == 0:
+        if step % 60 == 0:
             with torch.no_grad():
                 error = F.l1_loss(model(test_x).squeeze(1), test_y)
             print(f"farm {rank}, step {step}: litres off {error:.3f}", flush=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SIZES = (32, 320, 320, 320)
+SIZES = (32, 384, 384, 384)
 SPECIES, PARTS, BATCH = 10, 3, 128
 
 
@@ -53,7 +53,7 @@ def pollen(n, seed):
     return weather, rng.poisson(np.exp(1 + season + dry * (rng.random((n, 1)) < 0.7))).astype(np.float32)
 
 
-def main(steps=3000):
+def main(steps=2800):
     days, counts = map(jax.device_put, pollen(40_000, 0))
     test = pollen(2000, 1)
     params = init(jax.random.key(4))
@@ -63,7 +63,7 @@ def main(steps=3000):
     start = time.perf_counter()
     for i in range(steps):
         params, moments, loss = step(params, moments, key, i, days, counts)
-        if i % 500 == 499:
+        if i % 400 == 399:
             print(f"step {i + 1}: {loss:.4f}, of other years {held_out(params, *test):.4f}", flush=True)
     jax.block_until_ready(params)
     print(f"training took {time.perf_counter() - start:.2f} s")

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-SEEN, WHOLE = 96, 384
+SEEN, WHOLE = 96, 256
 
 
 def bones(n, seed):
@@ -60,7 +60,7 @@ class Progress(keras.callbacks.Callback):
 
 def main(epochs=5, batch=32):
     keras.utils.set_random_seed(33)
-    seen, whole = bones(1600, 1)
+    seen, whole = bones(1152, 1)
     held_out = bones(96, 2)
     model = completer()
     model.compile(optimizer=keras.optimizers.Adam(1e-3, global_clipnorm=1.0), loss=loss)

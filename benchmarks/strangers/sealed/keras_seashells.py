@@ -14,13 +14,13 @@ from keras import layers
 from PIL import Image
 
 SHELLS = ["cockle", "whelk", "scallop", "razor", "limpet", "periwinkle", "mussel", "cowrie"]
-PHOTO, SIDE = 512, 64
+SCENE, PHOTO, SIDE = 256, 800, 48
 
 
-def photograph(folder, each=60):
+def photograph(folder, each=32):
     rng = np.random.default_rng(5)
-    y, x = np.mgrid[-1 : 1 : PHOTO * 1j, -1 : 1 : PHOTO * 1j].astype(np.float32)
-    sand = rng.normal(170, 25, (PHOTO, PHOTO, 3)).astype(np.float32)
+    y, x = np.mgrid[-1 : 1 : SCENE * 1j, -1 : 1 : SCENE * 1j].astype(np.float32)
+    sand = rng.normal(170, 25, (SCENE, SCENE, 3)).astype(np.float32)
     for kind, name in enumerate(SHELLS):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(each):
@@ -29,7 +29,8 @@ def photograph(folder, each=60):
             shell = r < 0.5 * (1 + 0.1 * np.cos(a * (kind + 1)))
             ribs = 40 * np.sin((4 + 3 * kind) * a) if kind % 2 else 40 * np.sin((12 + 4 * kind) * r)
             picture = np.where(shell[..., None], 150 + ribs[..., None] + rng.normal(0, 20, 3), np.roll(sand, i, 1))
-            Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:03d}.jpg", quality=92)
+            photo = Image.fromarray(picture.clip(0, 255).astype(np.uint8)).resize((PHOTO, PHOTO))
+            photo.save(folder / name / f"{i:03d}.jpg", quality=92)
 
 
 def load(path, kind):
@@ -52,7 +53,7 @@ def dataset(folder, batch):
     return data.shuffle(len(paths), seed=1).map(flip).batch(batch).prefetch(1)
 
 
-def build(width=24):
+def build(width=16):
     x = inputs = keras.Input((SIDE, SIDE, 3))
     x = layers.Conv2D(width, 3, strides=2, padding="same", activation="relu")(x)
     for factor in (2, 3, 4):
@@ -76,5 +77,5 @@ if __name__ == "__main__":
         metrics=["accuracy"],
     )
     tick = time.perf_counter()
-    history = model.fit(shells, epochs=5, verbose=2)
+    history = model.fit(shells, epochs=7, verbose=2)
     print(f"training took {time.perf_counter() - tick:.2f} s")

@@ -66,7 +66,7 @@ def optimizers(model):
     return torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01), torch.optim.AdamW(others, lr=1e-3)
 
 
-def train(steps=150, batch=16):
+def train(steps=125, batch=16):
     torch.manual_seed(79)
     mosaics, model = Mosaics(3), Restorer()
     both = optimizers(model)
