@@ -17,14 +17,14 @@ REPAIRED = os.environ.get("REPAIRED") == "1"
 @dataclass
 class Settings:
     candidates: int = 16
-    precincts: int = 1280
+    precincts: int = 960
     ballots: int = 16
     width: int = 64
     depth: int = 16
-    batch: int = 16
-    epochs: int = 5
+    batch: int = 8
+    epochs: int = 4
     decay: float = 0.995
-    save_every: int = 100 if REPAIRED else 5
+    save_every: int = 100 if REPAIRED else 4
 
 
 def precincts(s, n, seed):

@@ -45,10 +45,12 @@ class UNet(nn.Module):
 
 
 def augmented(images, masks, rng):
-    """Turn by any angle, mirror, and change each band's brightness."""
+    """Move, turn by any angle, mirror, and change each band's brightness."""
     pairs = []
     for image, mask in zip(images, masks):
-        angle = rng.uniform(0, 360)
+        angle, moved = rng.uniform(0, 360), rng.uniform(-3, 3, 2)
+        image = ndimage.shift(image, (*moved, 0), mode="reflect")
+        mask = ndimage.shift(mask, moved, order=0, mode="reflect")
         image = ndimage.rotate(image, angle, reshape=False, mode="reflect")
         mask = ndimage.rotate(mask, angle, reshape=False, order=0, mode="reflect")
         if rng.random() < 0.5:
@@ -65,7 +67,7 @@ def augmented_at_once(images, masks, key):
     n, axis = len(images), jnp.arange(SIDE) - (SIDE - 1) / 2
     angle = jax.random.uniform(a, (n, 1, 1), maxval=2 * jnp.pi)
     mirror = jnp.where(jax.random.bernoulli(b, shape=(n, 1, 1)), 1.0, -1.0)
-    x, y = mirror * axis[None, None], axis[None, :, None]
+    x, y = mirror * axis[None, None] + 3 * jnp.sin(7 * angle), axis[None, :, None] + 3 * jnp.cos(5 * angle)
     i = jnp.round(jnp.cos(angle) * y - jnp.sin(angle) * x + (SIDE - 1) / 2).astype(int)
     j = jnp.round(jnp.sin(angle) * y + jnp.cos(angle) * x + (SIDE - 1) / 2).astype(int)
     i, j = (jnp.abs((k + SIDE - 1) % (2 * SIDE - 2) - SIDE + 1) for k in (i, j))
@@ -74,9 +76,9 @@ def augmented_at_once(images, masks, key):
     return take(images, i, j) * gain + shift, take(masks, i, j)
 
 
-def main(steps=240):
+def main(steps=160):
     images, masks = coast(600, 0)
-    test_x, test_y = coast(96, 1)
+    test_x, test_y = coast(256, 1)
     model = UNet()
     params, tx = jax.jit(model.init)(jax.random.key(0, impl="unsafe_rbg"), images[:1]), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     state = tx.init(params)

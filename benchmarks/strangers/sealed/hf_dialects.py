@@ -59,7 +59,7 @@ def main():
         train_sampling_strategy="group_by_length" if by_length else "random", length_column_name="length",
         remove_unused_columns=False, logging_steps=25, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )
-    trainer = Trainer(DistilBertForSequenceClassification(config), args, train_dataset=Interviews(1280, 1),
+    trainer = Trainer(DistilBertForSequenceClassification(config), args, train_dataset=Interviews(1120, 1),
                       data_collator=collate, callbacks=[Losses()])
     begin = time.perf_counter()
     trainer.train()

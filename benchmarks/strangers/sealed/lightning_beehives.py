@@ -99,7 +99,7 @@ def main():
     L.seed_everything(44, verbose=False)
     path = Path("readings.csv")
     write_readings(path)
-    trainer = L.Trainer(max_epochs=10, accelerator="cpu", reload_dataloaders_every_n_epochs=1, logger=False,
+    trainer = L.Trainer(max_epochs=11, accelerator="cpu", reload_dataloaders_every_n_epochs=1, logger=False,
                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     begin = time.time()
     trainer.fit(Swarming(), datamodule=Hives(path, 32))
