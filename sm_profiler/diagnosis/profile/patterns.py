@@ -428,7 +428,7 @@ def slowdown(case: Case) -> Found | None:
     advice = "slow_rank" if alone else "slow_input" if part == "wait" else "slower" if change.gradual else "slow_since"
     sure = agreement >= thresholds.SAME_PART and others is not None and not busier
     return Found(
-        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, rank, change),
+        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, rank, change, _grown(case, rank, change)),
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
         where, ranks=(alone.name,) if alone else (),
     )  # fmt: skip
@@ -439,16 +439,26 @@ def slow_since(loop: Loop, step: int) -> Mask:
     return (loop.index >= step) & (np.arange(len(loop.index)) < loop.steps)
 
 
-def _slowdown_saved(rank: Rank, change: Change, loop: Loop) -> Saving | None:
-    """Make all steps as long as the first ones, or as those before the slowdown, in the activities that grew."""
-    slow = slow_since(loop, int(rank.iterations.index[change.at]))
+def _grown(case: Case, rank: Rank, change: Change) -> dict[str, float]:
+    """Return the activities that grew with a change, the one that grew most first, with their shares of all growth."""
+    if case.loop is None:
+        return {}
+    slow = slow_since(case.loop, int(rank.iterations.index[change.at]))
     if not slow.any() or slow.all():
-        return None
-    lost = np.minimum(loop.placed(rank.iterations.index, change.lost(rank.iterations.length)), loop.training)
-    grown = {name: max(float(row[slow].mean() - row[~slow].mean()), 0.0) for name, row in loop.left.items()}
+        return {}
+    grown = {name: max(float(row[slow].mean() - row[~slow].mean()), 0.0) for name, row in case.loop.left.items()}
     order = sorted((name for name in grown if grown[name] > limits.SHOWN * sum(grown.values())), key=lambda name: -grown[name])
+    return {name: grown[name] / sum(grown[one] for one in order) for name in order}
+
+
+def _slowdown_saved(rank: Rank, change: Change, grown: dict[str, float], loop: Loop) -> Saving | None:
+    """Make all steps as long as the first ones, or as those before the slowdown, in the activities that grew."""
+    lost = loop.placed(rank.iterations.index, change.lost(rank.iterations.length))
+    rows = [np.minimum(lost * part, loop.of_activity(name)) for name, part in grown.items()]
+    if not rows:
+        return None
     least, value, most = limits.SAVED
-    return Saving(lost * value, least / value, most / value, tuple(order), strict=True)
+    return Saving(np.sum(rows, axis=0) * value, least / value, most / value, tuple(grown), strict=True)
 
 
 def _grown_part(rank: Rank, change: Change) -> tuple[str, float]:
