@@ -192,9 +192,9 @@ class Loop:
         """Return the loop after a repair, the share of the loop that it saves, and the share that it certainly saves."""
         after, rows = self.without(saving)
         share, certain = saving.share(rows, self.blocks, self.training)
-        low = share.low * (1 - min(self.once / self.whole, 1.0))  # a run as short as this one
+        later = 1 - min(self.once / self.whole, 1.0)  # the first steps stay as they are
         high = max(min(share.high, limits.MOST_SAVED - self.saved), share.value)
-        return after, Interval(low, share.value, high), certain
+        return after, Interval(*(part * later for part in (share.low, share.value, high))), certain
 
 
 def loop_of_parts(ranks: Sequence[Rank]) -> Loop | None:

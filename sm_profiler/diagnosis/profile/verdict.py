@@ -233,7 +233,7 @@ def _possible(share: Any, one: Candidate) -> Interval:
 
 def _gain(found: Interval, loop: Loop) -> Gain:
     """Return the gain of a repair that saves a share of the loop."""
-    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), max(loop.whole - loop.once, 0.0))
+    return Gain.of_share(found, float(loop.length.sum()) / max(loop.steps, 1), loop.whole)
 
 
 def _of_job(one: Candidate, case: Case, left: float) -> Ranked:
