@@ -109,13 +109,12 @@ def all_but(spent: Floats, others: float, kept: Sequence[float], taken: tuple[st
 
 def _spread(rows: Floats) -> float:
     """Return the difference of the median row between stretches of a loop, as a share: drift and other load."""
-    least = _SIGMAS * math.sqrt(2) * limits.REPEAT  # of two runs, one with the repair
     if len(rows) < limits.STRETCHES:
-        return least
+        return limits.REPEAT
     medians = np.asarray([np.median(one) for one in np.array_split(rows[:-1], limits.STRETCHES)])
     mean = float(medians.mean())
     found = float(medians.std()) / mean if mean > 0 else 0.0
-    return min(max(found, least), limits.REPEAT_MOST)
+    return min(max(found, limits.REPEAT), limits.REPEAT_MOST)
 
 
 @attrs.frozen(eq=False)
