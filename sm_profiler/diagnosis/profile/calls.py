@@ -373,7 +373,7 @@ def evaluation(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Evaluate less often, or on less data; at most, never."""
         seconds = loop.of_activity(EVALUATION)
-        return Saving.of_scenarios([seconds * part for part in (*limits.PART_SAVED, 1.0)], (EVALUATION,))
+        return Saving.of_scenarios([seconds * part for part in limits.SAVED], (EVALUATION,))
 
     compiled = FRAGMENTS["evaluation_compiled"].format(time=duration(once)) if once > 0 else ""
     words = {"share": percent(share), "total": duration(float(np.mean(spent))), "compiled": compiled}

@@ -234,7 +234,7 @@ def part_of_share(
         kept: share of the time that a healthy loop may spend on it.
         sure: it was measured directly.
     """
-    least, value = limits.PART_SAVED if sure else limits.PART_SAVED_INDIRECT
+    least, value = limits.SAVED[:2] if sure else limits.PART_SAVED_INDIRECT
     share = min(max(float(np.nan_to_num(share)), 0.0), 1.0)
     certain = max(min(least * share, share - kept), 0.0) / max(value * share, 1e-12)
     return Saving(loop.now * share * value, least / value, 1 / value, taken, certain=certain)
@@ -339,7 +339,7 @@ def _recorded_stacks(case: Case) -> Found | None:
     def saves(loop: Loop) -> Saving:
         """Save the stacks in any case; the checks of the gradients, which no sample shows, may take as long."""
         spent = loop.usual("forward") * part
-        return Saving(spent, limits.PART_SAVED[1], 2, ("forward", "backward"), strict=True)
+        return Saving(spent, limits.SAVED[0], 2, ("forward", "backward"), strict=True)
 
     return Found(
         "anomaly", {"share": percent(share)}, evidence, share, saves=saves, doubt="inferred from samples",
@@ -437,11 +437,13 @@ class PerSample:
         )  # fmt: skip
 
     def saves(self, loop: Loop) -> Saving:
-        """Save the loss and its gradients, and in any case a part of the loss itself."""
-        least, usually = limits.PART_SAVED
-        value = (self.between + self.backward) * usually
-        low = self.between * least / value
-        return Saving(loop.now * value, low, 1 / usually, (*REST, "backward"))
+        """Save the loss, and its gradients, of which it is not measured how long they take."""
+        low, value = (
+            self.between * part + self.backward * indirect
+            for part, indirect in zip(limits.SAVED, limits.PART_SAVED_INDIRECT, strict=False)
+        )
+        certain = self.between * limits.SAVED[0] / value
+        return Saving(loop.now * value, low / value, (self.between + self.backward) / value, (*REST, "backward"), certain=certain)
 
 
 def _launched_per_sample(case: Case, launches: Launches) -> PerSample | None:

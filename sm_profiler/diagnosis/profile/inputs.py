@@ -300,12 +300,12 @@ def _by_own_iterator(case: Case) -> Found | None:
 
     def saves(loop: Loop) -> Saving | None:
         seconds = loop.of_activity(MAKING) + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
-        least, value = limits.PART_SAVED
+        least, value, most = limits.SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
         return Saving(
             seconds * value,
             least / value,
-            1 / value,
+            most / value,
             (MAKING, COLLECTING),
             strict=True,
             certain=min(least, rest) / value,
