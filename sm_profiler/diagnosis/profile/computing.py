@@ -691,8 +691,6 @@ def _one_by_one(case: Case) -> Found | None:
     share = min((compiled * calls[2] if calls else 0.0) + dispatched.share, 1.0)
     if share < limits.NOTICEABLE:
         return None
-    # compiling fuses what the operations compute, too
-    most = min(compiled + dispatched.share, 1.0) / share if calls else 1.0
     evidence = [Evidence("time of a training step in operations that run one by one", round(share, 4), unit="share")]
     cost, error = FRAGMENTS["besides_compiled"], dispatched.error
     if calls:
@@ -706,8 +704,16 @@ def _one_by_one(case: Case) -> Found | None:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", dispatched.samples))
 
     def saves(loop: Loop) -> Saving:
-        saving = part_of_share(loop, share, kept=limits.NOTICEABLE - limits.FLOOR, sure=calls is not None)
-        return attrs.evolve(saving, high=saving.high * max(most, 1.0))
+        """Save the launches, and at best all that is not compiled yet, with the compilations of single operations."""
+        least, value = limits.SAVED[:2]
+        inside = loop.of_activity(*_STEP, *(("compiled",) if calls else ()))
+        seconds = np.minimum(loop.now * share, inside)
+        most = float(inside.sum()) / max(float(seconds.sum()), 1e-12)
+        usual = value * (1 + most) / 2
+        sure = least if calls else limits.PART_SAVED_INDIRECT[0]
+        certain = max(min(sure, 1 - (limits.NOTICEABLE - limits.FLOOR) / share), 0.0)
+        once = 0.0, loop.once * limits.MAJORITY / 2, loop.once * limits.MAJORITY
+        return Saving(seconds * usual, least / usual, most / usual, certain=certain / usual, once=once)
 
     return Found(
         "one_by_one", {"share": percent(share), "step": duration(case.typical("length")), "cost": cost}, tuple(evidence), share,
@@ -716,6 +722,7 @@ def _one_by_one(case: Case) -> Found | None:
     )  # fmt: skip
 
 
+_STEP = ("forward", "backward", "optimizer", *REST)  # activities of a step that launches operations
 _TIMED = ("wait", parts.DECLARED, *(part.key for part in parts.phases()))  # of a step
 
 
