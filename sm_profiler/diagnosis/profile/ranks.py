@@ -461,10 +461,10 @@ def _called_collectives(case: Case) -> Found | None:
         return None
 
     def saves(loop: Loop) -> Saving:
-        """Return a part of the time: fewer calls, or some while the ranks compute, take less of it."""
-        spent, least = np.minimum(loop.usual(TRANSFER), alone), limits.PART_SAVED_INDIRECT[0]
-        usual = max(1 - limits.HEALTHY / share, least)
-        return Saving.of_scenarios([spent * part for part in (least, usual, 1.0)], (TRANSFER,))
+        """Call them as rarely as other calls; at least, they take as long as an exchange in a healthy loop."""
+        spent = np.minimum(loop.usual(TRANSFER), alone)
+        least = max(1 - limits.HEALTHY / share, limits.PART_SAVED_INDIRECT[0])
+        return Saving.of_scenarios([spent * part for part in (least, *limits.SAVED[1:])], (TRANSFER,))
 
     return seen.found(
         "communication", "time in collectives, on the rank that waits least in them", share, {}, saves=saves,
