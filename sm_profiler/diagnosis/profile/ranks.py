@@ -199,9 +199,12 @@ def _as_others(case: Case, late: _Late, share: float, loop: Loop) -> Saving | No
     # Its work may be left out, or be divided evenly; a rank that sleeps, or writes files, has none to divide.
     divided = late.activity not in _NO_WORK and not sleeps_beyond_others(case.metrics, case.ranks[late.rank].name)
     equal = 1 / len(work) if divided else 0.0
-    usual = (2 - equal) / 2
+    usual, most = (2 - equal) / 2, max(recorded, 1.0)
+    if divided and (late.activity, late.meeting) == ("forward", "backward"):
+        # Gradients take as much longer as the forward pass does, which the waits of the others for them hide.
+        most = max(most, (1 - equal) * (1 + late.own("backward")[0] / late.own("forward")[0]))
     taken = (late.activity, late.meeting)
-    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, max(recorded, 1.0) / usual, taken)
+    return Saving(saved * usual, min(recorded, 1.0) * (1 - equal) / usual, most / usual, taken)
 
 
 def more_steps(case: Case) -> Found | None:
