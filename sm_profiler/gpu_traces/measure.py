@@ -345,7 +345,10 @@ def _allocations(events: KinetoColumns) -> Numbers:
     A loop that runs keeps its memory.
     """
     calls = events.category == RUNTIME
-    found = [np.flatnonzero(calls & events.name.mask(lambda name, kind=kind: kind.search(name) is not None)) for kind in (ALLOCATES, FREES)]
+    found = [
+        np.flatnonzero(calls & events.name.mask(lambda name, kind=kind: kind.search(name) is not None))
+        for kind in (ALLOCATES, FREES)
+    ]
     steps = len(step_rows(events))
     return np.concatenate(found) if 0 < steps <= min(map(len, found)) else found[0][:0]
 

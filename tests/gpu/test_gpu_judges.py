@@ -129,6 +129,22 @@ def test_a_host_that_does_something_else_gets_other_advice(tmp_path):
     assert STEP_US < 2 * ELSEWHERE_US
 
 
+def allocating(start, number, *, frees=True):
+    """Return a step in which the device is idle for 300 µs while the host frees and allocates its memory."""
+    calls = [call(start + 10, 140, name="cudaFree"), call(start + 150, 140, name="cudaMalloc")]
+    return [
+        event("user_annotation", f"ProfilerStep#{number}", start, STEP_US), *calls[not frees :], call(start + 295, 5, number),
+        kernel("tensorop_gemm", start + 300, STEP_US - 300, correlation=number),
+    ]  # fmt: skip
+
+
+def test_memory_that_is_freed_and_allocated_in_each_step_has_its_own_cause(tmp_path):
+    found = findings(write(tmp_path / "both", training(allocating, 300)))
+    assert found[Class.ALLOCATOR].where == ()
+    assert "cudaFree" in str(found[Class.ALLOCATOR].evidence)
+    assert Class.ALLOCATOR not in findings(write(tmp_path / "grows", training(partial(allocating, frees=False), 300)))
+
+
 def test_copies_within_the_device_need_no_pinned_memory_first(tmp_path):
     one = findings(write(tmp_path, training(within, 300)))[Class.TRANSFER_BOUND]
     assert one.next_step.startswith("Look for .clone()")

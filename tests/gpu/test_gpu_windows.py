@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 
+import attrs
 import numpy as np
 import pytest
 
+from sm_profiler.diagnosis.classes import MOSTLY_IDLE, Class
+from sm_profiler.diagnosis.confidence import Confidence
+from sm_profiler.diagnosis.model import Finding, Verdict
 from sm_profiler.formats.columns import Category, EventColumns
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.formats.kineto_reader import PHASE, read_kineto
@@ -17,7 +21,7 @@ from sm_profiler.gpu_traces.callers import Callers, PythonFrame
 from sm_profiler.gpu_traces.measure import CauseLines
 from sm_profiler.gpu_traces.traces import GpuTraces
 from sm_profiler.hook.convert import write_events
-from sm_profiler.report.build import build_report, join, read_windows
+from sm_profiler.report.build import add_windows, build_report, join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
 from tests.support.gpu_events import call, event, kernel
@@ -176,6 +180,31 @@ def test_the_report_of_a_window_with_a_gpu_joins_the_always_on_recording(profile
     page = (tmp_path / "profiler-report.html").read_text()
     assert "train.py" in page
     assert "Phases on the GPU" in page
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "leads"),
+    [
+        (MOSTLY_IDLE, Class.HOST_BOUND, True),
+        ("", Class.HOST_BOUND, False),
+        ("", Class.ALLOCATOR, True),
+        (MOSTLY_IDLE, Class.COMPUTE_BOUND, False),
+    ],
+)
+def test_a_window_leads_where_the_loop_does_not_show_the_cause(profile, monkeypatch, label, kind, leads):
+    (raw,) = profile.rglob("*.trace.json.gz")
+    with_gpu(raw)
+
+    def finding(kind, label):
+        return Finding(kind, "found", (), "", 0.0, confidence=Confidence("high"), label=label)
+
+    source = open_source(str(profile))
+    report = attrs.evolve(build_report(source), verdict=Verdict(finding(Class.BALANCED, label)))
+    monkeypatch.setattr("sm_profiler.report.build.decide_traces", lambda _: Verdict(finding(kind, "")))
+    main = add_windows(report, source).verdict.main
+    assert main.kind is (kind if leads else Class.BALANCED)
+    if kind is Class.HOST_BOUND and leads:
+        assert (main.confidence, main.headline) == ("medium", "In the detailed windows: found")
 
 
 def test_a_broken_window_costs_no_report(profile, monkeypatch):

@@ -80,6 +80,9 @@ def test_the_use_of_a_gpu_is_judged_without_the_start_of_its_libraries():
     rest = training(400, at=2.2)
     metrics = metrics_of([*first, *rest], gpu_samples(lambda tick: 0 if tick < 4 else 98, 6))
     assert metrics.gpus[0].mean == 98
+    longest = training(3, wait=0.0, forward=4.0, backward=0.0, optimizer=0.0, outside=0.0)  # longer than all others
+    metrics = metrics_of([*longest, *training(400, at=13.0)], gpu_samples(lambda tick: 0 if tick < 26 else 98, 17))
+    assert metrics.gpus[0].mean == 98
 
 
 def test_what_the_host_waits_for_while_the_gpu_works_costs_nothing():

@@ -429,6 +429,7 @@ def _confidence_in_health(case: Case, unexplained: float) -> Confidence:
         (others, "something else slows the steps"),
         (unexplained >= limits.USUAL, much),
         (launches_unknown(case), "the cost of launches is unknown"),
+        (case.gpu_mean is not None and case.gpu_mean < limits.BUSY, "the GPU is idle for a part of the time"),
         (any(value >= limits.CLOSE * most for value, most in near), "a part of the loop is close to what is usual"),
     )
     return next((Confidence("medium", text) for applies, text in reasons if applies), Confidence("high"))
