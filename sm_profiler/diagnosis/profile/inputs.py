@@ -291,15 +291,15 @@ def _by_own_iterator(case: Case) -> Found | None:
     outer = [one for one in case.metrics.samples.stacks if one.phase in BESIDE_THE_PHASES]
     making = [one for one in outer if maker(one) is not None]
     share, step = case.usual(MAKING)
-    count, beside = sum(one.count for one in making), sum(one.count for one in outer)
-    if count == 0 or share * step < limits.HANDOVER_S:
+    spent = sum(one.seconds for one in making)
+    if spent <= 0 or share * step < limits.HANDOVER_S:
         return None
-    error = share * error_of_part(count, beside) * beside / count
+    error = share * error_of_part(making, outer) * sum(one.seconds for one in outer) / spent
     place = maker(max(making, key=lambda one: one.seconds))
     function = shorten(place.function, MAX_NAME) if place else ""
 
     def saves(loop: Loop) -> Saving | None:
-        seconds = loop.of_activity(MAKING) + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
+        seconds = loop.usual(MAKING) + loop.of_activity(COLLECTING) * case.seen.collected_in(MAKING)
         least, value = limits.PART_SAVED
         rest = max(1 - limits.HEALTHY / max(share, 1e-9), 0.0)
         return Saving(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from statistics import NormalDist
@@ -263,13 +264,15 @@ class Change:
     Attributes:
         at: number of the iteration (row) with which the slow steps begin.
         before, after: usual length of an iteration, seconds.
-        gradual: the steps become slower little by little.
+        gradual: the steps become slower little by little, from `before` at the start on.
+        share: of the time of all iterations, what they take longer than `before`.
     """
 
     at: int
     before: float
     after: float
     gradual: bool
+    share: float = 0.0
 
     @property
     def factor(self) -> float:
@@ -305,7 +308,13 @@ def _change_of(lengths: Floats, quantile: float) -> Change | None:
     together = 1 - (limits.FLOOR if after < limits.SURELY * before else 1 - limits.MOST)
     if float((larger[:at, at:] > 0).mean()) < together:
         return None
-    return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
+    first = _first_slow(lengths, at * size, size, (before + after) / 2)
+    level = np.where(np.arange(len(lengths)) < first, before, after)
+    if gradual := _is_gradual(blocks, at):
+        before = min(before, float(np.median(blocks[: math.ceil(count / limits.STRETCHES)])))
+        level = blocks[np.minimum(np.arange(len(lengths)) // size, count - 1)]
+    lost = float((lengths * np.maximum(1 - before / level, 0.0)).sum() / lengths.sum())
+    return Change(first, before, after, gradual, lost)
 
 
 def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
@@ -317,7 +326,10 @@ def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
 
 
 def _is_gradual(blocks: Floats, at: int) -> bool:
-    """Return whether a line describes the blocks better than a step does."""
+    """Return whether a line describes the blocks better than a step does, and they go on growing to the end."""
+    early, late = (float(np.median(half)) for half in np.array_split(blocks[at:], 2))
+    if late - early < limits.USUAL * float(np.median(blocks[at:]) - np.median(blocks[:at])):
+        return False
     x = np.arange(len(blocks))
     line = blocks - np.polyval(np.polyfit(x, blocks, 1), x)
     step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
@@ -333,8 +345,8 @@ def largest_slowdown(case: Case) -> tuple[float, Rank, Change] | None:
         if change is None:
             continue
         change = attrs.evolve(change, at=int(settled[change.at]))
-        slow = float(rank.iterations.length[change.at :].sum()) * rank.scale
-        lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
+        loop = float(rank.iterations.length[settled].sum()) * rank.scale
+        lost = change.share * min(loop / rank.loop, 1.0) if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change
     return None if best is None or best[0] < limits.FLOOR else best
@@ -396,7 +408,7 @@ def slowdown(case: Case) -> Found | None:
         waited = round(waits[1], 4), round(waits[0], 4)
         evidence.append(Evidence("time waiting for a core", *waited, rank.name, "share", "before"))
     evidence += _changes(case.metrics, rank, moment)
-    where = lines_since(case.metrics, rank, moment, part)
+    where = lines_since(case.metrics, rank, moment, part if agreement >= thresholds.SAME_PART else "")
     if not where and rank.name in case.metrics.samples.course:
         evidence.append(Evidence("lines of the script that take longer than before", "none", None, rank.name))
     words = {
@@ -404,7 +416,7 @@ def slowdown(case: Case) -> Found | None:
         "moment": duration(moment - rank.start),
         "how": "become slower and slower" if change.gradual else "are slower",
         "after": duration(change.after),
-        "before": duration(change.before),
+        "before": f"{duration(change.before)}{' at first' if change.gradual else ''}",
         "during": parts.during(part),
         "who": "" if len(case.ranks) <= 1 else f", by rank {alone.name} alone" if alone else ", on all ranks",
         "share": percent(lost),
@@ -414,7 +426,7 @@ def slowdown(case: Case) -> Found | None:
     advice = "slow_rank" if alone else "slow_input" if part == "wait" else "slower" if change.gradual else "slow_since"
     sure = agreement >= thresholds.SAME_PART and others is not None and not busier
     return Found(
-        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, lost),
+        "slowdown", words, tuple(evidence), lost, f"slowdown_{advice}", partial(_slowdown_saved, step, change, lost),
         "several parts grew, or other programs began to work" if not sure else case.by_others(0.0), 0.0,
         where, ranks=(alone.name,) if alone else (),
     )  # fmt: skip
@@ -425,8 +437,8 @@ def slow_since(loop: Loop, step: int) -> Mask:
     return (loop.index >= step) & (np.arange(len(loop.index)) < loop.steps)
 
 
-def _slowdown_saved(step: int, lost: float, loop: Loop) -> Saving | None:
-    """Make the steps since the slowdown as long as those before it."""
+def _slowdown_saved(step: int, change: Change, lost: float, loop: Loop) -> Saving | None:
+    """Make the steps since the slowdown as long as those before it; those that became slower little by little, as the first ones."""
     slow = slow_since(loop, step)
     if not slow.any() or slow.all():
         return None
@@ -435,7 +447,7 @@ def _slowdown_saved(step: int, lost: float, loop: Loop) -> Saving | None:
         for name, row in loop.left.items()
         if name not in NAMED
     }
-    seconds = np.where(slow, loop.training, 0.0)
+    seconds = np.maximum(loop.training - change.before, 0.0) if change.gradual else np.where(slow, loop.training, 0.0)
     total = float(seconds.sum())
     if total <= 0:
         return None
