@@ -223,11 +223,17 @@ class Stalls:
 def find_stalls(iterations: Iterations) -> Stalls:
     """Find the long iterations, without those of the warm-up.
 
-    On a busy machine all steps vary, and a repeated stall may not be visible in whole iterations but in the part that it
-    hits. So each part is searched for a period if whole iterations have none.
+    Those with a period may be shorter than others, which the jitter of a machine explains. On a busy machine all
+    steps vary, and a repeated stall may not be visible in whole iterations but in the part that it hits. So each part is
+    searched for a period if whole iterations have none.
     """
     found = _long_in(iterations, iterations.length)
-    if found.period is not None or len(iterations) < thresholds.MIN_STEPS or not iterations.known.all():
+    if found.period is not None or len(iterations) < thresholds.MIN_STEPS:
+        return found
+    regular = _long_in(iterations, iterations.length, thresholds.LONGER_STEP)
+    if regular.period is not None and regular.share >= max(thresholds.FLOOR, found.share):
+        return regular
+    if not iterations.known.all():
         return found
     by_part = [_long_in(iterations, iterations.of(key)) for key in parts.iteration_keys()]
     periodic = [one for one in by_part if one.period is not None and one.exact]
@@ -249,8 +255,8 @@ def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:
     return attrs.evolve(found, excess=excess, collected=found.collected * judged.scale)
 
 
-def _long_in(iterations: Iterations, values: Floats) -> Stalls:
-    """Find iterations that are long because of `values`: their length, or the time of one part."""
+def _long_in(iterations: Iterations, values: Floats, times: float = thresholds.LONG_STEP) -> Stalls:
+    """Find iterations that are long because of `values`: their length, or the time of one part; `times` as long as usual."""
     nothing = Stalls(
         np.zeros(len(iterations), np.bool_), float(np.median(iterations.length)) if len(iterations) else 0.0
     )
@@ -258,9 +264,9 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
         return nothing
     usual, middle = float(np.median(values)), nothing.median
     spread = float(np.median(np.abs(values - usual)))
-    beyond = max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MADS * spread, thresholds.LONG_STEP_MS / 1e3)
+    beyond = max((times - 1) * middle, thresholds.LONG_STEP_MADS * spread, thresholds.LONG_STEP_MS / 1e3)
     long = values > usual + beyond
-    longer = values > usual + max((thresholds.LONG_STEP - 1) * middle, thresholds.LONG_STEP_MS / 1e3)
+    longer = values > usual + max((times - 1) * middle, thresholds.LONG_STEP_MS / 1e3)
     for mask in (long, longer):
         mask[iterations.index < thresholds.WARM_UP_STEPS] = False
     total = float(iterations.length.sum())

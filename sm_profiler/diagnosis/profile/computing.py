@@ -62,7 +62,8 @@ def outside(case: Case) -> Found | None:
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
         share -= _dispatched(case).share
     spent = share * step
-    if spent < limits.HANDOVER_S or _is_small_for_trainer(case):
+    own = 1 - case.shared_wait  # the rest of any time is that of other programs
+    if spent * own < limits.HANDOVER_S or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
     if share < kept + limits.FLOOR:
         return _waits_for_gpu(case) or _one_function(case, share, step)
@@ -71,7 +72,7 @@ def outside(case: Case) -> Found | None:
         """All but what a healthy loop spends between phases and waits, in usual steps."""
         inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
         others = float((inner.training - inner.of_activity(*REST)).sum())
-        most = kept if step < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
+        most = kept if step * own < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
@@ -150,11 +151,11 @@ def _is_small_for_trainer(case: Case) -> bool:
 
     Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what surrounds them,
     and functions of the library run below it: a script may write its whole step on one line, too.
-    Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
-    otherwise, unless a loop of the script asks for predictions at each step. What a trainer does at each step costs the
-    same however large the batch is.
+    Loops of Keras and trainers run code of the script in callbacks only, which are no part of a step, so that samples must
+    show otherwise, unless a loop of the script asks Keras for predictions at each step. What a trainer does at each step
+    costs the same however large the batch is.
     """
-    if case.typical("length") >= limits.SMALL_STEP_S:
+    if case.typical("length") * (1 - case.shared_wait) >= limits.SMALL_STEP_S:
         return False
     stacks = [one for one in case.metrics.samples.stacks if one.places and not one.long]
     names = {"wait", *(part.key for part in parts.phases())}
@@ -168,7 +169,7 @@ def _is_small_for_trainer(case: Case) -> bool:
     scripts = sum(one.count for one in outer) - trainers
     chance = limits.SURE_SIGMAS * math.sqrt(trainers + scripts)
     of_keras = case.stack is KERAS and not any(rank.within_steps for rank in case.ranks)
-    return trainers - scripts > (-chance if of_keras else chance)
+    return trainers - scripts > (-chance if of_keras or case.trainer else chance)
 
 
 def _waits_for_gpu(case: Case) -> Found | None:
@@ -268,7 +269,6 @@ def padding(case: Case) -> Found | None:
     doubt = "a GPU may not be faster with less" if any(rank.on_device for rank in case.ranks) else ""
     return Found(
         text, {"padding": percent(whole)}, evidence, share, saves=saves, doubt=doubt, error=limits.REPEAT_MOST * share,
-        where=lines_of_phase(case.metrics, "forward"),
     )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def _by_waits(case: Case) -> Found | None:
     wait, mean = case.wait, _mean_wait(case)
     least = handed_over(case)
     # handing over a ready batch takes longer if others have the cores
-    if wait < limits.HEALTHY or mean * (1 - case.shared_wait) < least:
+    if wait < limits.FLOOR or mean * (1 - case.shared_wait) <= least:
         return None
     if mean < limits.HANDOVER_S and (steps := host(case)) is not None and steps.larger_batch:
         return None  # what the loader's own code takes for a batch, a larger batch spreads like that of the steps
@@ -199,10 +199,16 @@ def _by_waits(case: Case) -> Found | None:
         "of": f"{short} of {length}" if length.endswith(f" {unit}") else f"{short} {unit} of {length}",
         "step": duration(step), "clause": cause.clause, "more": cause.more,
     }  # fmt: skip
+
+    def saves(loop: Loop) -> Saving:
+        """Save nothing of waits that are as short as in a healthy loop: in what other repairs have left of this one."""
+        left = loop.total / float(loop.length.sum())
+        return _faster_input(case, loop) if wait >= limits.HEALTHY * left else Saving(loop.now * 0.0)
+
     same = abs(mean / max(step, 1e-12) - share) < limits.REPEAT  # shares of the loop and of a step this close are one
     return Found(
         "waiting" if same else "waiting_in_steps", words, evidence, share, cause.advice,
-        lambda loop: _faster_input(case, loop), doubt, case.share_error("wait"),
+        saves, doubt, case.share_error("wait"),
         cause.where or _lines(case),
     )  # fmt: skip
 

@@ -100,6 +100,8 @@ def periodic(case: Case) -> Found | None:
         return None  # without a period, or long only because of collections
     if _of_calls(rank, case):
         return None
+    if not rank.stalls.exact and _are_slices(rank, case):
+        return None
     stalls, restarted = rank.stalls, _restarted(rank, case)
     where = "wait" if restarted else stalls.where
     if _between_epochs(rank, case):
@@ -187,9 +189,8 @@ def outliers(case: Case) -> Found | None:
         or long_steps_may_wait(rank, case)
     ):
         return None
-    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
-    if waits and stalls.typical - stalls.median < limits.HICCUP_S:
-        return None  # any step may wait for a core as long
+    if _are_slices(rank, case):
+        return None
     epochs, once = _between_epochs(rank, case), stalls.count == 1
     words = {
         "count": stalls.count,
@@ -221,6 +222,12 @@ def _share_in_long(rank: Rank, case: Case, name: str) -> float:
         return 0.0
     long = case.loop.placed(rank.iterations.index, rank.stalls.long.astype(np.float64))
     return float((case.loop.of_activity(name) * long).sum() / case.loop.length.sum())
+
+
+def _are_slices(rank: Rank, case: Case) -> bool:
+    """Return whether long steps may be those that wait for the slices of a core that other programs get, which come by the clock."""
+    waits = case.shared_wait >= max(rank.stall_share, limits.MAJORITY)
+    return waits and rank.stalls.typical - rank.stalls.median < limits.HICCUP_S
 
 
 def _without_core(rank: Rank, case: Case) -> float:
