@@ -65,12 +65,16 @@ def outside(case: Case) -> Found | None:
     own = 1 - case.shared_wait  # the rest of any time is that of other programs
     if spent * own < limits.HANDOVER_S or _is_small_for_trainer(case):
         return _waits_for_gpu(case)
-    if share < kept + limits.FLOOR:
-        return _waits_for_gpu(case) or _one_function(case, share, step)
+    short = share < kept + limits.FLOOR
+    if short and (found := _waits_for_gpu(case) or _one_function(case, share, step)) is not None:
+        return found
 
     def saves(loop: Loop) -> Saving:
-        """All but what a healthy loop spends between phases and waits, in usual steps."""
-        inner = case.loop if case.loop is not None else loop  # before any repair: what is healthy does not shrink
+        """All but what a healthy loop spends between phases and waits, in usual steps, once other repairs leave more than that."""
+        if short and share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
+            return Saving(loop.now * 0.0)
+        # of a loop that loses so much as it is, what is healthy does not shrink with other repairs
+        inner = loop if short or case.loop is None else case.loop
         others = float((inner.training - inner.of_activity(*REST)).sum())
         most = kept if step * own < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
