@@ -224,7 +224,6 @@ def _error(found: Sequence[Sampled], stacks: Sequence[Sampled]) -> float:
     parts = [{*BESIDE_THE_PHASES}, *({phase} for phase in {one.phase for one in found} - {*BESIDE_THE_PHASES})]
     for phases in parts:
         inside = [one for one in stacks if one.phase in phases]
-        count, samples = (sum(one.count for one in own if one.phase in phases) for own in (found, inside))
-        if count:
-            variance += (sum(one.seconds for one in inside) * error_of_part(count, samples)) ** 2
+        if own := [one for one in found if one.phase in phases]:
+            variance += (sum(one.seconds for one in inside) * error_of_part(own, inside)) ** 2
     return float(variance**0.5) / total if total > 0 else 1.0
