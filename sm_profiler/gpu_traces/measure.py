@@ -345,10 +345,11 @@ def _allocations(events: KinetoColumns) -> Numbers:
     A loop that runs keeps its memory.
     """
     calls = events.category == RUNTIME
-    found = [
-        np.flatnonzero(calls & events.name.mask(lambda name, kind=kind: kind.search(name) is not None))
-        for kind in (ALLOCATES, FREES)
-    ]
+
+    def named(kind: re.Pattern[str]) -> Numbers:
+        return np.flatnonzero(calls & events.name.mask(lambda name: kind.search(name) is not None))
+
+    found = named(ALLOCATES), named(FREES)
     steps = len(step_rows(events))
     return np.concatenate(found) if 0 < steps <= min(map(len, found)) else found[0][:0]
 
