@@ -40,7 +40,9 @@ def test_finds_the_step(count, where):
 def test_finds_a_gradual_slowdown():
     change = find_change(noisy(600) * np.linspace(1, 3, 600))
     assert change.gradual
-    assert change.lost(np.full(600, 0.1)).mean() == pytest.approx(0.01, rel=0.1)  # from the first step on, not from the middle
+    assert change.lost(np.full(600, 0.1)).mean() == pytest.approx(
+        0.01, rel=0.1
+    )  # from the first step on, not from the middle
 
 
 def test_a_gradual_slowdown_saves_all_growth_of_what_grows():
