@@ -242,6 +242,9 @@ def test_gains_are_wider_if_little_was_seen():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     few, many = (loop.gain(Saving(loop.now * 0.4, error=error))[1] for error in (0.2, 0.01))
     assert few.high - few.low > 2 * (many.high - many.low)
+    bound = loop.gain(Saving(loop.now * 0.4, error=0.2, bound=float(loop.now.sum()) * 0.42))[1]
+    assert (bound.low, bound.value) == (few.low, few.value)
+    assert bound.high < few.high - 0.08  # there is no more to be seen
 
 
 def called(function, phase="optimizer", *, line="trainer.fit(model, data)", seconds=2.0, leaf="numpy.histogram"):
