@@ -371,6 +371,29 @@ def test_collectives_that_a_script_calls_are_communication():
     assert "one all_reduce for all gradients" in main.next_step
 
 
+def test_packing_what_is_exchanged_is_communication():
+    rows, stacks = [], []
+    for node in (NAME, "algo-1-1"):
+        rows += training(200, outside=0.03, node=node)
+        stacks.append(stack((9, "gather"), node=node, leaf="numpy._core.multiarray._reconstruct", seconds=5.5))
+    main, *_ = judged(rows, *stacks, sources=[(9, "dist.all_gather_object(found, scores)")])
+    assert (main.kind, main.where[0].line) == (Class.COMMUNICATION_BOUND, 9)
+
+
+@pytest.mark.parametrize(("count", "late"), [(3, False), (60, True)])
+def test_a_rank_is_late_by_more_than_its_samples_vary(count, late):
+    """What ranks do outside the phases only samples tell from waiting for each other."""
+    rows = [row for node in (NAME, "algo-1-1") for row in training(200, outside=0.03, node=node)]
+    stacks = [
+        stack((9, "gather"), leaf=REDUCE, seconds=4.0, count=2 * count),
+        stack((8, "score"), leaf="", seconds=2.0, count=count),
+        stack((9, "gather"), node="algo-1-1", leaf=REDUCE, seconds=1.5, count=count),
+        stack((8, "score"), node="algo-1-1", leaf="", seconds=4.5, count=2 * count),
+    ]
+    found = judged(rows, *stacks)
+    assert (Class.STRAGGLER in {one.kind for one in found}) is late, found
+
+
 def test_a_rank_that_saves_is_late_and_the_one_in_the_forward_pass_waits():
     """The rank that waited for the broadcast of buffers was accused, with high confidence."""
     rows = [*training(200, outside=0.03), *training(200, forward=0.0328, outside=0.0002, node="algo-1-1")]

@@ -38,11 +38,12 @@ def test_finds_the_step(count, where):
 
 
 def test_finds_a_gradual_slowdown():
-    change = find_change(noisy(600) * np.linspace(1, 3, 600))
+    lengths = noisy(600) * np.linspace(1, 3, 600)
+    change = find_change(lengths)
     assert change.gradual
-    assert change.lost(np.full(600, 0.1)).mean() == pytest.approx(
-        0.01, rel=0.1
-    )  # from the first step on, not from the middle
+    assert change.before == pytest.approx(np.median(noisy(600)) * 1.1, rel=0.05)  # as at first
+    assert change.lost(lengths).sum() / lengths.sum() == pytest.approx(0.5 - 0.05, abs=0.05)
+    assert not find_change(noisy(600) * np.minimum(np.linspace(1, 5, 600), 2.5)).gradual  # it ends
 
 
 def test_a_gradual_slowdown_saves_all_growth_of_what_grows():

@@ -234,7 +234,6 @@ def _error(found: Sequence[Sampled], stacks: Sequence[Sampled]) -> float:
     total, variance = sum(one.seconds for one in found), 0.0
     for phases in _parts_of(found):
         inside = [one for one in stacks if one.phase in phases]
-        count, samples = (sum(one.count for one in own if one.phase in phases) for own in (found, inside))
-        if count:
-            variance += (sum(one.seconds for one in inside) * error_of_part(count, samples)) ** 2
+        if own := [one for one in found if one.phase in phases]:
+            variance += (sum(one.seconds for one in inside) * error_of_part(own, inside)) ** 2
     return float(variance**0.5) / total if total > 0 else 1.0

@@ -149,7 +149,11 @@ def rank_by_gain(found: Sequence[Candidate], case: Case) -> list[Ranked]:
     found = [one for one in found if not one.cause.kind.is_healthy]
     stopped = [Ranked(one.with_confidence(case, 1.0), math.inf) for one in found if one.cause.stops]
     growing = [one for one in found if one.cause.kind is Class.MEMORY_GROWTH]
-    growth = [Ranked(one.with_confidence(case, one.found.share), one.found.share) for one in growing]
+    growth = [
+        Ranked(found, one.found.share * limits.PROBABILITY[found.confidence])
+        for one in growing
+        for found in (one.with_confidence(case, one.found.share),)
+    ]
     others = [one for one in found if not one.cause.stops and one not in growing]
     idle = [one for one in others if one.cause.kind is Class.IDLE]  # its pauses are repaired in the loop
     in_loop = [one for one in others if one.found.of == "loop" and one not in idle]
