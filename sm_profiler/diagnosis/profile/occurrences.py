@@ -189,7 +189,13 @@ class Seen:
             Evidence(what, round(share, 4), unit="share"),
             Evidence("samples in these lines", self.count),
         )
-        of_samples = {"doubt": "inferred from samples", "error": self.error, "bound": self.bound, "where": self.lines, "low": self.low}
+        of_samples = {
+            "doubt": "inferred from samples",
+            "error": self.error,
+            "bound": self.bound,
+            "where": self.lines,
+            "low": self.low,
+        }
         return Found(text, {"share": percent(share), **words}, evidence, share, **{**of_samples, **more})
 
 
@@ -216,7 +222,9 @@ def seen_in_samples(case: Case, activity: str, timed: Collection[tuple[str, int]
     share = min(spent, case.share_of(activity))
     inside = sum(one.seconds for phases in _parts_of(found) for one in stacks if one.phase in phases)
     bound = min(inside / lines.seconds * share, 1.0)
-    return Seen(share, count, share * _error(found, stacks), bound, lines.locations(lines.weights(), case.metrics, least=1))
+    return Seen(
+        share, count, share * _error(found, stacks), bound, lines.locations(lines.weights(), case.metrics, least=1)
+    )
 
 
 def _parts_of(found: Sequence[Sampled]) -> list[set[str]]:
