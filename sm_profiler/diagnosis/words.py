@@ -123,7 +123,7 @@ ADVICE: Mapping[str, str] = {
     "reads_gpu": "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
     "own_phase": "Make “{name}” cheaper, do it less often, or move it out of the loop: into loader workers, another process, or before the training. Declare phases inside it to see which of its parts takes the time.",
     "small_steps": _SMALL_STEPS,
-    "padding": "Pad each batch to its longest sequence only: padding=\"longest\" or DataCollatorWithPadding in place of padding=\"max_length\". Batches of similar lengths (group_by_length=True), or several sequences packed into a row, save the rest. If a compiler needs fixed shapes, pad to a few lengths.",
+    "padding": 'Pad each batch to its longest sequence only: padding="longest" or DataCollatorWithPadding in place of padding="max_length". Batches of similar lengths (group_by_length=True), or several sequences packed into a row, save the rest. If a compiler needs fixed shapes, pad to a few lengths.',
     "padding_within": "Make batches of sequences of similar length (group_by_length=True in transformers' TrainingArguments, or a sampler that sorts within a window), or pack several sequences into a row, with a mask between them.",
     "launches_per_sample": "Vectorize the loss: compute all samples of the batch in one call instead of a Python loop over them (reduction='none', then weights and masks as tensors). A larger batch alone launches as many more operators.",
     "idle_gpu_check": "Check for blocking calls (.item(), .cpu(), print of tensors), then {stack.fewer_launches}; a detailed window shows the gaps between kernels.",

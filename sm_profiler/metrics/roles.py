@@ -76,7 +76,9 @@ def within_steps(rows: StepRows, switches: float = 0.0, breaks: Sequence[int] = 
     last = np.flatnonzero(without & ~goes_on)
     others = np.append(0, np.cumsum(~predicts))
     asked = others[last + 1] == others[first]
-    few = (asked | _acts(rows) | (last - first < thresholds.FORWARDS_IN_STEP)) & ~np.isin(last + 1, (*breaks, len(rows)))
+    few = (asked | _acts(rows) | (last - first < thresholds.FORWARDS_IN_STEP)) & ~np.isin(
+        last + 1, (*breaks, len(rows))
+    )
     edges = np.zeros(len(rows) + 1, np.int64)
     edges[first[few]], edges[last[few] + 1] = 1, -1
     found: Mask = np.cumsum(edges[:-1]) > 0

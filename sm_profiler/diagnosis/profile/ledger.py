@@ -79,7 +79,9 @@ COLLECTIVES = re.compile(
     r"^(torch\.distributed\.(\w+$|distributed_c10d|_functional_collectives|nn\.functional)|"
     r"torch\.nn\.parallel\.distributed\.\w+\._(distributed_broadcast_coalesced|sync_\w+)|horovod|smdistributed|deepspeed\.comm)\b"
 )
-_EXCHANGES = re.compile(r"\b(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast_object|gather_object|scatter_object)\w*\(")
+_EXCHANGES = re.compile(
+    r"\b(all_gather|all_reduce|all_to_all|reduce_scatter|broadcast_object|gather_object|scatter_object)\w*\("
+)
 _MODULES = re.compile(r"^torch\.nn\.modules\.(?!module\b)")
 _UPDATES = re.compile(
     r"\.grad\b|\bgrad(ient)?s?\b|\bapply_updates\(|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\("
