@@ -290,7 +290,7 @@ def test_loaders_that_no_window_saw_are_known_from_the_process():
 
 
 def test_a_log_that_is_flushed_to_disk_is_no_checkpoint():
-    rows = training(400, outside=0.009)
+    rows = training(400, outside=0.0075)
     ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
     args = {"calls": 1, "file": "/code/train.py", "line": 9, "function": "note"}
     saves = [(event_names.SAVE, "os.fsync", end + 0.001, 0.006, NAME, step, args) for step, end in enumerate(ends)]

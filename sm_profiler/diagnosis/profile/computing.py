@@ -55,20 +55,18 @@ READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*los
 
 def outside(case: Case) -> Found | None:
     """Find metrics, `.item()` and the script's own code at every step."""
-    (share, step), kept, own = _of_rest(case), _kept(case), 1 - case.shared_wait
-    short = share < kept + limits.FLOOR
-    if short and ((found := _waits_for_gpu(case)) is not None or not share):
+    (share, step), kept = _of_rest(case), _kept(case)
+    if share < kept + limits.FLOOR and ((found := _waits_for_gpu(case)) is not None or not share):
         return found
     spent = share * step
 
     def saves(loop: Loop) -> Saving:
-        """All but what a healthy loop spends between phases and waits, in usual steps, once other repairs leave more than that."""
-        if short and share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
+        """All but what a healthy loop spends between phases and waits, in usual steps, of what other repairs have left."""
+        if share < (kept + limits.FLOOR) * loop.total / float(loop.length.sum()):
             return Saving(loop.now * 0.0)
-        # of a loop that loses so much as it is, what is healthy does not shrink with other repairs
-        inner = loop if short or case.loop is None else case.loop
-        others = float((inner.training - inner.of_activity(*REST)).sum())
-        most = kept if step * own < limits.SMALL_STEP_S else min(kept, limits.FAR)  # Python takes as long in any step
+        others = float((loop.training - loop.of_activity(*REST)).sum())
+        small = step * (1 - case.shared_wait) < limits.SMALL_STEP_S  # the rest of any time is that of other programs
+        most = kept if small else min(kept, limits.FAR)  # Python takes as long in any step
         return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
 
     words = {
@@ -108,8 +106,7 @@ def _of_rest(case: Case) -> tuple[float, float]:
         share -= per_sample.between if per_sample is not None else 0.0  # which has its own name
     if _one_by_one(case) is not None:  # and so have operations outside compiled functions
         share -= _dispatched(case).share
-    spent = share * step * (1 - case.shared_wait)  # the rest of any time is that of other programs
-    return 0.0 if spent < limits.HANDOVER_S or _is_small_for_trainer(case) else share, step
+    return 0.0 if share * step < limits.HANDOVER_S or _is_small_for_trainer(case) else share, step
 
 
 def _is_rest(one: Sampled, case: Case) -> bool:
