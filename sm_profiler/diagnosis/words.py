@@ -307,6 +307,7 @@ GPU_HEADLINES: Mapping[str, str] = {
     "input": "The GPU is idle {share} of the time while the host loads the next batch.",
     "boundary": "The GPU is idle {share} of the time between steps, while the host runs nothing that torch records: usually it waits for the next batch.",
     "sync": "The GPU is idle {share} of the time because the host had waited for it ({names}) and could not launch ahead.",
+    "allocation": "The GPU is idle {share} of the time while the host frees and allocates its memory, in each step.",
     "launch": "The GPU is idle {share} of the time because the host launches kernels too slowly.",
     "unrecorded": "The GPU is idle {share} of the time because the host does something other than launching kernels.",
     "once": "The GPU is idle {share} of the recorded time in a few very long gaps: first calls that load libraries, choose algorithms or compile.",
@@ -336,6 +337,7 @@ GPU_COMPILE: Mapping[str, tuple[str, str]] = {
 GPU_ADVICE: Mapping[str, str] = {
     "input": "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",
     "sync": "Remove the waits from the loop: read losses and metrics (.item(), .cpu(), print) every 50th step, copy with non_blocking=True from pinned memory, and avoid torch.cuda.synchronize() and shapes that depend on data.",
+    "allocation": "Keep freed memory for the next step: remove torch.cuda.empty_cache() from the loop. Where memory is short, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or take a smaller batch.",
     "launch": "Launch fewer, larger kernels: {compile}, a larger batch{optimizers}. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
     "unrecorded": "Find what the host does meanwhile, which torch does not record: Python code between the operators, or a wait for a lock, a file or another process. Record with with_stack=True, or run the script with 'sm-profiler run', whose sampler names the lines.",
     "none": "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script with 'sm-profiler run', which judges training on the CPU, too.",

@@ -550,11 +550,15 @@ def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> L
 
 
 def _warm_span(ranks: Sequence[Rank], span: tuple[float, float]) -> tuple[float, float]:
-    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it."""
+    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it.
+
+    These steps may take longer than all others together, as where cuDNN tries its algorithms first.
+    """
     steps = int(thresholds.WARM_UP_STEPS)
-    starts = [float(rank.iterations.start[steps]) for rank in ranks if len(rank.iterations) > steps and not rank.judged]
-    start = max(starts, default=span[0]) + thresholds.GPU_LAG_S
-    return (start, span[1]) if span[1] - start >= thresholds.WARM_LEFT * (span[1] - span[0]) else span
+    started = [rank for rank in ranks if len(rank.iterations) > steps and not rank.judged]
+    start = max((float(rank.iterations.start[steps]) for rank in started), default=span[0]) + thresholds.GPU_LAG_S
+    left = min((1 - steps / len(rank.iterations) for rank in started), default=1.0)
+    return (start, span[1]) if left >= thresholds.WARM_LEFT and span[1] - start >= thresholds.GPU_LAG_S else span
 
 
 def measure_job(  # most are optional parts
