@@ -263,12 +263,11 @@ def padding(case: Case) -> Found | None:
     passes = ("forward", "backward", "compiled")
 
     def saves(loop: Loop) -> Saving:
-        """Save what is beyond the longest sequence of each batch; at best all of it, of batches with similar lengths."""
+        """Save what is beyond the longest sequence of each batch; at best half of the rest, of batches with similar lengths."""
         spent = loop.usual(*passes)
         least = of_all * limits.SAVED[1]  # launching takes as long for shorter sequences
-        return Saving.of_scenarios(
-            [spent * part for part in (least, of_all, max(whole * limits.SAVED[1], of_all))], passes
-        )
+        most = of_all + limits.MAJORITY * (whole - of_all)
+        return Saving.of_scenarios([spent * part for part in (least, of_all, most)], passes)
 
     share = case.share_of(*passes) * whole
     evidence = (
