@@ -232,14 +232,19 @@ def test_what_happens_once_is_not_saved():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     waits = Saving(loop.of_activity("waiting for data"), taken=("waiting for data",), strict=True)
     start = attrs.evolve(loop, once=loop.whole / 4).gain(waits)[1]
-    assert start.low == pytest.approx(loop.gain(waits)[1].low * 0.75)
-    assert start.high == pytest.approx(loop.gain(waits)[1].high)
+    for end in ("low", "value", "high"):
+        assert getattr(start, end) == pytest.approx(getattr(loop.gain(waits)[1], end) * 0.75)
+    along = attrs.evolve(loop, once=loop.whole / 4).gain(attrs.evolve(waits, once=(0.0, 0.0, loop.whole / 8)))[1]
+    assert (along.low, along.high) == pytest.approx((start.low, start.high + 1 / 8))
 
 
 def test_gains_are_wider_if_little_was_seen():
     loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
     few, many = (loop.gain(Saving(loop.now * 0.4, error=error))[1] for error in (0.2, 0.01))
     assert few.high - few.low > 2 * (many.high - many.low)
+    bound = loop.gain(Saving(loop.now * 0.4, error=0.2, bound=float(loop.now.sum()) * 0.42))[1]
+    assert (bound.low, bound.value) == (few.low, few.value)
+    assert bound.high < few.high - 0.08  # there is no more to be seen
 
 
 def called(function, phase="optimizer", *, line="trainer.fit(model, data)", seconds=2.0, leaf="numpy.histogram"):

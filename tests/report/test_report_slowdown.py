@@ -46,6 +46,19 @@ def test_finds_a_gradual_slowdown():
     assert not find_change(noisy(600) * np.minimum(np.linspace(1, 5, 600), 2.5)).gradual  # it ends
 
 
+def test_a_gradual_slowdown_saves_all_growth_of_what_grows():
+    rows, now = [], 1.0
+    for step in range(400):
+        rows += training(1, at=now, number=step, forward=0.003, backward=0.005, outside=0.0002 + step * 5e-5)
+        now = rows[-1][2] + rows[-1][3] + 0.0002 + step * 5e-5
+    case = Case(metrics_of(rows), {})
+    found = cause_found("FAIL_SLOW", case)
+    grown = 5e-5 * 200 / (0.0102 + 5e-5 * 200)
+    assert found.share_of_time == pytest.approx(grown, abs=0.05)
+    gain = next(one for one in verdict_of(rows).findings if one.kind is Class.FAIL_SLOW).gain
+    assert gain.share_of_loop.low < grown < gain.share_of_loop.high
+
+
 @pytest.mark.first(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_noise_is_no_change(seed):

@@ -67,7 +67,10 @@ def outside(case: Case) -> Found | None:
         others = float((loop.training - loop.of_activity(*REST)).sum())
         small = step * (1 - case.shared_wait) < limits.SMALL_STEP_S  # the rest of any time is that of other programs
         most = kept if small else min(kept, limits.FAR)  # Python takes as long in any step
-        return all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
+        saving = all_but(loop.usual(*REST), others, (most, limits.REPEAT, 0.0), REST)
+        # A line that hands an array to numpy may wait for what the step computes, which no repair saves.
+        waits = waits_unseen(case) * loop.total / max(float(saving.seconds.sum()), 1e-12)
+        return attrs.evolve(saving, low=max(saving.low - waits, 0.0))
 
     words = {
         "share": percent(share),

@@ -12,11 +12,11 @@ import numpy as np
 
 from sm_profiler.diagnosis import limits
 from sm_profiler.diagnosis.confidence import OTHERS_WORK
-from sm_profiler.diagnosis.model import Evidence
+from sm_profiler.diagnosis.model import Evidence, Location
 from sm_profiler.diagnosis.profile.case import Case, Found, cores_of_others, input_bursts
 from sm_profiler.diagnosis.profile.computing import MAX_NAME, long_steps_may_wait
-from sm_profiler.diagnosis.profile.ledger import AGAIN, COMPILING, NAMED
-from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_since
+from sm_profiler.diagnosis.profile.ledger import AGAIN, BESIDE_THE_PHASES, COMPILING, NAMED, PHASE, WAIT, rows_of_rank
+from sm_profiler.diagnosis.profile.lines import lines_of_long_steps, lines_of_samples, lines_since
 from sm_profiler.diagnosis.profile.loop import Loop
 from sm_profiler.diagnosis.repairing import Saving
 from sm_profiler.diagnosis.words import FRAGMENTS
@@ -25,13 +25,37 @@ from sm_profiler.formats.recorded import Epoch, LoaderWorkers
 from sm_profiler.formatting import duration, percent, shorten
 from sm_profiler.metrics import parts, thresholds
 from sm_profiler.metrics.job_metrics import JobMetrics, Rank
+from sm_profiler.metrics.stalls import Iterations, find_stalls
 from sm_profiler.printable import printable
 
 
 def worst_stalls(case: Case) -> Rank | None:
     """Return the rank that loses most in long steps; None if none does."""
     ranks = [rank for rank in case.ranks if rank.stalls.count and not input_bursts(rank, case.metrics)]
+    ranks += [found for rank in case.ranks if (found := _between_steps(rank, case)) is not None]
     return max(ranks, key=lambda rank: rank.stall_share, default=None)
+
+
+def _between_steps(rank: Rank, case: Case) -> Rank | None:
+    """Return a rank with the stalls of its rows instead of its steps, if a step evaluates now and then.
+
+    Such a step is none of the usual ones, and what surrounds the evaluation (samples that are drawn, results that are
+    written) lies in no other. Activities with causes of their own are left out.
+    """
+    if rank.seconds["evaluation"] <= 0 or rank.judged is not None:
+        return None
+    rows = case.ledger.ranks[case.ranks.index(rank)]
+    own = {name: spent[:-1] for name, spent in rows.seconds.items() if name not in NAMED}
+    keys: dict[str, list[str]] = {key: [] for key in parts.iteration_keys()}
+    for name in own:
+        key = "wait" if name == WAIT else parts.DECLARED if name.startswith(PHASE) else name
+        keys[key if key in keys else "outside"].append(name)
+    nothing = np.zeros(len(rows.steps) - 1)
+    seconds = {key: np.sum([own[name] for name in names], axis=0) if names else nothing for key, names in keys.items()}
+    length = np.asarray(sum(seconds.values(), nothing))
+    known = np.ones(len(length), np.bool_)
+    iterations = Iterations(rows.steps[:-1], rows_of_rank(rank).start[:-1], length, seconds, nothing, known)
+    return attrs.evolve(rank, iterations=iterations, stalls=find_stalls(iterations))
 
 
 def _stalls_saved(rank: Rank, loop: Loop) -> Saving:
@@ -60,6 +84,13 @@ def _of_calls(rank: Rank, case: Case) -> bool:
     named, length = case.loop.of_activity(*NAMED), case.loop.now
     beyond = float((length[long] - np.median(length[~long])).sum())
     return float(named[long].sum() - np.median(named[~long]) * long.sum()) >= limits.MAJORITY * beyond
+
+
+def _lines(rank: Rank, case: Case) -> tuple[Location, ...]:
+    """Return the lines of long steps; outside the phases for stalls that surround evaluations."""
+    if rank in case.ranks or rank.stalls.where != "outside":
+        return lines_of_long_steps(case.metrics)
+    return lines_of_samples(case.metrics, lambda one: one.process == rank.name and one.phase in BESIDE_THE_PHASES)
 
 
 def periodic(case: Case) -> Found | None:
@@ -97,7 +128,7 @@ def periodic(case: Case) -> Found | None:
     )
     return Found(
         "periodic", words, evidence, rank.stall_share, advice, partial(_stalls_saved, rank),
-        "" if stalls.exact else "the interval varies", where=lines_of_long_steps(case.metrics),
+        "" if stalls.exact else "the interval varies", where=_lines(rank, case),
         low=case.load_doubt or ("" if stalls.exact else case.by_others(rank.stall_share)),  # slices of time come by the clock, too
     )  # fmt: skip
 
@@ -181,7 +212,7 @@ def outliers(case: Case) -> Found | None:
         "outliers", words, evidence, rank.stall_share, "between_epochs" if epochs else "outliers",
         partial(_stalls_saved, rank),
         "" if by_others < limits.MAJORITY * rank.stall_share else OTHERS_WORK,
-        where=lines_of_long_steps(case.metrics), low=case.load_doubt or case.by_others(rank.stall_share),
+        where=_lines(rank, case), low=case.load_doubt or case.by_others(rank.stall_share),
     )  # fmt: skip
 
 

@@ -214,7 +214,8 @@ def _saving_of(one: Candidate, case: Case, loop: Loop) -> Saving:
     if saving is None:
         saving = part_of_share(loop, one.found.share, sure=not one.found.doubt)
     if saving.error is None and one.found.error and one.found.share > 0:
-        saving = attrs.evolve(saving, error=one.found.error / one.found.share)
+        error, bound = one.found.error / one.found.share, one.found.bound * float(loop.length.sum())
+        saving = attrs.evolve(saving, error=error, bound=bound)
     host = one.cause.on_host
     saving = attrs.evolve(saving, evicts=one.cause.evicts and np.isinf(loop.idle))
     if one.cause.kind is Class.OPTIMIZER_BOUND:  # the host may only wait in it for the GPU to finish
